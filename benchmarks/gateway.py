@@ -68,9 +68,9 @@ async def run(client, row):
 @cache  # a training proves its chat format once
 def nano() -> tuple[Any, Any]:
     """Return nano's tokenizer and its chat format."""
+    from toolgrpo.build import load_tokenizer
     from toolgrpo.chat import resolve_format
     from toolgrpo.models import folder_of
-    from toolgrpo.trainer.given_parts import load_tokenizer
 
     tokenizer = load_tokenizer(str(folder_of("nano")))
     return tokenizer, resolve_format(tokenizer)

@@ -120,6 +120,7 @@ TABLE: list[tuple[str, str]] = [
     ("--dry_run perhaps", "must be true or false, got 'perhaps'"),
     ("--system_prompt", "--system_prompt needs a value after it"),
     ("--eval_questions 4 --dataset_id_or_path DIR/rows.jsonl", "give another file (--eval_dataset_id_or_path FILE)"),
+    ("--eval_share 0.1 --eval_split test", "eval_share takes held-out rows from the training data"),
     ("--eval_share 1", "eval_share must be a share of the rows, at least 0 and below 1; got 1.0"),
     ("--eval_questions 4 --eval_split nope", "the splits train and heldout, got 'nope'"),
     # groups and batches

@@ -93,9 +93,3 @@ def test_everything_that_is_wrong_is_told_at_once(missing: str, tmp_path: Path) 
         extra = ("modle: {dtipe: bf16}" in lines) + (missing != "")
         assert len(said.splitlines()) == len(lines) + extra, said
         assert f"--{missing} is missing" in said or not missing
-
-
-def test_flags_mend_what_the_file_has(tmp_path: Path) -> None:
-    file = tmp_path / "seed.yaml"
-    file.write_text("model: {name: nano}\ntraining: {num_iterations: 100}\n")
-    assert early(["--config", str(file), "--dataset_id_or_path", "arithmetic", "--num_iterations", "1"]) is None

@@ -15,7 +15,7 @@ from toolgrpo.commands.arguments import flags_of
 from toolgrpo.commands.flags import flags_of_classes, is_known
 from toolgrpo.commands.given import read_given
 from toolgrpo.commands.help_page import PAGES, help_text
-from toolgrpo.commands.main import COMMANDS, early_errors, main
+from toolgrpo.commands.main import early_errors, main
 from toolgrpo.trainer.trl.fields import WITHOUT_EFFECT
 
 
@@ -139,10 +139,6 @@ def test_one_theme_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert "tools_script" in flags_in(shown) and "learning_rate" not in flags_in(shown)
     assert main(["train", "--help", "tolls"]) == 2
     assert "the nearest is tools" in capsys.readouterr().err
-
-
-def test_every_command_with_flags_of_a_dataclass_has_a_page() -> None:
-    assert set(PAGES) <= set(COMMANDS)
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

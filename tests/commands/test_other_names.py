@@ -110,6 +110,7 @@ def test_a_function_name_without_a_file_is_a_built_in_reward(tmp_path: Path) -> 
 def test_without_a_reward_the_default_is_accuracy(tmp_path: Path) -> None:
     script, _, _ = parse_flags(tmp_path)
     assert (script.reward, script.reward_is_default) == (["accuracy"], True)
+    assert parse_flags(tmp_path, "--environment", "counter.py:Counter")[0].reward == ["environment"]
 
 
 @pytest.mark.parametrize("flags", [("--lora_r", "16", "--lora_alpha", "32"), ("--lora-alpha=32",), ("--use_rslora",)])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from toolgrpo.build import load_tokenizer
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.given import given_values, parse_args
@@ -26,7 +27,6 @@ from toolgrpo.models import NANO
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
-from toolgrpo.trainer.given_parts import load_tokenizer
 from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[red]not markup[/red]\u202e"

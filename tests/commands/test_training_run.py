@@ -42,16 +42,6 @@ def load(folder: Path, *flags: str) -> str:
     return shown.getvalue()
 
 
-def test_an_environment_brings_its_own_reward(tmp_path: Path) -> None:
-    script, _, _ = parse_arguments(
-        [
-            *("--model_name_or_path", "nano", "--dataset_id_or_path", "arithmetic", "--output_dir", str(tmp_path)),
-            *("--environment", "counter.py:Counter"),
-        ]
-    )
-    assert script.reward == ["environment"]
-
-
 def test_a_bad_row_stops_the_run_or_is_counted(tmp_path: Path) -> None:
     rows = tmp_path / "data.jsonl"
     rows.write_text('{"prompt": "1+1?", "answer": "2"}\nnot json\n' + '{"prompt": "2+2?", "answer": "4"}\n' * 8)
@@ -182,9 +172,6 @@ def test_one_file_of_rows_is_enough(tmp_path: Path) -> None:
     assert other.heldout_rows(default=7) is not None, "without a split a file is taken whole"
     with pytest.raises(DataError, match=r"--eval_share 0\.1"):
         run_parts(tmp_path, "--dataset_id_or_path", str(file), "--eval_questions", "4").heldout_rows()
-    for flags in (("--eval_share", "1"), ("--eval_share", "0.1", "--eval_split", "test")):
-        with pytest.raises(ConfigError, match="eval_share"):
-            run_parts(tmp_path, "--dataset_id_or_path", str(file), *flags)
 
 
 @pytest.mark.parametrize(

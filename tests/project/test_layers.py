@@ -25,7 +25,7 @@ LAYERS = (
     {"engines", "shared_pass"},
     {"rollout"},
     {"learning"},
-    {"evaluation", "gateway", "observe", "trainer", "report"},
+    {"evaluation", "gateway", "observe", "trainer", "report", "build"},
     {"sft"},
     {"commands"},
     {"testing"},  # fakes of every layer and builders over them, so it may import all; nothing imports it

@@ -34,7 +34,7 @@ NOT_REACHED = """
 import json, os, subprocess, sys
 from toolgrpo.data import load_tasks
 from toolgrpo.errors import ToolGRPOError
-from toolgrpo.trainer.given_parts import load_tokenizer
+from toolgrpo.build import load_tokenizer
 longest = load_tokenizer("somebody/model").model_max_length
 refused = []
 for load in (lambda: load_tokenizer("somebody/other"), lambda: load_tasks("somebody/rows", split="train")):

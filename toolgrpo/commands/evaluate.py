@@ -18,32 +18,24 @@ from pathlib import Path
 from datasets import Dataset
 from trl import ModelConfig
 
-from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format, with_template_arguments
-from toolgrpo.chat.format import TemplateFormat
+from toolgrpo.build import Parts
 from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments, check_arguments
 from toolgrpo.commands.given import given_values, parse_args
 from toolgrpo.commands.loaded_model import LoadedModel, load_model
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.engines.build import EngineOptions, build_engine
-from toolgrpo.errors import ConfigError, ToolGRPOError
+from toolgrpo.engines.build import EngineOptions
 from toolgrpo.evaluation.report import Comparison, ModelReport
 from toolgrpo.evaluation.run import Evaluation, evaluate
-from toolgrpo.gateway.agents import PROMPT_ROOM, AgentPlayer
-from toolgrpo.models.untrained_markers import untrained_line
 from toolgrpo.observe.console import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, token_texts
 from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
-from toolgrpo.rollout import Rollouts
-from toolgrpo.rollout.demand import suit
+from toolgrpo.rollout import Player, Rollouts
 from toolgrpo.rollout.observers import Observers
-from toolgrpo.rollout.user_turns import users_speak
 from toolgrpo.storage import storage_errors, write_whole
-from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.hardware import bf16_line
-from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
 
 _DEFAULT_QUESTIONS = 100
 _AT_A_TIME = 64  # episodes, at least; an accelerator takes more (rollout/demand.py)
@@ -113,29 +105,23 @@ class EvaluationRun:
         config = self.config.changed(output_dir=str(folder))
         parts = RunParts(self.script, config, self.model, self.terminal)
         tools = parts.toolbox()
-        player: AgentPlayer | None = None
+        player: Player | None = None
         try:
             player = parts.player()
             rewards = parts.rewards()
             rows = parts.rows_to_score(rows, rewards, "the questions")
             parts.check(rows, tools, rewards)
             loaded = load_model(Path(parts.model_path(name)), parts.model_init_kwargs(), config)
-            rollouts = self._rollouts(loaded, config, tools, rows, player)
+            built_of = loaded.parts(config, toolbox=tools, player=player)
+            rollouts = self._rollouts(loaded, built_of, rows)
         except BaseException:
             for opened in (tools, player):
                 if opened is not None:
                     opened.close()
             raise
         try:
-            speaking = with_template_arguments(loaded.tokenizer, self.config.chat_template_kwargs)
-            prove_rows(rollouts.chat, speaking, rows["prompt"], user_turns=users_speak(tools, rows))
-            window = PromptRoom(
-                tokens=rollouts.engine.max_model_len,
-                chat=rollouts.chat,
-                tools=tools,
-                enable_thinking=config.enable_thinking,
-            )
-            rows = rows_that_fit(rows, window, config.long_prompts, "the questions", self.terminal.say)
+            built_of.prove_chat(rows["prompt"], [rows])
+            rows = built_of.fitting(rollouts.engine, self.terminal.say)(rows, name="the questions")
             if self.script.dry_run:
                 return None
             evaluation = Evaluation(
@@ -151,61 +137,25 @@ class EvaluationRun:
         finally:
             rollouts.close()
 
-    def _rollouts(
-        self,
-        loaded: LoadedModel,
-        config: EvaluationConfig,
-        tools: Toolbox | None,
-        rows: Dataset,
-        player: AgentPlayer | None,
-    ) -> Rollouts:
-        chat = resolve_format(with_template_arguments(loaded.tokenizer, config.chat_template_kwargs))
-        check_vocabulary(loaded.tokenizer, loaded.policy.model.config.get_text_config().vocab_size)
+    def _rollouts(self, loaded: LoadedModel, parts: Parts, rows: Dataset) -> Rollouts:
         show_engine_lines(self.terminal.say)
-        try:
-            demand = suit(
-                config.engine_options(),
-                loaded.policy,
-                (),
-                rows,
-                chat=chat,
-                tools=tools,
-                max_completion_length=config.episode_limits().max_completion_length,
-                enable_thinking=config.enable_thinking,
-                samples=self.evaluation.samples,
-                max_concurrent=config.max_concurrent_episodes,
-                room=0 if player is None else PROMPT_ROOM,
-            )
-            built = build_engine(loaded.policy, demand.options)
-        except ToolGRPOError:
-            raise
-        except (ValueError, ImportError, OSError) as error:  # what a library says against the settings
-            raise ConfigError(f"the engine cannot be started with these settings: {error}") from error
-        self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {chat.name} chat format")
-        if demand.line is not None:
-            self.terminal.say(f"context   {demand.line}")
-        if (line := bf16_line(loaded.policy.dtype, loaded.policy.device)) is not None:
-            self.terminal.say(line)
-        if isinstance(chat, TemplateFormat):
-            untrained = untrained_line(loaded.head(), chat.marker_ids, len(loaded.tokenizer), config.unmarked_calls)
-            if untrained is not None:
-                self.terminal.say(untrained)
+        demand = parts.demand(loaded.policy, (), rows, samples=self.evaluation.samples)
+        built = parts.engine(loaded.policy, demand)
+        self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {parts.chat.name} chat format")
+        for line in (
+            None if demand.line is None else f"context   {demand.line}",
+            bf16_line(loaded.policy.dtype, loaded.policy.device),
+            parts.untrained_markers(loaded.head),
+        ):
+            if line is not None:
+                self.terminal.say(line)
+        config = parts.config
         path = episodes_path(Path(config.output_dir), loaded.policy.process_index)
         recorder = EpisodeRecorder(path, share=config.record_episodes, token_text=token_texts(loaded.tokenizer))
         progress = RunProgress(self.terminal.console, say=self.terminal.say)
         lines = [RolloutLines(self.terminal.say)] if progress.lines_only else []
-        return Rollouts(
-            engine=built.engine,
-            chat=chat,
-            limits=config.episode_limits(),
-            tokenizer=loaded.tokenizer,
-            tools=tools,
-            observers=Observers([recorder, progress, RolloutLog(), *lines]),
-            unmarked_calls=config.unmarked_calls,
-            max_concurrent=config.max_concurrent_episodes,
-            enable_thinking=config.enable_thinking,
-            player=player,
-        )
+        observers = Observers([recorder, progress, RolloutLog(), *lines])
+        return parts.rollouts(built.engine, observers, vocabulary=loaded.vocabulary)
 
     def _spec(self) -> str:
         return str(self.script.eval_dataset_id_or_path or self.script.dataset_id_or_path)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from trl import ModelConfig
 
-from toolgrpo.chat import check_vocabulary, resolve_format, with_template_arguments
 from toolgrpo.commands.arguments import GatewayArguments, ScriptArguments
 from toolgrpo.commands.evaluate import EvaluationConfig
 from toolgrpo.commands.given import parse_args
@@ -24,8 +23,7 @@ from toolgrpo.commands.loaded_model import load_model
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.base import Engine
-from toolgrpo.engines.build import build_engine
-from toolgrpo.errors import ConfigError, ToolGRPOError
+from toolgrpo.errors import ConfigError
 from toolgrpo.gateway.agents import MODEL_NAME
 from toolgrpo.gateway.openai_forms import ChatRequest, Said, TextRequest
 from toolgrpo.gateway.server import Endpoint
@@ -68,18 +66,12 @@ class GatewayRun:
         name = str(self.model.model_name_or_path)
         parts = RunParts(ScriptArguments(), self.config, self.model, self.terminal)
         loaded = load_model(Path(parts.model_path(name)), parts.model_init_kwargs(), self.config)
-        chat = resolve_format(with_template_arguments(loaded.tokenizer, self.config.chat_template_kwargs))
-        check_vocabulary(loaded.tokenizer, loaded.policy.model.config.get_text_config().vocab_size)
-        try:
-            built = build_engine(loaded.policy, self.config.engine_options())
-        except ToolGRPOError:
-            raise
-        except (ValueError, ImportError, OSError) as error:  # what a library says against the settings
-            raise ConfigError(f"the engine cannot be started with these settings: {error}") from error
-        self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {chat.name} chat format")
+        built_of = loaded.parts(self.config)
+        built = built_of.engine(loaded.policy)
+        self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {built_of.chat.name} chat format")
         shared = EpisodeRunner(
             engine=built.engine,
-            chat=chat,
+            chat=built_of.chat,
             limits=EpisodeLimits(max_completion_length=built.engine.max_model_len, max_turns=None),
             options=self.config.sampling_options(),
             tokenizer=loaded.tokenizer,

@@ -21,6 +21,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations import unset_hf_deepspeed_config
 
+from toolgrpo.build import Parts, load_tokenizer, put_together
 from toolgrpo.engines.build import choose_engine
 from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ModelError
@@ -28,9 +29,10 @@ from toolgrpo.evaluation.run import policy_of_model
 from toolgrpo.hub import settle_hub
 from toolgrpo.models import missing_folder
 from toolgrpo.models.untrained_markers import output_rows, output_rows_in
+from toolgrpo.rollout import Player
+from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trainer.given_parts import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,16 @@ class LoadedModel:
     policy: Policy
     tokenizer: Any
     head: Callable[[], torch.Tensor | None]  # reads the rows of the output head
+
+    def parts(
+        self, config: ToolGRPOConfig, *, toolbox: ToolProvider | None = None, player: Player | None = None
+    ) -> Parts:
+        """Return what its rollouts are made of."""
+        return put_together(config, self.tokenizer, vocabulary=self.vocabulary, toolbox=toolbox, player=player)
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.policy.model.config.get_text_config().vocab_size)
 
 
 def load_model(path: Path, init_kwargs: Mapping[str, Any], config: ToolGRPOConfig) -> LoadedModel:

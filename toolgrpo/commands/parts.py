@@ -17,6 +17,7 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
+from toolgrpo.build import open_player
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, load_tasks
@@ -24,7 +25,6 @@ from toolgrpo.data.held_out import HeldOut, held_out_split, hold_out
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.evaluation.before_training import rehearse
 from toolgrpo.folder_claim import other_run_in
-from toolgrpo.gateway.agents import AgentPlayer, check_limits, load_agent
 from toolgrpo.models import NAMED_MODELS, folder_of
 from toolgrpo.observe.console import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
@@ -32,6 +32,7 @@ from toolgrpo.plain_text import without_secrets
 from toolgrpo.rewards import Reward, check_gold, get_reward, load_reward, refused_rows
 from toolgrpo.rewards.base import source_text
 from toolgrpo.rewards.by_task import ByTask
+from toolgrpo.rollout import Player
 from toolgrpo.rollout.row_tools import check_tool_names
 from toolgrpo.rollout.user_turns import check_user_turns
 from toolgrpo.storage import storage_errors
@@ -123,13 +124,12 @@ class RunParts:
             self.terminal.say(f"          {notice}")
         return toolbox
 
-    def player(self) -> AgentPlayer | None:
+    def player(self) -> Player | None:
         """Return what plays the episodes, if it is not our own loop."""
-        if self.script.agent is None:
+        player = open_player(self.script.agent, None, self.config)
+        if player is None:
             return None
-        check_limits(self.config.episode_limits())
-        player = load_agent(self.script.agent, log_path=Path(self.config.output_dir) / "agent.log")
-        self.terminal.say(f"agent     {without_secrets(player.name)}")
+        self.terminal.say(f"agent     {without_secrets(str(getattr(player, 'name', self.script.agent)))}")
         return player
 
     def rewards(self) -> list[Reward]:

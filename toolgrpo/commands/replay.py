@@ -17,8 +17,8 @@ from typing import Any
 
 from trl import ModelConfig
 
+from toolgrpo.build import load_tokenizer
 from toolgrpo.calls import ToolResult
-from toolgrpo.chat import resolve_format, with_template_arguments
 from toolgrpo.commands.arguments import ReplayArguments, ScriptArguments, check_arguments
 from toolgrpo.commands.given import given_values, parse_args
 from toolgrpo.commands.loaded_model import load_model
@@ -26,18 +26,16 @@ from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.run_config import config_of_run
 from toolgrpo.commands.show import find_episode, recording_in
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.engines.build import build_engine
 from toolgrpo.errors import ConfigError
 from toolgrpo.evaluation.replaying import Again, Answer, calls_again, episode_again, first_parting, rewards_again
 from toolgrpo.observe.episode_view import conversation
 from toolgrpo.observe.records import row_of
 from toolgrpo.plain_text import plain
 from toolgrpo.rewards import Reward
-from toolgrpo.rollout import Rollouts, Scored
+from toolgrpo.rollout import Scored
 from toolgrpo.rollout.truncation import TokenCutter
 from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trainer.given_parts import load_tokenizer
 from toolgrpo.trajectory import Trajectory
 
 _SHOWN = 200  # characters of a result
@@ -119,16 +117,8 @@ class ReplayRun:
         """Return the episode as this model samples it, from the prompt that the training rendered."""
         config = self.config
         loaded = load_model(Path(self.parts.model_path(model)), self.parts.model_init_kwargs(), config)
-        rollouts = Rollouts(
-            engine=build_engine(loaded.policy, config.engine_options()).engine,
-            chat=resolve_format(with_template_arguments(loaded.tokenizer, config.chat_template_kwargs)),
-            limits=config.episode_limits(),
-            tokenizer=loaded.tokenizer,
-            tools=tools,
-            unmarked_calls=config.unmarked_calls,
-            enable_thinking=config.enable_thinking,
-            player=self.parts.player(),
-        )
+        parts = loaded.parts(config, toolbox=tools, player=self.parts.player())
+        rollouts = parts.rollouts(parts.engine(loaded.policy).engine, vocabulary=loaded.vocabulary)
         try:
             rollouts.load_weights(loaded.policy.weights())
             return episode_again(rollouts, self.row, config.sampling_options(), config.seed)

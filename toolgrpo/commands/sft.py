@@ -30,6 +30,7 @@ from transformers import (
 )
 from trl import ModelConfig, SFTConfig, get_peft_config, get_quantization_config
 
+from toolgrpo.build import load_tokenizer
 from toolgrpo.commands.arguments import SFTArguments, SFTOptions
 from toolgrpo.commands.given import parse_args
 from toolgrpo.commands.parts import LORA_TARGETS
@@ -43,7 +44,6 @@ from toolgrpo.plugin_files import python_file
 from toolgrpo.sft.carded_trainer import CardedSFTTrainer, StepProgress
 from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversations
 from toolgrpo.storage import storage_errors
-from toolgrpo.trainer.given_parts import load_tokenizer
 from toolgrpo.trainer.hardware import bf16_line, settled_bf16, settled_cpu, trains_on_cpu
 from toolgrpo.trainer.model_card import ModelCard
 from toolgrpo.trainer.trl.trainer import tune_fused_head

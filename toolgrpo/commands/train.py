@@ -28,10 +28,10 @@ from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.report import report_line
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.evaluation.measures import Share
-from toolgrpo.gateway.agents import AgentPlayer
 from toolgrpo.observe.doctor import page_here
 from toolgrpo.observe.watch import DoctorWatch
 from toolgrpo.plain_text import without_secrets
+from toolgrpo.rollout import Player
 from toolgrpo.storage import storage_errors, write_whole
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.stopping import finish_before_stopping
@@ -157,7 +157,7 @@ class TrainingRun:
         dataset = parts.training_rows()
         heldout = parts.heldout_rows()
         tools = parts.toolbox()
-        player: AgentPlayer | None = None
+        player: Player | None = None
         try:
             player = parts.player()
             rewards = parts.rewards()

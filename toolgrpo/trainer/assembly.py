@@ -6,22 +6,18 @@ Values in, parts out: nothing here knows the trainer. What is opened is put on t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
-from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.engines.base import Engine
 from toolgrpo.engines.build import BuiltEngine, EngineChoice, build_engine
 from toolgrpo.engines.policy import Policy
 from toolgrpo.learning.turn_rewards import TurnRewards, get_turn_reward, load_turn_reward
-from toolgrpo.models.untrained_markers import output_rows, untrained_line
 from toolgrpo.observe.doctor import Finding
 from toolgrpo.observe.metrics import Known, MetricsLog
 from toolgrpo.observe.progress import RunProgress, loaded_lines
@@ -31,8 +27,8 @@ from toolgrpo.observe.steps import StepLog
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers
 from toolgrpo.observe.watch import DoctorWatch, stop_if_world_fails
 from toolgrpo.rewards.base import source_text
-from toolgrpo.rollout import Observer, Rollouts
-from toolgrpo.rollout.demand import Demand, measure_window, suit
+from toolgrpo.rollout import Observer
+from toolgrpo.rollout.demand import Demand, measure_window
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.shared_pass.scoring import SharedPass, unsupported_model
 from toolgrpo.startup import map_large_blocks
@@ -40,7 +36,6 @@ from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.given_parts import GivenParts
 from toolgrpo.trainer.memory import PassShape, free_bytes, most_tokens
 from toolgrpo.trainer.model_card import ModelCard
-from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
 
 logger = logging.getLogger(__name__)
 
@@ -59,26 +54,6 @@ def model_card(given: GivenParts, policy: Policy, rewards: Mapping[str, float]) 
     )
 
 
-def demand_of(
-    given: GivenParts, policy: Policy, train_rows: Any, eval_rows: Any, heldout: Sequence[Mapping[str, Any]]
-) -> Demand:
-    """Return the options of the engines, suited to all the rows that it will be asked about."""
-    evaluated: Iterable[Any] = eval_rows.values() if isinstance(eval_rows, Mapping) else [eval_rows]
-    args = given.args
-    return suit(
-        args.engine_options(),
-        policy,
-        chain.from_iterable(rows for rows in (train_rows, *evaluated) if hasattr(rows, "__len__")),
-        heldout,
-        chat=given.chat,
-        tools=given.toolbox,
-        max_completion_length=args.episode_limits().max_completion_length,
-        enable_thinking=args.enable_thinking,
-        max_concurrent=args.max_concurrent_episodes,
-        room=given.prompt_room,
-    )
-
-
 def open_engine(engine: Engine | None, policy: Policy, demand: Demand, opened: ExitStack) -> BuiltEngine:
     """Return the engine that was given, or else the one that the config asks for."""
     if engine is not None:
@@ -88,26 +63,9 @@ def open_engine(engine: Engine | None, policy: Policy, demand: Demand, opened: E
     return built
 
 
-def fitting_of(given: GivenParts, engine: Engine, say: Callable[[str], None]) -> Callable[..., Any]:
-    """Return what leaves the rows, of a `name`, whose prompts fit into the engine's window."""
-    thinking = given.args.enable_thinking
-    context = given.args.episode_limits().context
-    tokens = engine.max_model_len if context is None else min(engine.max_model_len, context.max_tokens + 1)
-    window = PromptRoom(tokens=tokens, chat=given.chat, tools=given.toolbox, enable_thinking=thinking)
-    return partial(rows_that_fit, window=window, policy=given.args.long_prompts, say=say)
-
-
-def markers_line(given: GivenParts, policy: Policy) -> str | None:
-    """Return the start line about markers that the model was never trained on; None if there are none."""
-    if not isinstance(given.chat, TemplateFormat):
-        return None
-    rows = output_rows(policy.base_model)
-    return untrained_line(rows, given.chat.marker_ids, len(given.tokenizer), given.args.unmarked_calls)
-
-
 def open_pass(given: GivenParts, policy: Policy, rows: Any, say: Callable[[str], None]) -> SharedPass:
     """Return the training pass that the config asks for; on a CPU, cut to what fits into memory."""
-    args = given.args
+    args = given.config
     model, free = policy.get_model(), free_bytes()
     shape = PassShape.of(model, checkpointing=args.gradient_checkpointing)
     window = None
@@ -179,7 +137,7 @@ def open_watchers(
 
     The trackers among TRL's callbacks are guarded, so that none can stop a run.
     """
-    args, tool_names = given.args, given.tool_names
+    args, tool_names = given.config, given.tool_names
     recording = episodes_path(Path(args.output_dir), process)
     guard_trackers(callbacks, args.report_to)
     recorder = EpisodeRecorder(recording, share=args.record_episodes, token_text=token_texts(given.tokenizer))
@@ -209,24 +167,6 @@ def open_watchers(
         ),
         tables=RolloutTables(callbacks, with_tables=args.log_completions),
         doctor=DoctorWatch(progress.say, every=args.doctor_every, record=record),
-    )
-
-
-def open_rollouts(given: GivenParts, engine: Engine, observers: Observers, vocabulary: int) -> Rollouts:
-    args = given.args
-    return Rollouts(
-        engine=engine,
-        chat=given.chat,
-        limits=args.episode_limits(),
-        tokenizer=given.tokenizer,
-        tools=given.toolbox,
-        closes_tools=given.closes_tools,
-        observers=observers,
-        vocabulary=vocabulary,
-        unmarked_calls=args.unmarked_calls,
-        max_concurrent=args.max_concurrent_episodes,
-        enable_thinking=args.enable_thinking,
-        player=given.player,
     )
 
 

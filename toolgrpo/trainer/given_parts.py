@@ -15,15 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
-from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format, with_template_arguments
+from toolgrpo.build import Parts, load_tokenizer, open_player
+from toolgrpo.chat import check_vocabulary, resolve_format, with_template_arguments
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.data.table import as_dataset
-from toolgrpo.errors import ConfigError, ModelError
-from toolgrpo.gateway.agents import PROMPT_ROOM, check_limits, load_agent
-from toolgrpo.hub import settle_hub
-from toolgrpo.models import folder_of, missing_folder
+from toolgrpo.errors import ConfigError
+from toolgrpo.models import folder_of
 from toolgrpo.observe.trackers import installed_trackers
 from toolgrpo.rewards import named_rewards
 from toolgrpo.rollout import Player
@@ -39,37 +38,21 @@ Tools = str | Path | ModuleType | Sequence[Callable[..., Any]] | ToolProvider
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GivenParts:
+class GivenParts(Parts):
     """The parts of one trainer that are there before its model is loaded."""
 
+    config: ToolGRPOConfig
     named_model: str | PreTrainedModel  # as the user says it
     model: str | PreTrainedModel  # as TRL loads it
-    args: ToolGRPOConfig
     reward_funcs: Any
     train_dataset: Any
     eval_dataset: Any
-    tokenizer: Any
-    template: Any  # the tokenizer, with the arguments that the config has for its chat template
-    chat: ChatFormat
-    toolbox: ToolProvider | None
-    closes_tools: bool  # False: they belong to whoever loaded them
-    player: Player | None = None  # an agent, that plays the episodes
-
-    @property
-    def tool_names(self) -> list[str]:
-        return [] if self.toolbox is None else list(self.toolbox.names)
-
-    @property
-    def prompt_room(self) -> int:
-        """Return how many tokens an agent may add to a row's prompt."""
-        return 0 if self.player is None else PROMPT_ROOM
 
     def check_model(self, vocabulary: int, rows: Iterable[Mapping[str, Any]] | None) -> None:
         """Raise unless tokenizer and chat format suit a loaded model and its rows."""
         check_vocabulary(self.tokenizer, vocabulary)
         prompts = (row["prompt"] for row in islice(rows or (), _MOST_ROWS_PROVEN))
-        speak = any(users_speak(self.toolbox, data) for data in (rows, self.eval_dataset))
-        prove_rows(self.chat, self.template, prompts, user_turns=speak)
+        self.prove_chat(prompts, (rows, self.eval_dataset))
 
 
 def take_parts(
@@ -102,7 +85,7 @@ def take_parts(
     toolbox = _as_toolbox(tools, args, factory)
     if toolbox is not None and toolbox is not tools:
         opened.callback(toolbox.close)
-    player = _as_player(agent, toolbox, args)
+    player = open_player(agent, toolbox, args)
     if player is not None:
         opened.callback(player.close)
     speaks = toolbox is not None or player is not None or users_speak(None, train_dataset)
@@ -115,7 +98,7 @@ def take_parts(
     return GivenParts(
         named_model=named_model,
         model=model,
-        args=args.changed(report_to=installed_trackers(args.report_to), reward_weights=weights),
+        config=args.changed(report_to=installed_trackers(args.report_to), reward_weights=weights),
         reward_funcs=reward_funcs,
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
@@ -149,38 +132,7 @@ def _as_toolbox(
     return load_tools(tools, tool_timeout_s=args.tool_timeout)
 
 
-def _as_player(agent: str | Path | Player | None, tools: ToolProvider | None, args: ToolGRPOConfig) -> Player | None:
-    if agent is None:
-        return None
-    if tools is not None:
-        raise ConfigError(
-            "an agent brings its own tools, so that those that are given would not be used; leave them out"
-        )
-    check_limits(args.episode_limits())
-    if isinstance(agent, str | Path):
-        return load_agent(agent, log_path=Path(args.output_dir) / "agent.log")
-    return agent
-
-
 def _revision(args: ToolGRPOConfig) -> str | None:
     """Return the revision that the model is loaded in; its tokenizer belongs to it."""
     kwargs = args.model_init_kwargs
     return kwargs.get("revision") if isinstance(kwargs, dict) else None
-
-
-def load_tokenizer(
-    model: str | PreTrainedModel, *, revision: str | None = None, trust_remote_code: bool = False
-) -> Any:
-    """Return the tokenizer that lies beside the model, in the same revision."""
-    path = model if isinstance(model, str) else model.config._name_or_path
-    if not path:
-        raise ModelError("the model was not loaded from a path, so its tokenizer is unknown; pass `processing_class`")
-    settle_hub(path)
-    try:
-        return AutoTokenizer.from_pretrained(path, revision=revision or "main", trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        advice = "Give a folder that `save_pretrained` wrote, a hub id, or `nano` for the embedded model"
-        missing = missing_folder(path)
-        if missing is not None:
-            raise ModelError(f"{missing}. {advice}.") from error
-        raise ModelError(f"no tokenizer could be loaded from {path!r}: {str(error).rstrip('. ')}. {advice}.") from error

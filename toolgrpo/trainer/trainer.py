@@ -1,8 +1,8 @@
 """`ToolGRPOTrainer`:
 a thin `GRPOTrainer` that generates with toolgrpo's episodes and trains only on what was sampled.
 
-It connects parts: `given_parts.py` says what the arguments stand for, `assembly.py` puts engine,
-watchers and rollouts together, `batch_in_training.py` is the batch that TRL works on, and TRL's
+It connects parts: `given_parts.py` says what the arguments stand for, `build.py` and `assembly.py` put
+engine, watchers and rollouts together, `batch_in_training.py` is the batch that TRL works on, and TRL's
 private names live in its seams. Rewards, advantages, losses, the reference model, importance
 sampling, logging and checkpoints stay TRL's.
 """
@@ -30,6 +30,7 @@ from toolgrpo.evaluation.grading import Grading, success_at
 from toolgrpo.folder_claim import FolderClaim, claim_folder
 from toolgrpo.learning.correction import cut_by, settled
 from toolgrpo.learning.row_order import RowOrder
+from toolgrpo.models.untrained_markers import output_rows
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.progress import RunProgress, library_bars_off, take_display
 from toolgrpo.rewards.base import watched
@@ -41,14 +42,10 @@ from toolgrpo.storage import saved_into
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.assembly import (
-    demand_of,
-    fitting_of,
     loaded_parts,
-    markers_line,
     model_card,
     open_engine,
     open_pass,
-    open_rollouts,
     open_turn_rewards,
     open_watchers,
 )
@@ -128,7 +125,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             agent=agent,
             opened=self._opened,
         )
-        args = given.args
+        args = given.config
         self.train_sampler: Any = None
         with trl_trainer.no_engine_of_trl(args):
             super().__init__(
@@ -146,7 +143,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._fit(given, built)
         self._open_watchers(given)
         vocabulary = self.policy.base_model.config.get_text_config().vocab_size
-        self.rollouts = open_rollouts(given, built.engine, self._watchers.observers(observers), vocabulary)
+        self.rollouts = given.rollouts(built.engine, self._watchers.observers(observers), vocabulary=vocabulary)
         self._open_road(built.engine)
         named = dict(zip(self.reward_func_names, self.reward_funcs, strict=True))
         loaded = loaded_parts(given, built, self.policy, self.train_dataset, named, self.demand.line)
@@ -171,9 +168,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self, given: GivenParts, engine: Engine | None, heldout: Sequence[Mapping[str, Any]]
     ) -> BuiltEngine:
         """Start what draws, and settle how its tokens are corrected."""
-        args = given.args
+        args = given.config
         self.demand = (
-            demand_of(given, self.policy, self.train_dataset, self.eval_dataset, heldout)
+            given.demand(self.policy, (self.train_dataset, self.eval_dataset), heldout)
             if engine is None
             else Demand(args.engine_options())
         )
@@ -192,16 +189,16 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def _fit(self, given: GivenParts, built: BuiltEngine) -> None:
         """Leave the rows whose prompts fit, and open the training pass for them."""
         say = self.progress.say if self._is_main else lambda line: None
-        self.untrained_markers = markers_line(given, self.policy)
+        self.untrained_markers = given.untrained_markers(partial(output_rows, self.policy.base_model))
         if self._is_main:
             for line in (bf16_line(self.policy.dtype, self.policy.device), self.untrained_markers):
                 if line is not None:
                     say(line)
-        self.fitting = fitting_of(given, built.engine, self.progress.say)
+        self.fitting = given.fitting(built.engine, self.progress.say)
         self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
         self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
         self._shared_pass = open_pass(given, self.policy, self.train_dataset, say)
-        self.turn_rewards = open_turn_rewards(given.args, self.train_dataset)
+        self.turn_rewards = open_turn_rewards(given.config, self.train_dataset)
 
     def _open_watchers(self, given: GivenParts) -> None:
         """Open what watches, and the callbacks that stop and save."""

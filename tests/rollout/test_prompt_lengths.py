@@ -8,8 +8,8 @@ import pytest
 from datasets import Dataset
 
 from toolgrpo.errors import ConfigError, DataError
+from toolgrpo.rollout.demand import PromptRoom, rows_that_fit
 from toolgrpo.testing import ByteChat, tiny_config, tiny_trainer
-from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
 
 WINDOW = PromptRoom(tokens=300, chat=ByteChat(), tools=None)
 ROWS = Dataset.from_list([{"prompt": "short"}, {"prompt": "x" * 400}, {"prompt": "y" * 100}])

@@ -1,0 +1,179 @@
+"""Put tokenizer, chat format, tools, agent, engine and limits together: the trainer, `train`, `check`,
+`evaluate`, `replay` and `gateway` build with it, so each renders and runs episodes as the others do.
+
+    parts = put_together(config, tokenizer, toolbox=toolbox)
+    built = parts.engine(policy, parts.demand(policy, rows))
+    rollouts = parts.rollouts(built.engine)
+
+`config` is a `ToolGRPOConfig`. Nothing is loaded here but a tokenizer, an engine and an agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoTokenizer
+
+from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format, with_template_arguments
+from toolgrpo.chat.base import ChatFormat
+from toolgrpo.chat.format import TemplateFormat
+from toolgrpo.engines.base import Engine
+from toolgrpo.engines.build import BuiltEngine, build_engine
+from toolgrpo.engines.policy import Policy
+from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
+from toolgrpo.gateway.agents import PROMPT_ROOM, check_limits, load_agent
+from toolgrpo.hub import settle_hub
+from toolgrpo.models import missing_folder
+from toolgrpo.models.untrained_markers import untrained_line
+from toolgrpo.rollout import Player, Rollouts
+from toolgrpo.rollout.demand import Demand, PromptRoom, rows_that_fit, suit
+from toolgrpo.rollout.observers import Observers
+from toolgrpo.rollout.user_turns import users_speak
+from toolgrpo.tools.base import ToolProvider
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of which rollouts are made, before there is an engine."""
+
+    config: Any
+    tokenizer: Any
+    template: Any  # the tokenizer, with the arguments that the config has for its chat template
+    chat: ChatFormat
+    toolbox: ToolProvider | None = None
+    closes_tools: bool = True  # False: they belong to whoever loaded them
+    player: Player | None = None  # an agent, that plays the episodes
+
+    @property
+    def tool_names(self) -> list[str]:
+        return [] if self.toolbox is None else list(self.toolbox.names)
+
+    @property
+    def prompt_room(self) -> int:
+        """Return how many tokens an agent may add to a row's prompt."""
+        return 0 if self.player is None else PROMPT_ROOM
+
+    def prove_chat(self, prompts: Iterable[Any], datasets: Iterable[Any]) -> None:
+        """Raise unless the chat format holds for these prompts, and for the users of these datasets."""
+        speak = any(users_speak(self.toolbox, data) for data in datasets)
+        prove_rows(self.chat, self.template, prompts, user_turns=speak)
+
+    def demand(
+        self, policy: Policy, datasets: Iterable[Any], heldout: Sequence[Mapping[str, Any]] = (), *, samples: int = 1
+    ) -> Demand:
+        """Return the options of the engines, suited to all the rows that one will be asked about."""
+        flat = chain.from_iterable(data.values() if isinstance(data, Mapping) else [data] for data in datasets)
+        return suit(
+            self.config.engine_options(),
+            policy,
+            chain.from_iterable(rows for rows in flat if hasattr(rows, "__len__")),
+            heldout,
+            chat=self.chat,
+            tools=self.toolbox,
+            max_completion_length=self.config.episode_limits().max_completion_length,
+            enable_thinking=self.config.enable_thinking,
+            samples=samples,
+            max_concurrent=self.config.max_concurrent_episodes,
+            room=self.prompt_room,
+        )
+
+    def engine(self, policy: Policy, demand: Demand | None = None) -> BuiltEngine:
+        """Build the engine; what a library says against the settings is shown as the user's mistake."""
+        options = self.config.engine_options() if demand is None else demand.options
+        try:
+            return build_engine(policy, options)
+        except ToolGRPOError:
+            raise
+        except (ValueError, ImportError, OSError) as error:
+            raise ConfigError(f"the engine cannot be started with these settings: {error}") from error
+
+    def untrained_markers(self, head: Callable[[], torch.Tensor | None]) -> str | None:
+        """Return the line about markers that the model was never trained on, if there are any; `head` reads its
+        output rows.
+        """
+        if not isinstance(self.chat, TemplateFormat):
+            return None
+        return untrained_line(head(), self.chat.marker_ids, len(self.tokenizer), self.config.unmarked_calls)
+
+    def fitting(self, engine: Engine, say: Callable[[str], None]) -> Callable[..., Any]:
+        """Return what leaves the rows, of a `name`, whose prompts fit into the engine's window."""
+        context = self.config.episode_limits().context
+        tokens = engine.max_model_len if context is None else min(engine.max_model_len, context.max_tokens + 1)
+        thinking = self.config.enable_thinking
+        window = PromptRoom(tokens=tokens, chat=self.chat, tools=self.toolbox, enable_thinking=thinking)
+        return partial(rows_that_fit, window=window, policy=self.config.long_prompts, say=say)
+
+    def rollouts(
+        self, engine: Engine, observers: Observers | None = None, *, vocabulary: int | None = None
+    ) -> Rollouts:
+        config = self.config
+        return Rollouts(
+            engine=engine,
+            chat=self.chat,
+            limits=config.episode_limits(),
+            tokenizer=self.tokenizer,
+            tools=self.toolbox,
+            closes_tools=self.closes_tools,
+            observers=observers or Observers(),
+            vocabulary=vocabulary,
+            unmarked_calls=config.unmarked_calls,
+            max_concurrent=config.max_concurrent_episodes,
+            enable_thinking=config.enable_thinking,
+            player=self.player,
+        )
+
+
+def put_together(
+    config: Any,
+    tokenizer: Any,
+    *,
+    vocabulary: int,
+    toolbox: ToolProvider | None = None,
+    player: Player | None = None,
+) -> Parts:
+    """Return the parts of a model that is loaded, with its tokenizer."""
+    template = with_template_arguments(tokenizer, config.chat_template_kwargs)
+    chat = resolve_format(template)
+    check_vocabulary(tokenizer, vocabulary)
+    return Parts(config=config, tokenizer=tokenizer, template=template, chat=chat, toolbox=toolbox, player=player)
+
+
+def open_player(agent: str | Path | Player | None, tools: ToolProvider | None, config: Any) -> Player | None:
+    """Return what plays the episodes, if it is not our own loop."""
+    if agent is None:
+        return None
+    if tools is not None:
+        raise ConfigError(
+            "an agent brings its own tools, so that those that are given would not be used; leave them out"
+        )
+    check_limits(config.episode_limits())
+    if isinstance(agent, str | Path):
+        return load_agent(agent, log_path=Path(config.output_dir) / "agent.log")
+    return agent
+
+
+def load_tokenizer(
+    model: str | PreTrainedModel, *, revision: str | None = None, trust_remote_code: bool = False
+) -> Any:
+    """Return the tokenizer that lies beside the model, in the same revision."""
+    path = model if isinstance(model, str) else model.config._name_or_path
+    if not path:
+        raise ModelError("the model was not loaded from a path, so its tokenizer is unknown; pass `processing_class`")
+    settle_hub(path)
+    try:
+        return AutoTokenizer.from_pretrained(path, revision=revision or "main", trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        advice = "Give a folder that `save_pretrained` wrote, a hub id, or `nano` for the embedded model"
+        missing = missing_folder(path)
+        if missing is not None:
+            raise ModelError(f"{missing}. {advice}.") from error
+        raise ModelError(f"no tokenizer could be loaded from {path!r}: {str(error).rstrip('. ')}. {advice}.") from error
