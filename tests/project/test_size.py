@@ -20,7 +20,7 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2800,
-    "commands": 4550,
+    "commands": 4250,
     "data": 1450,
     "engines": 3800,
     "evaluation": 1100,
@@ -37,15 +37,14 @@ LINES = {
     "shared_pass": 1100,
     "testing": 1100,
     "tools": 5350,
-    "trainer": 4750,
-    "(itself)": 2300,
+    "trainer": 4600,
+    "(itself)": 2450,
 }
 MOST = {
     "modules": 300,
     "modules with one importer": 68,
     "files that import TRL": 18,
     "fields of our own": 45,
-    "lines of flags.json": 500,
     "lines of tests": 39_100,
     "lines of benchmarks": 5_500,
 }
@@ -97,7 +96,6 @@ def counts() -> dict[str, int]:
         "modules with one importer": len(alone),
         "files that import TRL": len(trl),
         "fields of our own": len({field.name for field in dataclasses.fields(ToolGRPOConfig)} - theirs),
-        "lines of flags.json": n_lines(PACKAGE, "flags.json"),
         "lines of tests": n_lines(ROOT / "tests"),
         "lines of benchmarks": n_lines(ROOT / "benchmarks"),
     }
