@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from typing import Any
 
-from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
+from tests.support.rollouts import no_rollout_thread, scripted_rollouts
+from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.learning.admission import Admission
-from toolgrpo.rollout import EpisodeLimits, Rollouts
 from toolgrpo.rollout.ahead import Begun, RolloutsAhead
 from toolgrpo.rollout.group_line import GroupLine, Piece, as_it_is
 from toolgrpo.rollout.observers import EpisodeDone, Observer, Observers, RolloutBegan, RolloutEnded, TurnDone
-from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, ScriptedTools
+from toolgrpo.testing import ByteChat, ScriptedEngine
 from toolgrpo.trajectory import Trajectory
 
 PATIENCE_S = 20.0  # of a test, for what another thread is to do
@@ -40,45 +39,11 @@ class Heard(Observer):
         self.hear("ended" if event.failure is None else "failed")
 
 
-class GatedEngine(ScriptedEngine):
-    """Answers a second turn when the gate is open."""
-
-    gate = threading.Event()
-
-    async def sample(self, request: SampleRequest) -> Sample:
-        while ">tool:" in ByteChat.text(request.ids) and not self.gate.is_set():
-            await asyncio.sleep(0.005)
-        return await super().sample(request)
-
-
 class World:
-    """Questions that say `waits` call a tool, and those that say `stalled` are never answered."""
-
-    def __init__(self, *, stalled: str = "", raises: str = "", observers: Observers | None = None, **more: Any) -> None:
-        self.stalled, self.raises = stalled, raises
-        self.engine = GatedEngine(self.script)
-        self.gate = self.engine.gate = threading.Event()
-        self.rollouts = Rollouts(
-            engine=self.engine,
-            chat=ByteChat(),
-            limits=EpisodeLimits(max_completion_length=200),
-            tokenizer=ByteChat(),
-            tools=ScriptedTools({"wait": lambda: "waited"}),
-            observers=observers or Observers(),
-            engine_retries=0,
-            **more,
-        )
+    def __init__(self, **more: Any) -> None:
+        self.engine = ScriptedEngine(lambda request, number: ByteChat.say("an answer"))
+        self.rollouts = scripted_rollouts(self.engine, **more)
         self.ahead = RolloutsAhead(self.rollouts)
-
-    def script(self, request: SampleRequest, number: int) -> list[int] | ScriptedReply:
-        text = ByteChat.text(request.ids)
-        if self.raises and self.raises in text:
-            raise AssertionError("a bug of the chat")
-        if self.stalled and self.stalled in text:
-            return ScriptedReply(ByteChat.say("never"), stalls=True)
-        if "waits" in text and ">tool:" not in text:
-            return ByteChat.say("call wait {}")
-        return ByteChat.say("an answer")
 
     def begin(self, *questions: str, step: int = 0) -> Begun:
         return self.ahead.begin([{"prompt": one} for one in questions], SamplingOptions(), step=step)
@@ -86,10 +51,6 @@ class World:
 
 def ended(begun: Begun) -> tuple[Trajectory, ...]:
     return begun.result.result(PATIENCE_S).trajectories
-
-
-def no_thread_is_left() -> bool:
-    return not any(thread.name.startswith("toolgrpo-rollouts") for thread in threading.enumerate())
 
 
 def take(world: World, line: GroupLine[Any], step: int, questions: list[str], *, beyond: int) -> list[str]:
@@ -105,39 +66,13 @@ def take(world: World, line: GroupLine[Any], step: int, questions: list[str], *,
 def test_pieces_run_beside_each_other_are_taken_in_their_order_and_told_when_they_are() -> None:
     heard = Heard()
     world = World(observers=Observers([heard]))
-    world.gate.set()
     line: GroupLine[Any] = GroupLine(world.rollouts, ahead=world.ahead)
     assert take(world, line, 5, ["q0", "q1"], beyond=1) == ["q0"]
     assert heard.events == ["began", "turn", "episode 0", "ended"] and len(line) == 1
     assert take(world, line, 6, [], beyond=0) == ["q1"]
     assert heard.events[4:] == heard.events[:4] and heard.threads == {threading.current_thread().name}
     line.stop()
-    assert no_thread_is_left() and not world.engine.is_open
-
-
-def test_a_later_rollout_ends_before_an_earlier_one_that_goes_on_with_newer_weights() -> None:
-    world = World()
-    world.ahead.hand_over(iter(()), 1)
-    first, second = world.begin("waits"), world.begin("q", step=1)
-    (other,) = ended(second)
-    assert not first.result.done()
-    world.ahead.hand_over(iter(()), 2)
-    world.gate.set()
-    (episode,) = ended(first)
-    assert [turn.weights for turn in episode.turns] == [(1, 1), (1, 2)]
-    assert [turn.weights for turn in other.turns] == [(1, 1)]
-    assert world.engine.weight_loads == 2
-    world.ahead.stop()
-
-
-def test_stopping_cancels_what_runs() -> None:
-    world = World(stalled="slow")
-    world.begin("slow one", "slow two")
-    ended(world.begin("q"))
-    world.ahead.stop()
-    world.ahead.stop()
-    assert no_thread_is_left()
-    assert (world.engine.open_requests, world.engine.cancelled, world.engine.is_open) == (0, 2, False)
+    assert no_rollout_thread() and not world.engine.is_open
 
 
 def test_all_rollouts_together_keep_to_the_most_episodes_at_a_time() -> None:

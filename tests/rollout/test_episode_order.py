@@ -53,13 +53,6 @@ def run(
     return run_episode(engine, tools, engine_retries=engine_retries, clock=clock, **limits), engine
 
 
-def test_a_turn_without_calls_finishes() -> None:
-    trajectory, _ = run(["3"])
-    assert trajectory.stop_reason is StopReason.FINISHED
-    assert ByteChat.text(trajectory.ids) == "3|"
-    assert trajectory.mask == (1, 1)
-
-
 def test_the_engine_is_asked_for_exactly_the_ledger() -> None:
     trajectory, engine = run([CALL, "3"])
     first, second = engine.requests
@@ -147,20 +140,14 @@ def test_the_last_turn_may_answer_but_its_calls_are_not_run(max_turns: int) -> N
     assert len(tools.calls) == max_turns - 1
 
 
+@pytest.mark.parametrize("turns", [[f"{CALL}\n{CALL}\n{CALL}"], [CALL] * 3], ids=["of a turn", "of the episode"])
 @pytest.mark.parametrize("budget", [0, 1, 2])
-def test_calls_over_the_budget_are_answered_with_an_error(budget: int) -> None:
+def test_calls_over_the_budget_are_answered_with_an_error(budget: int, turns: list[str]) -> None:
     tools = ScriptedTools({"add": lambda a, b: "3"})
-    trajectory, _ = run([f"{CALL}\n{CALL}\n{CALL}", "3"], tools=tools, max_tool_calls=budget)
+    trajectory, _ = run([*turns, "3"], tools=tools, max_tool_calls=budget)
     assert len(tools.calls) == budget
     assert [r.error for r in trajectory.results] == [None] * budget + [ToolErrorKind.LIMIT] * (3 - budget)
     assert trajectory.stop_reason is StopReason.FINISHED
-
-
-def test_the_budget_of_calls_is_the_whole_episodes() -> None:
-    tools = ScriptedTools({"add": lambda a, b: "3"})
-    trajectory, _ = run([CALL, CALL, CALL, "3"], tools=tools, max_tool_calls=2)
-    assert [r.error for r in trajectory.results] == [None, None, ToolErrorKind.LIMIT]
-    assert len(tools.calls) == 2
 
 
 @pytest.mark.parametrize(("max_tokens", "content"), [(6, "123456"), (5, "123\n[... 1 characters left out ...]\n56")])
@@ -201,26 +188,20 @@ def test_a_stop_tool_ends_the_episode_after_its_result() -> None:
     assert len(engine.requests) == 1
 
 
-def test_a_bridge_that_leaves_no_room_is_not_added() -> None:
+@pytest.mark.parametrize("room", [0, 1])
+def test_a_bridge_that_leaves_no_room_is_not_added(room: int) -> None:
     turn = len(CALL) + 1
-    trajectory, engine = run([CALL, "3"], max_completion_length=turn + BRIDGE)
-    assert trajectory.stop_reason is StopReason.LENGTH
-    assert len(trajectory.ids) == turn and len(engine.requests) == 1
-    assert trajectory.results[0].content == "3"
+    trajectory, engine = run([CALL, "3"], max_completion_length=turn + BRIDGE + room)
+    assert trajectory.stop_reason is StopReason.LENGTH and trajectory.results[0].content == "3"
+    assert len(trajectory.ids) == turn + room * (BRIDGE + 1)
+    assert [request.max_tokens for request in engine.requests[1:]] == [1] * room
 
 
-def test_a_bridge_that_leaves_one_token_is_added() -> None:
-    turn = len(CALL) + 1
-    trajectory, engine = run([CALL, "3"], max_completion_length=turn + BRIDGE + 1)
-    assert engine.requests[1].max_tokens == 1
-    assert trajectory.stop_reason is StopReason.LENGTH
-    assert len(trajectory.ids) == turn + BRIDGE + 1
-
-
-def test_the_deadline_passes_while_sampling() -> None:
-    trajectory, engine = run([ScriptedReply(ByteChat.say("3"), delay_s=10.0)], deadline_s=9.0)
-    assert trajectory.stop_reason is StopReason.DEADLINE
-    assert trajectory.ids == () and engine.cancelled == 1
+@pytest.mark.parametrize(("delay_s", "late"), [(8.9, False), (10.0, True)])
+def test_the_deadline_passes_while_sampling(delay_s: float, late: bool) -> None:
+    trajectory, engine = run([ScriptedReply(ByteChat.say("3"), delay_s=delay_s)], deadline_s=9.0)
+    assert trajectory.stop_reason is (StopReason.DEADLINE if late else StopReason.FINISHED)
+    assert (trajectory.ids == ()) is late and engine.cancelled == late
 
 
 def test_the_deadline_passes_while_a_tool_runs() -> None:
@@ -229,11 +210,6 @@ def test_the_deadline_passes_while_a_tool_runs() -> None:
     assert trajectory.stop_reason is StopReason.DEADLINE
     assert len(trajectory.turns) == 1 and trajectory.results == ()
     assert tools.open_sessions == 0 and engine.open_requests == 0
-
-
-def test_nothing_is_late_at_the_deadline_itself() -> None:
-    trajectory, _ = run([ScriptedReply(ByteChat.say("3"), delay_s=8.9)], deadline_s=9.0)
-    assert trajectory.stop_reason is StopReason.FINISHED
 
 
 def test_a_failed_request_is_tried_again_on_the_same_ledger() -> None:

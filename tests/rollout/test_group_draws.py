@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.rollouts import scripted_rollouts
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import RewardError
 from toolgrpo.learning.admission import Admission
-from toolgrpo.rollout import EpisodeLimits, Rollouts
 from toolgrpo.rollout.group_line import GroupLine, LineDraw, Piece
 from toolgrpo.rollout.held_time import timers_held
 from toolgrpo.rollout.observers import RolloutBegan
@@ -54,15 +54,7 @@ class World:
         self.began: dict[int, float] = {}
         self.judged: dict[int, float] = {}
         self.seconds, self.live, self.judge_s = seconds, live, judge_s
-        self.rollouts = Rollouts(
-            engine=self.engine,
-            chat=ByteChat(),
-            limits=EpisodeLimits(max_completion_length=50, **limits),
-            tokenizer=ByteChat(),
-            tools=self.tools,
-            engine_retries=0,
-            clock=self.clock,
-        )
+        self.rollouts = scripted_rollouts(self.engine, self.tools, limits=limits, clock=self.clock)
 
     def script(self, request: SampleRequest, number: int) -> ScriptedReply | Exception:
         group = group_of(request)

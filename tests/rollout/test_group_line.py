@@ -7,9 +7,9 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from tests.support.rollouts import no_rollout_thread, scripted_rollouts
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.learning.admission import Admission
-from toolgrpo.rollout import EpisodeLimits, Rollouts
 from toolgrpo.rollout.ahead import RolloutsAhead
 from toolgrpo.rollout.group_line import GroupLine, LineDraw, Piece, as_it_is
 from toolgrpo.rollout.observers import RolloutBegan
@@ -39,19 +39,10 @@ class Worth:
 class World:
     """A step takes two groups of the line; one may be carried over, and rows are called a, b, c, ..."""
 
-    def __init__(
-        self, *, beyond: int = 1, carried: int = 1, dead: str = "", raises: str = "", stalls: str = ""
-    ) -> None:
-        self.raises, self.stalls, self.dead = raises, stalls, dead
+    def __init__(self, *, beyond: int = 1, carried: int = 1, dead: str = "", stalls: str = "") -> None:
+        self.stalls, self.dead = stalls, dead
         self.engine = TurnstileEngine(self.script)
-        self.rollouts = Rollouts(
-            engine=self.engine,
-            chat=ByteChat(),
-            limits=EpisodeLimits(max_completion_length=200),
-            tokenizer=ByteChat(),
-            tools=ScriptedTools({"wait": lambda: "waited"}),
-            engine_retries=0,
-        )
+        self.rollouts = scripted_rollouts(self.engine, ScriptedTools({"wait": lambda: "waited"}))
         self.ahead = RolloutsAhead(self.rollouts)
         self.line: GroupLine[Any] = GroupLine(self.rollouts, ahead=self.ahead)
         self.rule = Admission.of(2, max_groups_drawn=3.0 if dead else 1.0).ahead(carried=carried, beyond=beyond)
@@ -60,8 +51,6 @@ class World:
 
     def script(self, request: SampleRequest, number: int) -> list[int] | ScriptedReply:
         text = ByteChat.text(request.ids)
-        if self.raises and self.raises in text:
-            raise AssertionError("a bug of the chat")
         if self.stalls and self.stalls in text:
             return ScriptedReply(ByteChat.say("never"), stalls=True)
         return ByteChat.say("call wait {}" if ">tool:" not in text else "an answer")
@@ -93,10 +82,6 @@ def named(drawn: LineDraw[Any]) -> str:
     return "".join(drawn.drawn[number].piece.rows[0]["prompt"][1] for number in drawn.admitted)
 
 
-def no_thread_is_left() -> bool:
-    return not any(thread.name.startswith("toolgrpo-rollouts") for thread in threading.enumerate())
-
-
 def test_a_slow_group_goes_on_and_is_the_next_steps_with_the_weights_that_came_meanwhile() -> None:
     world = World()
     first = world.draw(0, "bc")
@@ -108,7 +93,7 @@ def test_a_slow_group_goes_on_and_is_the_next_steps_with_the_weights_that_came_m
     assert [turn.weights for turn in slow.trajectories[0].turns] == [(0, 1), (1, 1)]
     assert len(slow.trajectories) == GROUP
     world.line.stop()
-    assert no_thread_is_left() and not world.engine.is_open
+    assert no_rollout_thread() and not world.engine.is_open
 
 
 def test_nothing_is_taken_before_the_group_that_was_left_over() -> None:
@@ -139,7 +124,7 @@ def test_stopping_cancels_what_was_carried_over() -> None:
     world.line.stop()
     world.line.stop()
     assert (world.engine.open_requests, world.engine.cancelled, world.engine.is_open) == (0, GROUP, False)
-    assert no_thread_is_left() and world.line.places == ()
+    assert no_rollout_thread() and world.line.places == ()
 
 
 def test_once_settled_the_engine_is_free_and_what_ended_is_kept() -> None:

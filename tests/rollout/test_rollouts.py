@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.rollouts import scripted_rollouts
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import ConfigError, EngineError, PluginError
 from toolgrpo.rollout import (
     EpisodeDone,
-    EpisodeLimits,
     Observer,
     RolloutBatch,
     RolloutBegan,
@@ -30,15 +30,8 @@ def two_turns(request: SampleRequest, _: int) -> list[int]:
 
 
 def rollouts(*observers: Observer, engine: ScriptedEngine | None = None) -> Rollouts:
-    return Rollouts(
-        engine=engine or ScriptedEngine(two_turns),
-        chat=ByteChat(),
-        limits=EpisodeLimits(max_completion_length=1000),
-        tokenizer=ByteChat(),
-        tools=ScriptedTools({"add": lambda a, b: str(a + b)}),
-        observers=Observers(observers),
-        engine_retries=0,
-    )
+    tools = ScriptedTools({"add": lambda a, b: str(a + b)})
+    return scripted_rollouts(engine or ScriptedEngine(two_turns), tools, observers=Observers(observers))
 
 
 class Listener(Observer):

@@ -67,13 +67,6 @@ def test_nobody_waits_for_a_slower_sibling() -> None:
     assert [t.stop_reason for t in result.trajectories] == [StopReason.FINISHED] * 4
 
 
-def test_tool_waits_overlap() -> None:
-    clock = FakeClock()
-    engine = ScriptedEngine(lambda r, _: ByteChat.say("end" if ">tool:" in ByteChat.text(r.ids) else CALL))
-    run(clock, 64, runner(engine, ScriptedTools({"add": lambda a, b: "3"}, delay_s=0.5)))
-    assert clock() == pytest.approx(0.5)
-
-
 @pytest.mark.parametrize("limit", [1, 3])
 def test_bounded_concurrency(limit: int) -> None:
     engine = ScriptedEngine(lambda r, _: ScriptedReply(ByteChat.say("a"), delay_s=1.0))
@@ -142,7 +135,7 @@ def test_works_where_an_event_loop_already_runs() -> None:
     assert len(asyncio.run(notebook()).trajectories) == 2
 
 
-def test_engine_idle_time_is_what_only_tools_took() -> None:
+def test_tool_waits_overlap_and_the_engine_is_idle_while_only_tools_run() -> None:
     clock = FakeClock()
     engine = ScriptedEngine(
         lambda r, _: ScriptedReply(ByteChat.say("end" if ">tool:" in ByteChat.text(r.ids) else CALL), delay_s=1.0)

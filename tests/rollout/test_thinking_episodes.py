@@ -66,7 +66,7 @@ def play(tokenizer: Any, chat: TemplateFormat, enable_thinking: bool | None) -> 
 
 @pytest.mark.parametrize("value", [None, False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_what_was_thought_stays(name: str, value: bool | None) -> None:
+def test_what_was_thought_stays_and_the_rows_choice_reaches_every_bridge(name: str, value: bool | None) -> None:
     tokenizer, chat = load(name)
     trajectory, asked = play(tokenizer, chat, value)
     assert trajectory.stop_reason is StopReason.FINISHED
@@ -79,15 +79,8 @@ def test_what_was_thought_stays(name: str, value: bool | None) -> None:
         assert set(trajectory.mask[turn.start : turn.end]) == {1}
     text = tokenizer.decode(whole, skip_special_tokens=False)
     assert all(text.count(thought) == 1 for thought in THOUGHTS)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_rows_choice_reaches_the_prompt_and_every_bridge(name: str) -> None:
-    tokenizer, chat = load(name)
-    for value in (None, False, True):
-        trajectory, asked = play(tokenizer, chat, value)
-        assert asked[0] == chat.prompt([QUESTION], ScriptedTools({"look_up": str}).schemas, enable_thinking=value)
-        for turn, following in zip(trajectory.turns, asked[1:], strict=False):
-            result = [tool_message("look_up", turn.results[0].content)]
-            end = len(trajectory.prompt_ids) + turn.end
-            assert following[end:] == chat.bridge(following[:end], result, enable_thinking=value)
+    assert asked[0] == chat.prompt([QUESTION], ScriptedTools({"look_up": str}).schemas, enable_thinking=value)
+    for turn, following in zip(trajectory.turns, asked[1:], strict=False):
+        result = [tool_message("look_up", turn.results[0].content)]
+        end = len(trajectory.prompt_ids) + turn.end
+        assert following[end:] == chat.bridge(following[:end], result, enable_thinking=value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -12,16 +11,15 @@ from tests.support.chat_families import trl_tokenizer
 from tests.support.chat_samples import LOOK_UP
 from toolgrpo.calls import AttemptStatus, ToolErrorKind
 from toolgrpo.chat import resolve_format
-from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.evaluation.before_training import untrained_facts
 from toolgrpo.learning.turn_rewards import gold_call
 from toolgrpo.observe.metrics import merged, rollout_metrics
 from toolgrpo.report.episode_data import REPEATED, flags_of
 from toolgrpo.rewards.gold_calls import made_calls
 from toolgrpo.rewards.tool_use import tool_use
-from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, RolloutBatch, Scored
+from toolgrpo.rollout import RolloutBatch, Scored
 from toolgrpo.rollout.batch import Grade
-from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
+from toolgrpo.testing import ScriptedEngine, ScriptedTools, run_episode
 from toolgrpo.trajectory import StopReason, Trajectory
 from toolgrpo.void_turns import is_void, is_void_record
 
@@ -41,24 +39,9 @@ class OneTool(ScriptedTools):
 
 def run(turns: list[str], policy: str, max_turns: int = 8) -> Trajectory:
     engine = ScriptedEngine([CHAT.encode(f"{text}<|im_end|>") for text in turns])
-    runner = EpisodeRunner(
-        engine=engine,
-        chat=CHAT,
-        limits=EpisodeLimits(max_completion_length=4000, max_turns=max_turns),
-        options=SamplingOptions(),
-        tokenizer=ByteChat(),
-        tools=OneTool({"look_up": lambda key: f"value of {key}"}),
-        unmarked_calls=policy,
-    )
-
-    async def main() -> Trajectory:
-        await engine.open()
-        try:
-            return await runner(Episode(messages=({"role": "user", "content": "q"},)))
-        finally:
-            await engine.close()
-
-    return asyncio.run(main())
+    tools = OneTool({"look_up": lambda key: f"value of {key}"})
+    limits = {"max_completion_length": 4000, "max_turns": max_turns}
+    return run_episode(engine, tools, chat=CHAT, unmarked_calls=policy, **limits)
 
 
 def sampled_ids(trajectory: Trajectory) -> list[int]:

@@ -1,0 +1,29 @@
+"""Rollouts over fakes, and what they may leave behind."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from toolgrpo.rollout import EpisodeLimits, Rollouts
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
+
+
+def scripted_rollouts(
+    engine: ScriptedEngine, tools: ScriptedTools | None = None, *, limits: dict[str, Any] | None = None, **more: Any
+) -> Rollouts:
+    """Return the rollouts of this engine, without retries and with 200 tokens an episode unless told otherwise."""
+    return Rollouts(
+        engine=engine,
+        chat=ByteChat(),
+        limits=EpisodeLimits(**{"max_completion_length": 200, **(limits or {})}),
+        tokenizer=ByteChat(),
+        tools=tools,
+        engine_retries=0,
+        **more,
+    )
+
+
+def no_rollout_thread() -> bool:
+    """Say if no thread of rollouts that run ahead is left."""
+    return not any(thread.name.startswith("toolgrpo-rollouts") for thread in threading.enumerate())
