@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from toolgrpo import ToolGRPOConfig
 from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.learning.shaping import Overlong, loss_mask
 from toolgrpo.observe.metrics import rollout_metrics
+from toolgrpo.report.episode_data import VOID, flags_of
 from toolgrpo.rollout.batch import RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
 from toolgrpo.testing.episodes import run_episode
 from toolgrpo.trajectory import Turn
-from toolgrpo.void_turns import is_void
+from toolgrpo.void_turns import is_void, is_void_record
 
 
 def test_what_is_asked_for_is_one_value() -> None:
@@ -52,8 +55,10 @@ def test_an_episode_with_a_void_turn_may_be_masked() -> None:
     tools = ScriptedTools({"add": lambda a, b: str(a + b)})
     whole = run_episode(ScriptedEngine([ByteChat.say(text) for text in SCRIPT]), tools)
     assert [is_void(turn) for turn in whole.turns] == [True, False, False]
+    record = json.loads(json.dumps(whole.to_record()))
+    assert [is_void_record(turn) for turn in record["turns"]] == [True, False, False] and flags_of(record) & VOID
     assert loss_mask(whole, "keep") == whole.mask and not any(loss_mask(whole, "mask_episode"))
     metrics = rollout_metrics(RolloutBatch(episodes=(Scored({}, whole),)))
     assert metrics["turns/void"].value == pytest.approx(1 / 3)
     fine = run_episode(ScriptedEngine([ByteChat.say("3")]))
-    assert loss_mask(fine, "mask_episode") == fine.mask
+    assert loss_mask(fine, "mask_episode") == fine.mask and not flags_of(fine.to_record()) & VOID

@@ -1,14 +1,22 @@
-"""What tests keep of a training: its batches, what TRL's loss was given, and what was logged at each step."""
+"""What tests keep of a training: its batches, what TRL's loss was given, gradients, and what was logged at each step."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.rollout import Observer, RolloutBatch
+
+LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
+STILL: dict[str, Any] = {"learning_rate": 1e-12, "max_grad_norm": 0.0}  # every step has the first weights' gradient
+CREDIT_BY_TURN: dict[str, Any] = {
+    "credit": "turns",
+    "turn_reward_fn": [str(Path(__file__).parents[1] / "fixtures/rewards/calls_by_turn.py")],
+}
 
 
 class KeptBatches(Observer):
@@ -30,12 +38,44 @@ class BeforeOptimizerStep(TrainerCallback):
             self.do()
 
 
+class Gradients(TrainerCallback):
+    """Keeps the gradient of each optimizer step."""
+
+    def __init__(self) -> None:
+        self.found: list[torch.Tensor] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self.found.append(torch.cat([p.grad.flatten().clone() for p in model.parameters()]))
+
+
 class LossInputs(ToolGRPOTrainer):
-    """Keeps the batches that TRL computes its loss from."""
+    """Keeps the batches that TRL computes its loss from, and the losses."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen: list[dict[str, Any]] = []
+        self.losses: list[float] = []
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        self.seen = [*getattr(self, "seen", []), inputs]
-        return super()._compute_loss(model, inputs)
+        self.seen.append(dict(inputs))
+        loss = super()._compute_loss(model, inputs)
+        self.losses.append(float(loss.detach()))
+        return loss
+
+
+def run_to_end(trainer: Any, resume: Any = None) -> Any:
+    """Train, close the trainer whatever happens, and return it."""
+    try:
+        trainer.train(resume_from_checkpoint=resume)
+    finally:
+        trainer.close()
+    return trainer
+
+
+def same_weights(one: Any, other: Any) -> bool:
+    """Say if the models of two trainers are equal bit for bit."""
+    pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
+    return all(torch.equal(mine, theirs) for mine, theirs in pairs)
 
 
 def step_logs(trainer: Any) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from tests.support.trainings import step_logs
+from tests.support.trainings import LOSSES, STILL, Gradients, run_to_end, step_logs
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.learning.training_rows import NEEDS_EVERY_ROW, why_every_row
 from toolgrpo.testing import ByteChat, tiny_trainer
@@ -18,9 +18,7 @@ from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
 pytestmark = pytest.mark.contract
 
-LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 SCALES = ("group", "batch", "none")
-STILL: dict[str, Any] = {"learning_rate": 1e-12, "max_grad_norm": 0.0}
 SMALL: dict[str, Any] = {
     "per_device_train_batch_size": 4,
     "gradient_accumulation_steps": 4,
@@ -81,22 +79,11 @@ class ScaleOfStep(TrainerCallback):
         self.trainer.scale_rewards = SCALES[state.global_step]
 
 
-class Gradients(TrainerCallback):
-    """Keeps the gradient of each optimizer step."""
-
-    def __init__(self) -> None:
-        self.found: list[torch.Tensor] = []
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        self.found.append(torch.cat([p.grad.flatten().clone() for p in model.parameters()]))
-
-
 def trained(folder: Path, reward: Any = some_alike, **changes: Any) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
     """The gradients of the optimizer steps, and what was logged."""
     gradients = Gradients()
-    trainer = tiny_trainer(folder, reward, script, parts={"callbacks": [gradients]}, **{**STILL, **SMALL, **changes})
-    trainer.train()
-    trainer.close()
+    parts = {"callbacks": [gradients]}
+    trainer = run_to_end(tiny_trainer(folder, reward, script, parts=parts, **{**STILL, **SMALL, **changes}))
     return gradients.found, step_logs(trainer)
 
 
@@ -123,8 +110,7 @@ def test_the_gradient_is_that_of_the_full_pass(tmp_path: Path, loss_type: str) -
         importance_sampling_level="sequence" if loss_type == "luspo" else "token",
         vllm_importance_sampling_correction=False,  # scripted log-probabilities are far from the model's
     )
-    trainer.train()
-    trainer.close()
+    run_to_end(trainer)
     assert len(trainer.full) == 4 * len(SCALES)
     steps = torch.stack(trainer.full).unflatten(0, (len(SCALES), 4)).sum(1)
     assert steps.abs().amax(dim=1).min() > 1e-2, "each step has something to teach"
@@ -172,10 +158,8 @@ def test_the_old_policy_reads_live_groups_only(tmp_path: Path, engine_differs: b
         "num_iterations": 1 if engine_differs else 2,
         "vllm_importance_sampling_correction": engine_differs,
     }
-    trainer = tiny_trainer(tmp_path, reward, script, kind=Counting, **STILL, **SMALL, **changes, max_steps=2)
-    trainer.train()
-    trainer.close()
-    logs = step_logs(trainer)
+    changes |= {**STILL, **SMALL, "max_steps": 2}
+    logs = step_logs(run_to_end(tiny_trainer(tmp_path, reward, script, kind=Counting, **changes)))
     assert asked == ([16, 16] if engine_differs else [16])
     assert read == ([8, 1] if engine_differs else [8])
     if engine_differs:

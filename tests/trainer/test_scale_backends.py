@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.trainings import CREDIT_BY_TURN, STILL
 from toolgrpo.engines.vllm_options import vllm_available
 from toolgrpo.observe.recorder import episodes_path
 from toolgrpo.observe.records import read_episodes
@@ -79,7 +80,6 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-STILL = {"learning_rate": 1e-12, "max_grad_norm": 0.0}  # every step has the gradient of the first weights
 GRADIENTS: dict[str, dict[str, Any]] = {
     loss_type: {"engine": "scripted_of_group", "keep_gradients": True, "config": {**STILL, "loss_type": loss_type}}
     for loss_type in ("dapo", "grpo", "dr_grpo")
@@ -98,15 +98,11 @@ DROPPING_JOBS: dict[str, dict[str, Any]] = {
         },
     },
 }
-CALLS_BY_TURN = {
-    "credit": "turns",
-    "turn_reward_fn": [str(Path(__file__).parents[1] / "fixtures/rewards/calls_by_turn.py")],
-}
 BY_TURN = {"engine": "scripted_of_group", "keep_gradients": True}
 SPLIT = {**STILL, "num_generations": 8, "max_steps": 1}  # half of the one group is in each process
 GRADIENTS |= {
-    "turns": {**BY_TURN, "config": {**STILL, **CALLS_BY_TURN}},
-    "turns_of_split_groups": {**BY_TURN, "config": {**SPLIT, **CALLS_BY_TURN}},
+    "turns": {**BY_TURN, "config": {**STILL, **CREDIT_BY_TURN}},
+    "turns_of_split_groups": {**BY_TURN, "config": {**SPLIT, **CREDIT_BY_TURN}},
 }
 VLLM: dict[str, dict[str, Any]] = {"vllm": {"engine": "vllm_colocate", "config": {"vllm_max_model_length": 256}}}
 MORE_JOBS = {

@@ -8,20 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
+from tests.support.trainings import CREDIT_BY_TURN, LOSSES, STILL, Gradients, LossInputs, run_to_end
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout import RolloutBatch
 from toolgrpo.testing import ScriptedTools, tiny_trainer
 from toolgrpo.testing.episodes import cut_into_segments, of_several_turns
 from toolgrpo.trainer.segmented_rows import SegmentedRows
-from toolgrpo.trainer.trainer import ToolGRPOTrainer
 from toolgrpo.trajectory import Trajectory
 
 pytestmark = pytest.mark.contract
 
-LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
-STILL: dict[str, Any] = {"learning_rate": 1e-12, "max_grad_norm": 0.0}
 SMALL: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
 
 
@@ -37,15 +34,10 @@ def cut(whole: Trajectory) -> Trajectory:
     return cut_into_segments(whole, *((), (n // 3,), (n // 4, n - 2))[sum(whole.ids) % 3])
 
 
-class Cutting(ToolGRPOTrainer):
-    """Trains on episodes that were cut, if `cuts`; keeps losses, gradients and the batches."""
+class Cutting(LossInputs):
+    """Trains on episodes that were cut, if `cuts`."""
 
     cuts = True
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.losses: list[float] = []
-        self.seen: list[dict[str, Any]] = []
 
     def rollout(self, *args: Any, **kwargs: Any) -> RolloutBatch:
         batch = super().rollout(*args, **kwargs)
@@ -53,36 +45,27 @@ class Cutting(ToolGRPOTrainer):
             return batch
         return replace(batch, episodes=tuple(replace(one, trajectory=cut(one.trajectory)) for one in batch.episodes))
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        loss = super()._compute_loss(model, inputs)
-        self.losses.append(float(loss.detach()))
-        self.seen.append(inputs)
-        return loss
-
 
 class Whole(Cutting):
     cuts = False
 
 
-class Gradients(TrainerCallback):
-    """Keeps the gradient of each optimizer step; every step has another loss, if `losses` are given."""
+class ByLoss(Gradients):
+    """Every step has another loss, if `losses` are given."""
 
     def __init__(self, losses: tuple[str, ...] = ()) -> None:
+        super().__init__()
         self.losses = losses
         self.trainer: Any = None
-        self.found: list[torch.Tensor] = []
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.losses:
             self.trainer.loss_type = loss = self.losses[state.global_step]
             self.trainer.importance_sampling_level = "sequence" if loss == "luspo" else "token"
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        self.found.append(torch.cat([p.grad.flatten().clone() for p in model.parameters()]))
-
 
 def trained(folder: Path, kind: type, losses: tuple[str, ...] = (), **changes: Any) -> tuple[Any, list[torch.Tensor]]:
-    gradients = Gradients(losses)
+    gradients = ByLoss(losses)
     tools = ScriptedTools({"look": lambda at: f"r{at}"})
     given = {**STILL, **SMALL, **({"max_steps": len(losses)} if losses else {}), **changes}
     run = tiny_trainer(
@@ -90,9 +73,7 @@ def trained(folder: Path, kind: type, losses: tuple[str, ...] = (), **changes: A
     )
     gradients.trainer = run
     run.model.double()
-    run.train()
-    run.close()
-    return run, gradients.found
+    return run_to_end(run), gradients.found
 
 
 def check_alike(cut_run: Any, whole_run: Any, found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
@@ -120,11 +101,7 @@ def test_the_gradient_of_every_loss_is_that_of_the_whole_episode(tmp_path: Path,
         {"num_iterations": 2, "learning_rate": 1e-3, "prefix_sharing": "on", "importance_sampling_level": "sequence"},
         {"steps_per_generation": 8, "off_policy_mask_threshold": 0.5, "loss_type": "grpo", "skip_dead_rows": "off"},
         {"prefix_sharing": "off", "entropy_coef": 0.01, "max_tokens_per_pass": 300},
-        {
-            "credit": "turns",
-            "turn_reward_fn": [str(Path(__file__).parents[1] / "fixtures/rewards/calls_by_turn.py")],
-            "num_iterations": 2,
-        },
+        {**CREDIT_BY_TURN, "num_iterations": 2},
     ],
     ids=str,
 )
@@ -146,12 +123,8 @@ def test_a_run_resumes_in_the_middle_of_a_batch_of_segments(tmp_path: Path) -> N
     }
 
     def run(folder: Path, resume: bool = False, **more: Any) -> Any:
-        trainer = tiny_trainer(
-            folder, some_alike, of_several_turns, kind=Cutting, **{**changes, "max_steps": 4, **more}
-        )
-        trainer.train(resume_from_checkpoint=resume)
-        trainer.close()
-        return trainer
+        options = {**changes, "max_steps": 4, **more}
+        return run_to_end(tiny_trainer(folder, some_alike, of_several_turns, kind=Cutting, **options), resume)
 
     whole = run(tmp_path / "whole")
     run(tmp_path / "stopped", max_steps=2, save_strategy="steps", save_steps=2)

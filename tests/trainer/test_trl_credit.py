@@ -8,23 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from toolgrpo import ToolGRPOTrainer
+from tests.support.trainings import CREDIT_BY_TURN, STILL, LossInputs, run_to_end
 from toolgrpo.engines.base import SampleRequest
-from toolgrpo.errors import ConfigError
 from toolgrpo.learning.training_rows import ROW_LOSSES, TOKEN_LOSSES
 from toolgrpo.learning.turns import LOSSES_BY_TOKEN
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
-from toolgrpo.testing.trainers import tiny_config
 
 pytestmark = pytest.mark.contract
 
 LONGEST = 160  # tokens after the prompt
-STILL: dict[str, Any] = {"learning_rate": 1e-12, "max_grad_norm": 0.0, "max_completion_length": LONGEST}
-TURNS: dict[str, Any] = {
-    "credit": "turns",
-    "turn_reward_fn": [str(Path(__file__).parents[1] / "fixtures/rewards/calls_by_turn.py")],
-}
+TURNS: dict[str, Any] = {**STILL, **CREDIT_BY_TURN, "max_completion_length": LONGEST, "max_steps": 1}
 
 
 def script(request: SampleRequest, number: int) -> list[int]:
@@ -39,36 +33,29 @@ def by_length(completions: list[Any], **_: Any) -> list[float]:
     return [float(len(completion[-1]["content"]) > 3) for completion in completions]
 
 
-class Seen(ToolGRPOTrainer):
-    """Keeps the micro-batches of its loss, with their losses, and the whole batches that they were cut from."""
+class Seen(LossInputs):
+    """Keeps the log-probabilities of each micro-batch too, and the whole batches that they were cut from."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.batches: list[dict[str, Any]] = []
+        self.logps: list[torch.Tensor] = []
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         output = super()._generate_and_score_completions(inputs)
-        if not hasattr(self, "batches"):
-            self.batches: list[dict[str, Any]] = []
-            self.losses: list[tuple[dict[str, Any], torch.Tensor, torch.Tensor]] = []
         self.batches.append(output)
         return output
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        loss = super()._compute_loss(model, inputs)
-        self.losses.append((inputs, loss.detach().clone(), self.logps.detach().clone()))
-        return loss
-
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         scored = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
-        self.logps = scored[0]
+        if torch.is_grad_enabled():
+            self.logps.append(scored[0].detach().clone())
         return scored
 
 
-def trained(folder: Path, **changes: Any) -> Seen:
-    tools = ScriptedTools({"look": lambda at: f"r{at}"})
-    changes = {**STILL, **TURNS, "max_steps": 1, **changes}
-    run: Seen = tiny_trainer(folder, by_length, script, kind=Seen, parts={"tools": tools}, **changes)
-    try:
-        run.train()
-    finally:
-        run.close()
+def trained(folder: Path, reward: Any = by_length, **changes: Any) -> Seen:
+    parts = {"tools": ScriptedTools({"look": lambda at: f"r{at}"})}
+    run: Seen = run_to_end(tiny_trainer(folder, reward, script, kind=Seen, parts=parts, **{**TURNS, **changes}))
     return run
 
 
@@ -101,25 +88,16 @@ def by_hand(run: Seen, inputs: dict[str, Any], logps: torch.Tensor) -> torch.Ten
 def test_each_loss_weighs_each_token_by_its_turns_advantage(tmp_path: Path, loss_type: str) -> None:
     run = trained(tmp_path, loss_type=loss_type, gradient_accumulation_steps=2, per_device_train_batch_size=4)
     assert len(run.losses) == 2
-    for inputs, loss, logps in run.losses:
+    for inputs, loss, logps in zip(run.seen, run.losses, run.logps, strict=True):
         assert inputs["advantages"].dim() == 2
-        torch.testing.assert_close(loss, by_hand(run, inputs, logps), atol=1e-6, rtol=1e-4)
-    apart = [len(set(row.tolist()) - {0.0}) for inputs, *_ in run.losses for row in inputs["advantages"]]
+        assert loss == pytest.approx(float(by_hand(run, inputs, logps)), abs=1e-6, rel=1e-4)
+    apart = [len(set(row.tolist()) - {0.0}) for inputs in run.seen for row in inputs["advantages"]]
     assert max(apart) > 1, "turns of one episode are weighed differently"
 
 
-def test_every_loss_works_or_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_every_loss_but_one_is_by_token() -> None:
+    """What is refused is in `test_config.py`."""
     assert set(LOSSES_BY_TOKEN) | {"vespo"} == TOKEN_LOSSES | ROW_LOSSES | {"bnpo"}
-    for changes, words in (
-        ({"loss_type": "vespo"}, "the sign of its one advantage"),
-        ({"importance_sampling_level": "sequence"}, "its gradient mixes the turns again"),
-        ({"off_policy_mask_threshold": 0.5}, "drops a whole sequence"),
-        ({"multi_objective_aggregation": "normalize_then_sum"}, "works on the sum of an episode's rewards"),
-        ({"advantage": "max_rl"}, "returns of turns may be below"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            tiny_config(tmp_path, credit="turns", **changes)
-        tiny_config(tmp_path, **changes)  # is fine with the credit of episodes
 
 
 @pytest.mark.e2e
@@ -129,7 +107,7 @@ def test_without_rewards_by_turn_the_batch_is_todays_bit_for_bit(tmp_path: Path)
     assert today.batches[0].keys() == turns.batches[0].keys()
     for name, value in today.batches[0].items():
         assert torch.equal(value, turns.batches[0][name]), name
-    assert [loss for _, loss, _ in today.losses] == [loss for _, loss, _ in turns.losses]
+    assert today.losses == turns.losses
 
 
 @pytest.mark.e2e
@@ -137,12 +115,7 @@ def test_a_group_whose_outcomes_are_alike_teaches_by_its_turns_and_is_read(tmp_p
     def alike(completions: list[Any], **_: Any) -> list[float]:
         return [1.0] * len(completions)
 
-    tools = ScriptedTools({"look": lambda at: f"r{at}"})
-    run: Seen = tiny_trainer(
-        tmp_path, alike, script, kind=Seen, parts={"tools": tools}, **{**STILL, **TURNS, "max_steps": 1}
-    )
-    run.train()
-    run.close()
+    run = trained(tmp_path, alike)
     log = run.state.log_history[0]
     assert log["reward/groups_without_spread"] == 1.0 and log["credit/groups_revived"] > 0
     assert log["signal/rows_skipped"] < 1.0 and log["grad_norm"] > 0
@@ -167,38 +140,3 @@ def test_what_is_recorded_is_what_is_trained_on(tmp_path: Path) -> None:
     assert seen > len(rows)
     log = run.state.log_history[0]
     assert log["credit/spread_within_episode"] > 0 and "credit/turn_1/mean" in log
-
-
-@pytest.mark.e2e
-def test_a_resumed_run_gives_the_same_credit_as_one_that_did_not_stop(tmp_path: Path) -> None:
-    saving = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-3, "max_grad_norm": 1.0}
-
-    def run(folder: Path, **changes: Any) -> list[Any]:
-        tools = ScriptedTools({"look": lambda at: f"r{at}"})
-        changes = {**STILL, **TURNS, **saving, **changes}
-        one: Seen = tiny_trainer(folder, by_question, by_ids, kind=Seen, parts={"tools": tools}, **changes)
-        try:
-            one.train()
-        finally:
-            one.close()
-        return [(record["step"], record["ids"], record["turn_advantages"]) for record in read_episodes(folder)]
-
-    whole = run(tmp_path / "whole")
-    run(tmp_path / "stopped", max_steps=2)
-    assert run(tmp_path / "stopped", resume_from_checkpoint="auto") == whole
-    assert len({tuple(of) for _, _, of in whole}) > 4
-
-
-def by_ids(request: SampleRequest, number: int) -> list[int]:
-    """What is said depends on the question and the place in the group alone, so a resumed run says the same."""
-    turns = request.ids.count(ByteChat.end)
-    if turns < 3:
-        return ByteChat.say('call look {"at": 1}' if (number % 4 + turns) % 2 else 'call nothing {"at": 2}')
-    return ByteChat.say("abcdefg"[: 1 + sum(request.ids) % 7])
-
-
-def by_question(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
-    return [
-        float((len(str(prompt)) + len(done[-1]["content"]) + place) % 3)
-        for place, (prompt, done) in enumerate(zip(prompts, completions, strict=True))
-    ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.trainings import CREDIT_BY_TURN, run_to_end
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.observe.records import read_episodes
@@ -31,13 +32,8 @@ def test_rewards_the_loss_and_the_recording_know_what_users_said(tmp_path: Path)
         kept.extend(trajectories)
         return [float(len(completion[-1]["content"])) for completion in completions]
 
-    changes: dict[str, Any] = {
-        "credit": "turns",
-        "turn_reward_fn": [str(Path(__file__).parents[1] / "fixtures/rewards/calls_by_turn.py")],
-        "record_episodes": True,
-    }
-    trainer = tiny_trainer(tmp_path, reward, script, rows=ROWS, parts={"tools": ScriptedTools(ADD)}, **changes)
-    trainer.train()
+    parts = {"tools": ScriptedTools(ADD)}
+    run_to_end(tiny_trainer(tmp_path, reward, script, rows=ROWS, parts=parts, **CREDIT_BY_TURN))
     heard = [t for t in kept if len(t.turns) == 2]
     assert len(kept) == 16 and 0 < len(heard) < 16
     for trajectory in heard:

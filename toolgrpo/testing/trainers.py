@@ -84,8 +84,8 @@ def tiny_trainer(
 ) -> Any:
     """Return a trainer of a tiny model over these rows, of the class `kind` (`ToolGRPOTrainer`).
 
-    The script speaks for the model; with None the engine is the one that the config names. `parts` are further
-    arguments of the trainer (`tools`, `observers`, `callbacks`), `changes` those of `tiny_config`.
+    The script speaks for the model; with None the engine is the one that the config or `parts` names. `parts` are
+    further arguments of the trainer (`tools`, `observers`, `engine`), `changes` those of `tiny_config`.
     """
     from datasets import Dataset
 
@@ -96,8 +96,10 @@ def tiny_trainer(
         reward,
         tiny_config(folder, **changes),
         train_dataset=Dataset.from_list([dict(row) for row in rows]),
-        processing_class=numbered_tokenizer(),
-        engine=None if script is None else ScriptedEngine(script),
-        chat=chat or ByteChat(),
-        **(parts or {}),
+        **{
+            "processing_class": numbered_tokenizer(),
+            "engine": None if script is None else ScriptedEngine(script),
+            "chat": chat or ByteChat(),
+            **(parts or {}),
+        },
     )
