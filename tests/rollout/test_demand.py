@@ -84,14 +84,16 @@ def test_the_window_is_the_longest_prompt_and_the_completion(monkeypatch: pytest
     assert f"({112 * window / 1024:.0f} MiB of cache)" in demand.line, "28 x 2 x 8 x 128 x 2 bytes are 112 KiB a token"
 
 
-def test_what_a_user_says_stays_and_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    demand = suited(monkeypatch, rows_of(500), vllm=VLLMOptions(max_model_len=77))
-    assert demand.options.vllm_colocate.vllm.max_model_len == 77 and demand.line is None
-
-
-def test_a_model_that_cannot_take_as_much_keeps_its_own_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    demand = suited(monkeypatch, rows_of(500), model=small(positions=400))
-    assert demand.options.vllm_colocate.vllm.max_model_len is None and demand.line is None
+@pytest.mark.parametrize(
+    ("given", "window"),
+    [({"vllm": VLLMOptions(max_model_len=77)}, 77), ({"model": small(positions=400)}, None)],
+    ids=["the user's own", "a model that cannot take as much"],
+)
+def test_a_window_that_is_known_stays_and_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], window: int | None
+) -> None:
+    demand = suited(monkeypatch, rows_of(500), **given)
+    assert demand.options.vllm_colocate.vllm.max_model_len == window and demand.line is None
 
 
 @pytest.mark.parametrize(

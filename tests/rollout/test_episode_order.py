@@ -218,11 +218,16 @@ def test_a_failed_request_is_tried_again_on_the_same_ledger() -> None:
     assert engine.requests[1] == engine.requests[2] == engine.requests[3]
 
 
-def test_an_engine_that_stays_gone_loses_the_episode_not_its_tokens() -> None:
-    trajectory, _ = run([CALL, EngineError("gone"), EngineError("gone")], engine_retries=1)
+@pytest.mark.parametrize(
+    ("failures", "retries"),
+    [([EngineError("gone")] * 2, 1), ([FinalEngineError("gone")], 5)],
+    ids=["for good", "and says that it is final"],
+)
+def test_an_engine_that_stays_gone_loses_the_episode_not_its_tokens(failures: list[Exception], retries: int) -> None:
+    trajectory, engine = run([CALL, *failures], engine_retries=retries)
     assert trajectory.stop_reason is StopReason.ENGINE_FAILURE
-    assert trajectory.failure == "EngineError: gone"
-    assert ByteChat.text(trajectory.ids) == f"{CALL}|>tool:3|>"
+    assert trajectory.failure == f"{type(failures[0]).__name__}: gone"
+    assert ByteChat.text(trajectory.ids) == f"{CALL}|>tool:3|>" and len(engine.requests) == 1 + len(failures)
 
 
 @pytest.mark.parametrize(
@@ -242,12 +247,6 @@ def test_an_engine_that_answers_what_no_model_gives_has_failed(ids: list[Any], l
 
     with pytest.raises(EngineError, match=r"drew what cannot be trained on: token_\w+\[\d\] is .*; expected an? "):
         asyncio.run(ask())
-
-
-def test_a_failure_that_the_engine_calls_final_is_not_tried_again() -> None:
-    trajectory, engine = run([CALL, FinalEngineError("gone for good")], engine_retries=5)
-    assert trajectory.stop_reason is StopReason.ENGINE_FAILURE
-    assert trajectory.failure == "FinalEngineError: gone for good" and len(engine.requests) == 2
 
 
 def test_a_bug_in_a_plugin_is_not_a_stop_reason() -> None:

@@ -40,7 +40,7 @@ class OneTool(ScriptedTools):
 def run(turns: list[str], policy: str, max_turns: int = 8) -> Trajectory:
     engine = ScriptedEngine([CHAT.encode(f"{text}<|im_end|>") for text in turns])
     tools = OneTool({"look_up": lambda key: f"value of {key}"})
-    limits = {"max_completion_length": 4000, "max_turns": max_turns}
+    limits: dict[str, Any] = {"max_completion_length": 4000, "max_turns": max_turns}
     return run_episode(engine, tools, chat=CHAT, unmarked_calls=policy, **limits)
 
 

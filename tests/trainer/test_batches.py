@@ -16,7 +16,8 @@ import torch
 from datasets import IterableDataset
 
 from tests.support.meeting import Meeting
-from tests.support.trainings import KeptBatches, recorded, step_logs
+from tests.support.rollouts import scripted_rollouts
+from tests.support.trainings import KeptBatches, recorded, run_to_end, same_weights, step_logs
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import ConfigError, PeerError
 from toolgrpo.evaluation.grading import Grading
@@ -24,12 +25,9 @@ from toolgrpo.learning.row_order import RowOrder
 from toolgrpo.learning.shaping import Shaping
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.rewards.base import Reward
-from toolgrpo.rollout import EpisodeLimits, Rollouts
-from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, numbered_tokenizer, tiny_trainer
-from toolgrpo.testing.trainers import tiny_config, tiny_qwen3
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, tiny_trainer
 from toolgrpo.trainer.batches import Batches, TakenBatch, Worth
 from toolgrpo.trainer.row_line import LineOptions, Processes, RowLine, Training
-from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
 pytestmark = pytest.mark.e2e
 
@@ -73,12 +71,8 @@ async def judged(number: list[int], trajectories: list[Any], log_metric: Any, lo
 def train(folder: Path, rewards: Any, data: list[dict[str, Any]], **changes: Any) -> tuple[Any, KeptBatches]:
     kept = KeptBatches()
     options = {"max_steps": 1, "learning_rate": 1e-2, "shuffle_dataset": False, **changes}
-    trainer = tiny_trainer(folder, rewards, Speaker(), rows=data, parts={"observers": [kept]}, **options)
-    try:
-        trainer.train()
-    finally:
-        trainer.close()
-    return trainer, kept
+    parts = {"observers": [kept]}
+    return run_to_end(tiny_trainer(folder, rewards, Speaker(), rows=data, parts=parts, **options)), kept
 
 
 def logged(trainer: Any, *names: str) -> list[dict[str, Any]]:
@@ -92,11 +86,10 @@ LOGGED = ("loss", "grad_norm", "reward_std", "rewards/lengths/mean", "rewards/so
     ("rewards", "changes"),
     [
         pytest.param([lengths, sometimes], {"reward_weights": [1.0, 0.25], "scale_rewards": "batch"}, id="None"),
-        pytest.param([judged, lengths], {"reward_weights": [0.5, 2.0]}, id="async"),
         pytest.param(
             [lengths, judged],
             {"multi_objective_aggregation": "normalize_then_sum", "loss_type": "dr_grpo"},
-            id="normalized first",
+            id="async, and normalized first",
         ),
         pytest.param(
             Reward(lengths, "lengths", "a test"),
@@ -113,8 +106,7 @@ def test_it_trains_as_if_the_admitted_groups_had_been_sampled_at_once(
     assert [one.row["number"] for one in kept.batches[0].episodes if one.trained] == [1] * 4 + [4] * 4
     assert logged(drawn, *LOGGED) == logged(at_once, *LOGGED)
     assert max(log["grad_norm"] for log in logged(drawn, "grad_norm")) > 0
-    for one, other in zip(drawn.model.parameters(), at_once.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert same_weights(drawn, at_once)
     (first, *_) = logged(drawn, "reward_trained", "judge/length")
     (expected, *_) = logged(at_once, "reward", "judge/length")
     assert first["reward_trained"] == expected["reward"]
@@ -144,19 +136,7 @@ def test_what_was_drawn_and_what_was_trained_on_is_logged_recorded_and_told(tmp_
     ]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param({"scripted": False, "temperature": 1.0}, id="drawn", marks=pytest.mark.slow),
-        pytest.param(
-            {"per_device_train_batch_size": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 1},
-            id="inside a batch",
-        ),
-    ],
-)
-def test_a_resumed_run_draws_what_the_run_that_never_stopped_draws(tmp_path: Path, changes: dict[str, Any]) -> None:
-    scripted = changes.pop("scripted", True)
-
+def test_a_run_resumed_inside_a_batch_draws_what_the_run_that_never_stopped_draws(tmp_path: Path) -> None:
     def script(request: SampleRequest, number: int) -> list[int]:
         return ByteChat.say("abcdefghijklm"[: (sum(request.ids) * 7 + number * 5) % 13 + 1])
 
@@ -170,9 +150,8 @@ def test_a_resumed_run_draws_what_the_run_that_never_stopped_draws(tmp_path: Pat
         trainer = tiny_trainer(
             folder,
             reward,
-            script if scripted else None,
+            script,
             rows=rows(*range(11)),
-            engine="auto" if scripted else "transformers",
             dynamic_sampling="backfill",
             learning_rate=1e-2,
             lr_scheduler_type="constant",
@@ -180,13 +159,10 @@ def test_a_resumed_run_draws_what_the_run_that_never_stopped_draws(tmp_path: Pat
             max_turn_tokens=12,
             save_strategy="steps",
             save_steps=3,
-            **changes,
+            per_device_train_batch_size=2,
+            steps_per_generation=4,
         )
-        try:
-            trainer.train(resume_from_checkpoint=resume)
-        finally:
-            trainer.close()
-        return trainer
+        return run_to_end(trainer, resume)
 
     whole = run(tmp_path / "whole", 6)
     run(tmp_path / "stopped", 3)
@@ -197,8 +173,7 @@ def test_a_resumed_run_draws_what_the_run_that_never_stopped_draws(tmp_path: Pat
     names = ("loss", "reward", "reward_trained", "sampling/groups_drawn")
     assert logged(resumed, *names) == logged(whole, *names)
     assert max(log["sampling/groups_drawn"] or 0 for log in logged(whole, *names)) > 2, "some were replaced"
-    for one, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert same_weights(resumed, whole)
 
 
 def test_data_that_cannot_be_drawn_by_number_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -206,15 +181,8 @@ def test_data_that_cannot_be_drawn_by_number_is_refused_at_the_start(tmp_path: P
         yield from rows(1, 2)
 
     with pytest.raises(ConfigError, match=r"by their numbers.*IterableDataset.*may end"):
-        ToolGRPOTrainer(
-            tiny_qwen3(),
-            lengths,
-            tiny_config(tmp_path, dynamic_sampling="backfill"),
-            train_dataset=IterableDataset.from_generator(stream),
-            processing_class=numbered_tokenizer(),
-            engine=ScriptedEngine(Speaker()),
-            chat=ByteChat(),
-        )
+        parts = {"train_dataset": IterableDataset.from_generator(stream)}
+        tiny_trainer(tmp_path, lengths, Speaker(), parts=parts, dynamic_sampling="backfill")
 
 
 @pytest.mark.parametrize(("n_processes", "n_rows"), [(2, 6), (3, 4), (4, 2), (2, 8)])
@@ -336,9 +304,7 @@ def batches_of(
 ) -> Batches:
     """The batches of one of `n` processes, in groups of four, over rows that are `live` or not."""
     data = [{"prompt": f"question {row:02}", "number": row} for row in range(50)]
-    rollouts = Rollouts(
-        engine=engine, chat=ByteChat(), limits=EpisodeLimits(max_completion_length=50), tokenizer=ByteChat()
-    )
+    rollouts = scripted_rollouts(engine)
     processes = Processes(n, number, partial(meeting.gather, number))
     known: dict[str, Any] = {
         "step": lambda: 0,

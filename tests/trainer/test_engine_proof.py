@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 
+from tests.support.trainings import run_to_end
 from toolgrpo.engines.transformers import ReplicaEngine
 from toolgrpo.errors import ModelError
-from toolgrpo.testing import ByteChat
-from toolgrpo.testing.numbered_tokenizer import numbered_tokenizer
-from toolgrpo.testing.trainers import tiny_config, tiny_qwen3
-from toolgrpo.trainer.trainer import ToolGRPOTrainer
+from toolgrpo.testing.trainers import tiny_qwen3, tiny_trainer
 
 SENTENCE = (
     r"engine replica draws from another model than the Qwen3ForCausalLM in float32 that the trainer holds: .* tokens "
@@ -34,19 +31,13 @@ class Copy(ReplicaEngine):
         super().load_weights((name, own[name].data if name == self.forgets else weight) for name, weight in weights)
 
 
-def train(folder: Path, engine: Copy, reward: Any = None, **changes: Any) -> Any:
-    trainer = ToolGRPOTrainer(
-        tiny_qwen3(),
-        reward or (lambda completions, **_: [float(len(str(one)) % 2) for one in completions]),
-        tiny_config(folder, max_completion_length=40, learning_rate=1e-2, **changes),
-        train_dataset=Dataset.from_list([{"prompt": f"q{i}"} for i in range(8)]),
-        processing_class=numbered_tokenizer(),
-        engine=engine,
-        chat=ByteChat(),
-    )
-    with trainer:
-        trainer.train()
-    return trainer
+def odd(completions: list[Any], **_: Any) -> list[float]:
+    return [float(len(str(one)) % 2) for one in completions]
+
+
+def train(folder: Path, engine: Copy, reward: Any = odd, **changes: Any) -> Any:
+    options = {"max_completion_length": 40, "learning_rate": 1e-2, **changes}
+    return run_to_end(tiny_trainer(folder, reward, None, parts={"engine": engine}, **options))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +63,7 @@ def test_it_is_asked_again_when_the_engine_lost_its_weights(tmp_path: Path) -> N
             engine._replica.model.norm.weight.mul_(1.5)
         engine.forgets = "model.norm.weight"
         engine.restores += 1
-        return [float(len(str(one)) % 2) for one in completions]
+        return odd(completions)
 
     with pytest.raises(ModelError, match=SENTENCE):
         train(tmp_path, engine, loses_them)

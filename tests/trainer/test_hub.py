@@ -76,23 +76,23 @@ def card(*configs: str) -> bytes:
     return f"---\nconfigs:\n{entries}---\n".encode()
 
 
-def load(hub: Any, cache: Path, asked: list[tuple[str, str]], **environment: str) -> list[list[dict[str, Any]]]:
-    """In a process of its own, because the hub's libraries read the environment once."""
+def in_a_process(code: str, *arguments: str, cache: Path, **environment: str) -> tuple[Any, str]:
+    """What it prints last and what it says: a process of its own, because the hub's libraries read the environment once."""
     done = subprocess.run(
-        [sys.executable, "-c", LOAD, json.dumps(asked)],
+        [sys.executable, "-c", code, *arguments],
         env={
             **{key: value for key, value in os.environ.items() if not key.startswith("HF_")},
-            **{"HF_ENDPOINT": hub.url, "HF_HOME": str(cache / "home"), "HF_DATASETS_CACHE": str(cache / "datasets")},
-            **{"HF_HUB_DISABLE_XET": "1", **environment},
+            **{"HF_HOME": str(cache), "HF_DATASETS_CACHE": str(cache / "rows"), "HF_HUB_DISABLE_XET": "1"},
+            **environment,
         },
+        cwd=cache,
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:] + "\n".join(hub.unknown)
-    found: list[list[dict[str, Any]]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
 def test_usual_ids_are_loaded_from_the_hub_and_offline_from_its_cache(hub: Any, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_usual_ids_are_loaded_from_the_hub_and_offline_from_its_cache(hub: Any, 
         },
     )
     hub.add("datasets", "somebody/rows", {"train.jsonl": b'{"prompt": "1+1?", "answer": "2", "level": 3}\n'})
-    found = load(hub, tmp_path, ASKED)
+    found, _ = in_a_process(LOAD, json.dumps(ASKED), cache=tmp_path, HF_ENDPOINT=hub.url)
     train, heldout, mbpp, aime, rows = found
     assert [row["prompt"][0]["content"] for row in train + heldout] == [row["question"] for row in word_problems]
     assert train[0]["answer"] == word_problems[0]["answer"].rpartition("####")[2].strip()
@@ -122,7 +122,8 @@ def test_usual_ids_are_loaded_from_the_hub_and_offline_from_its_cache(hub: Any, 
     assert [row["prompt"][0]["content"] for row in aime] == [row["problem"] for row in problems]
     assert rows == [{"prompt": [{"role": "user", "content": "1+1?"}], "answer": "2", "level": 3}]
     hub.repositories.clear()  # from here on there is no network, only what `datasets` left in its cache
-    assert load(hub, tmp_path, ASKED, HF_HUB_OFFLINE="1") == found
+    offline = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "1"}
+    assert in_a_process(LOAD, json.dumps(ASKED), cache=tmp_path, **offline)[0] == found
 
 
 def keep_model(cache: Path, **longest_of: int) -> None:
@@ -144,28 +145,12 @@ def test_a_hub_that_is_not_there_is_said_once_and_what_is_kept_is_loaded(tmp_pat
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # nobody listens
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        done = subprocess.run(
-            [sys.executable, "-c", NOT_REACHED],
-            env={
-                **{key: value for key, value in os.environ.items() if not key.startswith("HF_")},
-                **{
-                    "HF_ENDPOINT": url,
-                    "HF_HUB_CACHE": str(tmp_path / "hub"),
-                    "HF_DATASETS_CACHE": str(tmp_path / "rows"),
-                },
-            },
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    assert done.returncode == 0, done.stderr[-3000:]
-    longest, (model, rows), offline = json.loads(done.stdout.splitlines()[-1])
+        (longest, (model, rows), offline), said = in_a_process(NOT_REACHED, cache=tmp_path, HF_ENDPOINT=url)
     assert longest == 222
     assert "somebody/other" in model and "somebody/rows" in rows
     assert offline == "1", "for processes that begin later"
-    assert done.stderr.count(f"the hub at {url} cannot be reached") == 1
-    assert "Retrying" not in done.stderr
+    assert said.count(f"the hub at {url} cannot be reached") == 1
+    assert "Retrying" not in said
 
 
 def test_a_trained_model_is_pushed_as_trl_does_it_and_nothing_private_with_it(

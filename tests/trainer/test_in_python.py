@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.errors import ConfigError
@@ -55,6 +56,8 @@ def test_tools_json_gives_the_prompt_of_the_training_and_a_function_another(save
         return list(ids["input_ids"])
 
     assert prompt(tools) == list(episode["prompt_ids"])
+    model = AutoModelForCausalLM.from_pretrained(saved)
+    assert model.generate(torch.tensor([prompt(tools)]), max_new_tokens=8).shape[1] > len(prompt(tools))
     assert len(prompt([multiply])) > len(prompt(tools)), "Transformers describes the same function at more length"
 
 

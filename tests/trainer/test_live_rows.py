@@ -180,7 +180,7 @@ def test_what_needs_every_row_is_known(tmp_path: Path, changes: dict[str, Any]) 
     assert why_every_row(tiny_config(tmp_path, **changes)) in NEEDS_EVERY_ROW
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "luspo"])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
 def test_the_live_denominator_counts_live_rows_or_their_tokens(tmp_path: Path, loss_type: str) -> None:
     """The gradient is larger by one factor: that of the rows, or of the tokens, of the batch."""
     changes: dict[str, Any] = {"loss_type": loss_type, "max_steps": 1}

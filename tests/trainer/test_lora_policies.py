@@ -1,4 +1,4 @@
-"""LoRA policies: how vLLM gets them, saving, resuming, and what a saved run can be opened with."""
+"""LoRA policies: how vLLM gets them, saving and resuming. What a saved model is opened with: `test_in_python.py`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from toolgrpo.chat import resolve_format
 from toolgrpo.engines.vllm_options import vllm_available
-from toolgrpo.tools import load_tools
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).parents[2]
 needs_vllm = pytest.mark.skipif(not vllm_available(), reason="vLLM is not installed")
 
 
@@ -100,65 +97,3 @@ def test_handing_weights_over_does_not_move_the_base_model(tiny_qwen3: Any, dtyp
     assert not merges_exactly(tiny_qwen3(0))
     dora = get_peft_model(tiny_qwen3(0), LoraConfig(r=4, target_modules=["q_proj"], use_dora=True))
     assert not merges_exactly(dora)
-
-
-@pytest.fixture(scope="module")
-def saved_nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """nano after one step, as `save_model` leaves it."""
-    from datasets import Dataset
-
-    from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
-    from toolgrpo.models import NANO
-
-    out = tmp_path_factory.mktemp("nano")
-    rows = [{"prompt": [{"role": "user", "content": f"What is {n} plus 4?"}]} for n in range(4)]
-    trainer = ToolGRPOTrainer(
-        str(NANO),
-        lambda completions, **_: [float(i % 2) for i in range(len(completions))],
-        ToolGRPOConfig(
-            str(out),
-            engine="transformers",
-            use_cpu=True,
-            max_steps=1,
-            per_device_train_batch_size=4,
-            num_generations=4,
-            max_completion_length=64,
-            report_to="none",
-            save_strategy="no",
-        ),
-        train_dataset=Dataset.from_list(rows),
-        tools=str(ROOT / "tools_funcs" / "arithmetic_tools.py"),
-    )
-    try:
-        trainer.train()
-        trainer.save_model(str(out))
-    finally:
-        trainer.close()
-    return out
-
-
-MESSAGES = [{"role": "user", "content": "What is 3 plus 4?"}]
-
-
-def tool_schemas() -> list[dict[str, Any]]:
-    with load_tools(str(ROOT / "tools_funcs" / "arithmetic_tools.py")) as toolbox:
-        return list(toolbox.schemas)
-
-
-def rendered_by_us(saved: Path, schemas: list[dict[str, Any]]) -> list[int]:
-    from transformers import AutoTokenizer
-
-    return resolve_format(AutoTokenizer.from_pretrained(saved)).prompt(MESSAGES, schemas)
-
-
-def test_a_saved_model_opens_with_plain_transformers_and_its_own_chat_template(saved_nano: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    schemas = tool_schemas()
-    ours = rendered_by_us(saved_nano, schemas)
-    tokenizer = AutoTokenizer.from_pretrained(saved_nano)
-    theirs = tokenizer.apply_chat_template(MESSAGES, tools=schemas, add_generation_prompt=True, return_dict=False)
-    assert list(theirs) == ours
-    model = AutoModelForCausalLM.from_pretrained(saved_nano)
-    generated = model.generate(torch.tensor([ours]), max_new_tokens=8, do_sample=False)
-    assert generated.shape[1] > len(ours)

@@ -27,12 +27,8 @@ TOOL_FUNCTIONS = [look_up]
 
 SETTINGS = """
 import gc, sys, time
-from datasets import Dataset
-from toolgrpo import ToolGRPOTrainer
-from toolgrpo.testing import ByteChat, ScriptedEngine, numbered_tokenizer, tiny_config, tiny_qwen3
-from toolgrpo.tools import load_tools, run_tool
+from toolgrpo.testing import ByteChat, ScriptedReply, tiny_trainer
 
-rows = Dataset.from_list([{"prompt": f"q{i}", "answer": str(i)} for i in range(8)])
 seen = []
 
 def of_results(completions, **_):
@@ -43,23 +39,17 @@ def said(request, number):
     answered = ">tool:" in ByteChat.text(request.ids)
     return ByteChat.say("end" + "." * (number % 5) if answered else 'call look_up {"word": "a"}')
 
-def make(generator, **changes):
-    return ToolGRPOTrainer(
-        tiny_qwen3(), of_results, tiny_config("out", **changes), rows, processing_class=numbered_tokenizer(),
-        tools="my_tools.py", engine=generator, chat=ByteChat(),
-    )
+def make(script, **changes):
+    return tiny_trainer("out", of_results, script, parts={"tools": "my_tools.py"}, **changes)
 """
 
-SCRIPTED = "trainer = make(ScriptedEngine(said)); print(trainer.train().global_step)"
+SCRIPTED = "trainer = make(said); print(trainer.train().global_step)"
 LONG = """
-class Slow(ScriptedEngine):
-    async def sample(self, request):
-        import asyncio
-        print("sampling", flush=True)
-        await asyncio.sleep(SECONDS)
-        return await super().sample(request)
+def slowly(request, number):
+    print("sampling", flush=True)
+    return ScriptedReply(said(request, number), delay_s=0.3)
 
-trainer = make(Slow(said), max_steps=50)
+trainer = make(slowly, max_steps=50)
 trainer.train()
 print("ended by", trainer.stopped_by, "after", trainer.state.global_step)
 """
@@ -93,6 +83,6 @@ def test_a_trainer_that_nobody_has_gives_its_workers_back(kernel: Any) -> None:
 
 
 def test_an_interrupted_cell_ends_its_step_and_the_next_trains(kernel: Any) -> None:
-    shown = kernel.run(LONG.replace("SECONDS", "0.3"), interrupt_after="sampling")
+    shown = kernel.run(LONG, interrupt_after="sampling")
     assert "ended by SIGINT after" in shown
     assert kernel.run(SCRIPTED).strip().endswith("2")

@@ -1,4 +1,4 @@
-"""Training and rollouts that overlap: the same rows in the same steps, and nothing lost on any way out."""
+"""Training and rollouts that overlap, and groups carried over: who is trained on when, and nothing lost on any way out."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
-from tests.support.trainings import BeforeOptimizerStep, step_logs
+from tests.support.rollouts import no_rollout_thread
+from tests.support.trainings import BeforeOptimizerStep, KeptBatches, run_to_end, step_logs
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.engines.transformers import TransformersEngine
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.recorder import episodes_path
 from toolgrpo.observe.records import read_episodes
-from toolgrpo.rollout import Observer, RolloutBatch
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, tiny_trainer
 from toolgrpo.testing.trainers import tiny_qwen3
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
@@ -39,59 +39,46 @@ def reward(completions: list[Any], **_: Any) -> list[float]:
     return [float((len(one[-1]["content"]) + place) % 3) for place, one in enumerate(completions)]
 
 
-class Batches(Observer):
-    """The questions of each batch that was trained on, and the weights they were drawn from."""
-
-    def __init__(self) -> None:
-        self.questions: list[list[str]] = []
-        self.weights: list[set[Any]] = []
-
-    def batch_done(self, batch: RolloutBatch) -> None:
-        if batch.mode == "train":
-            self.questions.append([str(one.row["prompt"]) for one in batch.episodes])
-            self.weights.append({turn.weights for t in batch.trajectories for turn in t.turns})
-
-
 def run(
-    folder: Path, *callbacks: TrainerCallback, says: Any = script, resume: Any = None, **changes: Any
-) -> tuple[Any, Batches]:
-    batches = Batches()
-    trainer = tiny_trainer(
-        folder,
-        reward,
-        says,
-        parts={"observers": [batches], "callbacks": list(callbacks)},
-        **{"max_steps": 5, "rollout_correction": "auto", **changes},
-    )
+    folder: Path, *callbacks: Any, says: Any = script, resume: Any = None, **changes: Any
+) -> tuple[Any, KeptBatches]:
+    """Train with these callbacks, which know the trainer; nothing is left behind, however it ends."""
+    kept = KeptBatches()
+    parts = {"observers": [kept], "callbacks": list(callbacks)}
+    options = {"max_steps": 5, "rollout_correction": "auto", **changes}
+    trainer = tiny_trainer(folder, reward, says, parts=parts, **options)
     for one in callbacks:
         one.trainer = trainer
     try:
-        trainer.train(resume_from_checkpoint=resume)
+        run_to_end(trainer, resume)
     finally:
-        trainer.close()
-    return trainer, batches
+        assert no_rollout_thread() and trainer.engine.open_requests == 0 and not trainer.engine.is_open
+    kept.batches = [batch for batch in kept.batches if batch.mode == "train"]
+    return trainer, kept
+
+
+def questions(kept: KeptBatches) -> list[list[str]]:
+    return [[str(one.row["prompt"]) for one in batch.episodes] for batch in kept.batches]
+
+
+def weights(kept: KeptBatches, step: int) -> set[Any]:
+    return {turn.weights for t in kept.batches[step].trajectories for turn in t.turns}
 
 
 def losses(trainer: Any) -> list[float]:
     return [log["loss"] for log in step_logs(trainer)]
 
 
-def nothing_is_left(trainer: Any) -> bool:
-    threads = [one for one in threading.enumerate() if one.name.startswith("toolgrpo-rollouts")]
-    return not threads and trainer.engine.open_requests == 0 and not trainer.engine.is_open
-
-
-@pytest.mark.parametrize("changes", [{}, {"weights_handover": "drain"}, {"max_staleness": 3}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"max_staleness": 3}], ids=str)
 def test_the_steps_have_the_rows_and_the_losses_of_the_run_without(tmp_path: Path, changes: dict[str, Any]) -> None:
     """What the script says depends on no weights, so the losses are equal, too."""
     plain, expected = run(tmp_path / "plain")
     ahead, found = run(tmp_path / "ahead", **{**AHEAD, **changes})
-    assert found.questions == expected.questions and len(found.questions) == 5
+    assert questions(found) == questions(expected) and len(found.batches) == 5
     assert losses(ahead) == losses(plain)
     assert len(ahead.engine.requests) == 40, "no batch is begun that no step would train on"
     assert plain.n_episodes == ahead.n_episodes == 40
-    assert nothing_is_left(ahead)
-    assert expected.weights[0] == {None}
+    assert weights(expected, 0) == {None}
 
 
 def test_rollouts_go_on_during_the_training_pass(tmp_path: Path) -> None:
@@ -110,7 +97,7 @@ def test_rollouts_go_on_during_the_training_pass(tmp_path: Path) -> None:
     logs = step_logs(trainer)
     assert [log["overlap/staleness"] for log in logs] == [0, 1, 1, 1, 1]
     assert [log["overlap/batches_in_flight"] for log in logs] == [1, 1, 1, 1, 0]
-    assert batches.weights[0] == {(0, 0)} and batches.weights[1] == {(0, 0)}
+    assert weights(batches, 0) == weights(batches, 1) == {(0, 0)}
 
 
 def test_a_rollout_that_fails_ends_the_run_with_its_own_error_and_a_checkpoint(tmp_path: Path) -> None:
@@ -119,42 +106,13 @@ def test_a_rollout_that_fails_ends_the_run_with_its_own_error_and_a_checkpoint(t
             raise AssertionError("the fourth batch meets a bug")
         return script(request, number)
 
-    trainers: list[Any] = []
-
-    class Keep(TrainerCallback):
-        trainer: Any = None
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            trainers.append(self.trainer)
-
     with pytest.raises(AssertionError, match="the fourth batch meets a bug"):
-        run(tmp_path, Keep(), says=says, **AHEAD)
-    assert nothing_is_left(trainers[0])
+        run(tmp_path, says=says, **AHEAD)
     assert [one.step for one in complete_checkpoints(tmp_path)] == [3]
     whole, expected = run(tmp_path / "whole", **AHEAD)
     resumed, found = run(tmp_path, resume="auto", **AHEAD)
-    assert found.questions == expected.questions[3:]
+    assert questions(found) == questions(expected)[3:]
     assert losses(resumed) == losses(whole)
-
-
-def test_a_signal_ends_it_without_waiting_for_what_is_in_flight(tmp_path: Path) -> None:
-    """The second batch never ends."""
-
-    def says(request: SampleRequest, number: int) -> Reply:
-        answer = script(request, number)
-        assert isinstance(answer, list)
-        return ScriptedReply(answer, stalls=True) if 8 <= number < 16 else answer
-
-    stop = BeforeOptimizerStep(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    trainer, _ = run(tmp_path, stop, says=says, **AHEAD)
-    assert trainer.stopped_by == "SIGTERM" and trainer.state.global_step == 1
-    assert nothing_is_left(trainer) and trainer.engine.answered == 8
-    whole, expected = run(tmp_path / "whole", **AHEAD)
-    resumed, found = run(tmp_path, resume="auto", **AHEAD)
-    assert found.questions == expected.questions[1:], "what was in flight is drawn anew, with the same rows"
-    assert losses(resumed) == losses(whole)
-    numbers = [record["metadata"]["episode"] for record in read_episodes(episodes_path(tmp_path, 0))]
-    assert sorted(numbers) == list(range(40)), "each episode is trained on once"
 
 
 def test_an_evaluation_between_two_steps_has_the_engine_for_itself(tmp_path: Path) -> None:
@@ -166,7 +124,7 @@ def test_an_evaluation_between_two_steps_has_the_engine_for_itself(tmp_path: Pat
 
     trainer, found = run(tmp_path / "ahead", Measure(), **AHEAD)
     _, expected = run(tmp_path / "plain")
-    assert found.questions == expected.questions and len(trainer.engine.requests) == 45
+    assert questions(found) == questions(expected) and len(trainer.engine.requests) == 45
 
 
 def test_an_engine_that_cannot_is_refused() -> None:
@@ -180,3 +138,55 @@ def test_an_engine_that_cannot_is_refused() -> None:
         with pytest.raises(ConfigError, match=sentence):
             check_engine(engine, "keep")
     check_engine(Plain(script), "drain")
+
+
+CARRY: dict[str, Any] = {
+    "rows": [{"prompt": f"q{number:02}", "answer": "1", "number": number} for number in range(32)],
+    **{"per_device_train_batch_size": 16, "max_steps": 4, "shuffle_dataset": False, "carry_over": 0.25},
+}
+
+
+def slow(late: int | None = None, never: int | None = None) -> Any:
+    """A script whose questions of one row are answered late, or never."""
+
+    def says(request: SampleRequest, number: int) -> ScriptedReply:
+        row = int(ByteChat.text(request.ids).partition("q")[2][:2])
+        answer = ByteChat.say("abcdefghijklm"[: 1 + sum(request.ids) % 13])
+        return ScriptedReply(answer, delay_s=0.6 * (row == late), stalls=row == never)
+
+    return says
+
+
+def rows_of(kept: KeptBatches) -> list[list[int]]:
+    """The rows of each step that was trained on."""
+    return [[one.row["number"] for one in batch.episodes if one.trained][::4] for batch in kept.batches]
+
+
+def all_rows(kept: KeptBatches) -> list[int]:
+    return sorted(row for rows in rows_of(kept) for row in rows)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_step_begins_without_the_slow_group_which_is_the_next_ones(tmp_path: Path, staleness: int) -> None:
+    trainer, kept = run(tmp_path, says=slow(late=2), **CARRY, max_staleness=staleness)
+    first, second, *_ = rows_of(kept)
+    assert first == [0, 1, 3, 4] and second[0] == 2
+    assert all_rows(kept) == list(range(16)), "every row is trained on once"
+    assert len(trainer.engine.requests) == 4 * 16, "no group is begun that no step would train on"
+    assert max([log["overlap/staleness"] for log in step_logs(trainer)]) <= staleness + 1
+    assert [log["overlap/carried"] for log in step_logs(trainer)] == [0, 1, 1, 1]
+    assert [log["overlap/batches_in_flight"] for log in step_logs(trainer)][-1] == 0
+    began_with = {turn.weights[0] for t in kept.batches[1].trajectories[:4] for turn in t.turns if turn.weights}
+    assert began_with == {0}, "the group went on, and was not begun anew"
+
+
+def test_a_signal_cancels_what_is_in_line_and_a_resumed_run_draws_it_anew(tmp_path: Path) -> None:
+    stop = BeforeOptimizerStep(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    trainer, kept = run(tmp_path, stop, says=slow(never=2), **CARRY, max_staleness=1)
+    assert trainer.stopped_by == "SIGTERM" and rows_of(kept) == [[0, 1, 3, 4]]
+    assert trainer.engine.cancelled >= 4
+    _, resumed = run(tmp_path, says=slow(), resume="auto", **CARRY, max_staleness=1)
+    assert rows_of(resumed)[0][0] == 2, "what was left over is the first of the resumed run"
+    assert all_rows(resumed) == [2, *range(5, 16)], "none is lost, and none trained on twice"
+    numbers = [record["metadata"]["episode"] for record in read_episodes(episodes_path(tmp_path, 0))]
+    assert sorted(numbers) == list(range(64))

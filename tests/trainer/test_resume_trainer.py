@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import TrainerCallback
 
-from tests.support.trainings import recorded, step_logs
+from tests.support.trainings import CREDIT_BY_TURN, recorded, run_to_end, same_weights, step_logs
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
@@ -77,18 +76,13 @@ class Run:
         )
 
     def train(self, *callbacks: TrainerCallback, resume: str | None = None, **changes: Any) -> Any:
-        trainer = self.trainer(*callbacks, **changes)
-        try:
-            trainer.train(resume_from_checkpoint=resume)
-        finally:
-            trainer.close()
-        return trainer
+        return run_to_end(self.trainer(*callbacks, **changes), resume)
 
     def stop_after(self, step: int) -> None:
         assert self.train(Signal(step, signal.SIGTERM)).state.global_step == step
 
     def episodes(self) -> list[Any]:
-        return recorded(self.out, "mask", "logprobs")
+        return recorded(self.out, "mask", "logprobs", *(["turn_advantages"] if "credit" in self.changes else []))
 
 
 def assert_same(resumed: ToolGRPOTrainer, whole: ToolGRPOTrainer) -> None:
@@ -99,9 +93,7 @@ def assert_same(resumed: ToolGRPOTrainer, whole: ToolGRPOTrainer) -> None:
             for log in step_logs(trainer)
         ]
 
-    assert logged(resumed) == logged(whole)
-    for one, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert logged(resumed) == logged(whole) and same_weights(resumed, whole)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +102,8 @@ def assert_same(resumed: ToolGRPOTrainer, whole: ToolGRPOTrainer) -> None:
         pytest.param({}, id="scripted"),
         pytest.param({"scripted": False, "temperature": 1.0}, id="drawn"),
         pytest.param(
-            {"num_iterations": 2, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
-            id="each batch twice",
+            {"num_iterations": 2, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, **CREDIT_BY_TURN},
+            id="each batch twice, with credit by turn",
         ),
         pytest.param(
             {"steps_per_generation": 4, "gradient_accumulation_steps": 1, "per_device_train_batch_size": 2},

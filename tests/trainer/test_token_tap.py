@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.trainings import run_to_end, step_logs
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.observe.records import ids_checksum, iter_steps, iter_tokens, read_episodes
 from toolgrpo.rollout.batch import Scored
@@ -24,10 +25,7 @@ def by_length(completions: list[Any], **_: Any) -> list[float]:
 
 
 def trained(folder: Path, **changes: Any) -> Any:
-    running = tiny_trainer(folder, by_length, script, **changes)
-    running.train()
-    running.close()
-    return running
+    return run_to_end(tiny_trainer(folder, by_length, script, **changes))
 
 
 def test_the_chosen_episodes_have_what_the_loss_was_made_of(tmp_path: Path) -> None:
@@ -55,7 +53,7 @@ def test_recording_changes_nothing_that_is_trained(tmp_path: Path) -> None:
     losses = []
     for name, changes in (("all", {"record_tokens": 8}), ("none", {"record_episodes": False})):
         running = trained(tmp_path / name, **changes)
-        losses.append([log["loss"] for log in running.state.log_history if "loss" in log])
+        losses.append([log["loss"] for log in step_logs(running)])
     assert losses[0] == losses[1]
     assert not (tmp_path / "none" / "episodes.jsonl").exists() and not (tmp_path / "none" / "tokens.jsonl").exists()
 

@@ -13,6 +13,7 @@ from datasets import Dataset
 from peft import LoraConfig
 
 from tests.support.chat_families import trl_tokenizer
+from tests.support.trainings import run_to_end
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.errors import ConfigError, RewardError
 from toolgrpo.plugin_files import import_file
@@ -128,10 +129,7 @@ def job(
 def trained(trainer: ToolGRPOTrainer) -> dict[str, Any]:
     """Train; return TRL's closing line."""
     before = {name: value.clone() for name, value in trainer.model.named_parameters()}
-    try:
-        trainer.train()
-    finally:
-        trainer.close()
+    run_to_end(trainer)
     assert any(not torch.equal(before[name], value) for name, value in trainer.model.named_parameters())
     closing: dict[str, Any] = trainer.state.log_history[-1]
     assert closing["train_loss"] is not None and closing["step"] == trainer.state.global_step

@@ -1,5 +1,7 @@
 """What `trainer/trl/batch.py` relies on in TRL, and what a run makes of off-policy tokens.
 
+That a row without an advantage adds nothing to any loss is held by `test_live_rows.py`, with numbers.
+
 Two engines stand for what a GPU does: one whose log-probabilities are rounded to bf16, and one that
 draws from weights one step old.
 """
@@ -8,20 +10,17 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from trl import GRPOTrainer
 
 from tests.support.off_policy_engines import LateEngine, RoundedEngine
-from toolgrpo.testing import ByteChat
-from toolgrpo.testing.numbered_tokenizer import numbered_tokenizer
-from toolgrpo.testing.trainers import tiny_config, tiny_qwen3
-from toolgrpo.trainer.trainer import ToolGRPOTrainer
+from tests.support.trainings import LOSSES, LossInputs, run_to_end, step_logs
+from toolgrpo.testing.trainers import tiny_qwen3, tiny_trainer
 
 pytestmark = pytest.mark.contract
 
@@ -39,14 +38,10 @@ def half(prompts: list[Any], **_: Any) -> list[float]:
     return [float(place % 2) for place in range(len(prompts))]
 
 
-class Passes(ToolGRPOTrainer):
-    """Counts the passes that have no gradient, and keeps what the loss was given."""
+class Passes(LossInputs):
+    """Counts the passes that have no gradient."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.without_gradient = 0
-        self.losses: list[float] = []
-        self.given: list[dict[str, Any]] = []
+    without_gradient = told = 0
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         before = self.told
@@ -54,30 +49,36 @@ class Passes(ToolGRPOTrainer):
         self.without_gradient += not torch.is_grad_enabled() and self.told > before
         return found
 
-    told = 0
 
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        self.given.append(dict(inputs))
-        return super()._compute_loss(model, inputs)
-
-
-def trained(folder: Path, engine: Any, **changes: Any) -> tuple[Passes, list[Mapping[str, float]], list[str]]:
+def trained(folder: Path, kind: type, **changes: Any) -> tuple[Passes, list[dict[str, Any]], list[str]]:
     """The trainer, what it logged, and what it said."""
     said: list[str] = []
-    trainer = Passes(
-        tiny_qwen3(),
-        half,
-        tiny_config(folder, **{**SMALL, **changes}),
-        train_dataset=Dataset.from_list([{"prompt": f"q{i}"} for i in range(8)]),
-        processing_class=numbered_tokenizer(),
-        engine=engine,
-        chat=ByteChat(),
+    trainer = tiny_trainer(
+        folder, half, None, kind=Passes, parts={"engine": kind(tiny_qwen3())}, **{**SMALL, **changes}
     )
     trainer.model.register_forward_hook(lambda *_: setattr(trainer, "told", trainer.told + 1))
     trainer._batch._off_policy._warn = said.append
-    trainer.train()
-    trainer.close()
-    return trainer, [log for log in trainer.state.log_history if "loss" in log], said
+    return run_to_end(trainer), step_logs(trainer), said
+
+
+def test_the_loss_knows_no_type_that_we_do_not() -> None:
+    compared = "".join(re.findall(r"self\.loss_type (?:==|!=|in) (.+?):", LOSS))
+    assert set(re.findall(r'"(\w+)"', compared)) == set(LOSSES), (
+        "say in learning/training_rows.py what a new one is divided by"
+    )
+
+
+def test_the_old_policy_is_still_read_before_rewards_are_asked_and_when_we_think() -> None:
+    assert SCORED.index("old_per_token_logps, _, _ =") < SCORED.index("self._calculate_rewards(")
+    condition = SCORED[SCORED.index("generate_every =") : SCORED.index("old_per_token_logps, _, _ =")]
+    assert "gradient_accumulation_steps % generate_every != 0" in condition, "see reads_old_policy"
+    assert "self.use_vllm and self.vllm_importance_sampling_correction" in condition, "see reads_old_policy"
+
+
+def test_nan_stays_what_nobody_could_score() -> None:
+    assert "torch.nan_to_num(per_token_logps_diff, nan=0.0)" in SCORED
+    assert "delta[mask & ~torch.isnan(delta)]" in SCORED
+    assert "math.isnan" in inspect.getsource(GRPOTrainer.log), "see mean_entropy_of_live"
 
 
 def test_trl_reads_and_weights_as_we_think() -> None:
@@ -96,8 +97,8 @@ def test_trl_reads_and_weights_as_we_think() -> None:
 
 
 def test_rounded_log_probabilities_weigh_long_episodes_by_chance_with_trl_and_not_by_default(tmp_path: Path) -> None:
-    _, of_trl, _ = trained(tmp_path / "trl", RoundedEngine(tiny_qwen3()), rollout_correction="trl", max_steps=1)
-    trainer, ours, said = trained(tmp_path / "default", RoundedEngine(tiny_qwen3()), max_steps=1)
+    _, of_trl, _ = trained(tmp_path / "trl", RoundedEngine, rollout_correction="trl", max_steps=1)
+    trainer, ours, said = trained(tmp_path / "default", RoundedEngine, max_steps=1)
     assert trainer.correction.method == "bypass" and "one update" in trainer.correction.why
     trap, log = of_trl[0], ours[0]
     assert 0.002 < log["sampling/sampling_logp_difference/mean"] < 0.02
@@ -113,10 +114,10 @@ def test_rounded_log_probabilities_weigh_long_episodes_by_chance_with_trl_and_no
 def test_bypass_makes_the_engine_the_old_policy(tmp_path: Path) -> None:
     """Also where TRL would read it, since the batch gets several updates."""
     trainer, logs, _ = trained(
-        tmp_path, RoundedEngine(tiny_qwen3()), rollout_correction="bypass", num_iterations=2, learning_rate=1e-3
+        tmp_path, RoundedEngine, rollout_correction="bypass", num_iterations=2, learning_rate=1e-3
     )
-    assert trainer.without_gradient == 0 and len(trainer.given) == 2
-    for inputs in trainer.given:
+    assert trainer.without_gradient == 0 and len(trainer.seen) == 2
+    for inputs in trainer.seen:
         assert "importance_sampling_ratio" not in inputs
         assert torch.equal(inputs["old_per_token_logps"], inputs["sampling_per_token_logps"])
     assert [("correction/ess" in log) for log in logs] == [True, False], "a batch is measured once"
@@ -125,7 +126,7 @@ def test_bypass_makes_the_engine_the_old_policy(tmp_path: Path) -> None:
 def test_geo_tis_counts_episodes_near_the_policy_by_truncated_ratios(tmp_path: Path) -> None:
     trainer, logs, _ = trained(
         tmp_path,
-        LateEngine(tiny_qwen3()),
+        LateEngine,
         num_iterations=2,
         max_steps=4,
         learning_rate=3e-4,
@@ -133,7 +134,7 @@ def test_geo_tis_counts_episodes_near_the_policy_by_truncated_ratios(tmp_path: P
         loss_denominator="live",
     )
     assert trainer.correction.method == "geo_tis" and trainer.without_gradient == 2
-    inputs = trainer.given[2]
+    inputs = trainer.seen[2]
     mask = inputs["completion_mask"] * inputs["tool_mask"]
     log_ratio = (inputs["old_per_token_logps"] - inputs["sampling_per_token_logps"]) * mask
     n_tokens = mask.sum(1)
@@ -150,6 +151,6 @@ def test_geo_tis_counts_episodes_near_the_policy_by_truncated_ratios(tmp_path: P
 
 
 def test_a_cut_distribution_is_warned_of_with_the_size_of_its_bias(tmp_path: Path) -> None:
-    _, _, said = trained(tmp_path, RoundedEngine(tiny_qwen3()), top_k=20, max_completion_length=60, max_steps=1)
+    _, _, said = trained(tmp_path, RoundedEngine, top_k=20, max_completion_length=60, max_steps=1)
     (warning,) = [text for text in said if "biases" in text]
     assert warning.startswith("top_k 20 biases rollout_correction bypass") and "a token is weighted by 0." in warning

@@ -11,7 +11,7 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from toolgrpo import ToolGRPOTrainer
+from tests.support.trainings import LossInputs
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
 from toolgrpo.learning.advantages import grouped_advantages
@@ -70,14 +70,6 @@ def by_length(completions: list[Any], **_: Any) -> list[float]:
     return [float(len(completion[-1]["content"]) > 2) for completion in completions]
 
 
-class Seen(ToolGRPOTrainer):
-    """Keeps the last batch that TRL computes its loss from."""
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        self.seen = inputs
-        return super()._compute_loss(model, inputs)
-
-
 @pytest.mark.e2e
 @pytest.mark.parametrize("advantage", ["loo", "grpo"])
 def test_shaped_rewards_become_the_advantages_that_are_trained_on(tmp_path: Path, advantage: str) -> None:
@@ -85,7 +77,7 @@ def test_shaped_rewards_become_the_advantages_that_are_trained_on(tmp_path: Path
         tmp_path,
         by_length,
         lengths,
-        kind=Seen,
+        kind=LossInputs,
         max_steps=1,
         max_completion_length=6,
         advantage=advantage,
@@ -97,8 +89,9 @@ def test_shaped_rewards_become_the_advantages_that_are_trained_on(tmp_path: Path
     taken = [0.5 * 0.4 * n / 5 + 0.5 * max(0.0, (n - 2) / 4) for n in tokens]
     shaped = [float(n > 3) - one for n, one in zip(tokens, taken, strict=True)]
     expected = dict(zip(tokens, grouped_advantages(shaped, 4, advantage), strict=True))
-    n_tokens = run.seen["completion_mask"].sum(1).tolist()
-    assert dict(zip(n_tokens, run.seen["advantages"].tolist(), strict=True)) == pytest.approx(expected)
+    (inputs,) = run.seen
+    n_tokens = inputs["completion_mask"].sum(1).tolist()
+    assert dict(zip(n_tokens, inputs["advantages"].tolist(), strict=True)) == pytest.approx(expected)
     log = run.state.log_history[0]
     assert log["reward"] == 0.5  # what the reward function gave
     assert log["shaping/penalty"] == pytest.approx(0.5 * 0.4 * 3.5 / 5)

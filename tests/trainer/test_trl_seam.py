@@ -1,24 +1,32 @@
-"""What `trainer/trl/trainer.py` relies on in TRL. A failure here says what to look at after an upgrade."""
+"""What `trainer/trl/trainer.py` and checkpoints rely on in TRL, Transformers and accelerate.
+
+A failure here says what to look at after an upgrade.
+"""
 
 from __future__ import annotations
 
 import inspect
+import io
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, patch
 
 import pytest
 import torch
 import trl
-from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
+from accelerate.state import AcceleratorState
+from transformers import GenerationMixin, GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, Trainer
 from trl import GRPOTrainer
+from trl.distributed import DistributedBackend
 from trl.generation.vllm_generation import VLLMGeneration
-from trl.trainer.utils import add_fused_lm_head
+from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.errors import ConfigError
 from toolgrpo.ledger import Ledger
-from toolgrpo.testing import ByteChat, ScriptedEngine, numbered_tokenizer, tiny_config
+from toolgrpo.testing import ByteChat, ScriptedEngine, numbered_tokenizer, tiny_config, tiny_trainer
 from toolgrpo.trainer.trl import trainer as trl_trainer
 from toolgrpo.trainer.trl.batch import as_trl
 from toolgrpo.trajectory import StopReason
@@ -46,23 +54,18 @@ def test_generate_still_returns_the_same_eight_things() -> None:
     assert len(output) == len(expected.split(", "))
 
 
-def test_generate_is_given_the_prompts_only() -> None:
-    assert list(inspect.signature(GRPOTrainer._generate).parameters) == ["self", "prompts"]
-    assert list(inspect.signature(GRPOTrainer._generate_and_score_completions).parameters) == ["self", "inputs"]
-
-
-def test_rewards_are_still_calculated_in_one_place() -> None:
-    parameters = list(inspect.signature(GRPOTrainer._calculate_rewards).parameters)
-    assert parameters == ["self", "inputs", "prompts", "completions", "completion_ids_list"]
-
-
-def test_extra_fields_still_reach_the_reward_function() -> None:
-    assert "extra_fields" in source(GRPOTrainer._generate_and_score_completions)
-
-
-def test_importance_correction_still_hangs_on_use_vllm() -> None:
-    text = source(GRPOTrainer._generate_and_score_completions)
-    assert "self.use_vllm and self.vllm_importance_sampling_correction" in text, "see trl/batch.py"
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [
+        ("_generate", ["self", "prompts"]),
+        ("_generate_and_score_completions", ["self", "inputs"]),
+        ("_calculate_rewards", ["self", "inputs", "prompts", "completions", "completion_ids_list"]),
+        ("_save_checkpoint", ["self", "model", "trial"]),
+    ],
+)
+def test_what_we_override_is_given_the_same(method: str, parameters: list[str]) -> None:
+    assert list(inspect.signature(getattr(GRPOTrainer, method)).parameters) == parameters
+    assert "extra_fields" in source(GRPOTrainer._generate_and_score_completions), "they reach the reward function"
 
 
 def test_the_weight_walker_needs_nothing_we_do_not_give_it() -> None:
@@ -172,6 +175,10 @@ def test_a_head_for_supervised_training_has_trls_tiles(tiny_qwen3: Any) -> None:
         assert f"\n{line}\n" in source(file), "TRL's tile has changed; see trl_trainer._TRL_TILE"
 
 
+def say_end(request: Any, number: int) -> list[int]:
+    return ByteChat.say("end")
+
+
 def dense_granite() -> Any:
     config = GraniteMoeHybridConfig(
         **{"vocab_size": 320, "hidden_size": 64, "shared_intermediate_size": 64, "num_hidden_layers": 1},
@@ -191,7 +198,7 @@ def test_a_load_balancing_loss_without_experts_is_refused_before_the_training(tm
     def train(**changes: Any) -> None:
         parts: dict[str, Any] = {"processing_class": numbered_tokenizer(), "chat": ByteChat()}
         config = tiny_config(tmp_path, max_steps=1, **changes)
-        engine = ScriptedEngine(lambda request, number: ByteChat.say("end"))
+        engine = ScriptedEngine(say_end)
         rows = [{"prompt": "q"}] * 8
         with ToolGRPOTrainer(
             dense_granite(), lambda completions, **_: [0.0, 1.0] * 4, config, rows, engine=engine, **parts
@@ -201,3 +208,68 @@ def test_a_load_balancing_loss_without_experts_is_refused_before_the_training(tm
     with pytest.raises(ConfigError, match=r"GraniteMoeHybridForCausalLM .* \(num_experts: None\); set router_aux"):
         train()
     train(router_aux_loss_coef=0.0)
+
+
+@pytest.mark.parametrize("kind", ["mocked", "a function", "mocked for all models"])
+def test_a_replaced_generate_is_refused(kind: str, tmp_path: Path) -> None:
+    with tiny_trainer(tmp_path, lambda completions, **_: [1.0] * 8, say_end, max_steps=1) as trainer:
+        replaced: dict[str, Callable[[], Any]] = {
+            "mocked": lambda: patch.object(trainer.model, "generate", side_effect=print),
+            "a function": lambda: patch.object(trainer.model, "generate", new=print),
+            "mocked for all models": lambda: patch.object(GenerationMixin, "generate", new=MagicMock()),
+        }
+        with replaced[kind](), pytest.raises(ConfigError, match=r"`generate` was replaced, .* \(`engine=`"):
+            trainer.train()
+        trainer.train()  # taken off again
+        assert trainer.state.global_step == trainer.state.max_steps
+
+
+def test_the_place_in_a_generation_batch_is_still_two_attributes() -> None:
+    text = source(GRPOTrainer._prepare_inputs)
+    assert "generate_every = self.args.steps_per_generation * self.num_iterations" in text, "see place_in_batch"
+    assert "self._step % generate_every == 0 or self._buffered_inputs is None" in text, "see restore_place_in_batch"
+    assert "self._buffered_inputs[self._step % self.args.steps_per_generation]" in text
+
+
+def test_the_sampler_still_has_one_generator_for_all_epochs() -> None:
+    """If TRL learns to start in a later epoch by itself, `skip_epochs` must go."""
+    assert not hasattr(RepeatSampler, "set_epoch")
+    first = RepeatSampler(list(range(20)), mini_repeat_count=1, batch_size=2, seed=5)
+    epochs = [list(first), list(first)]
+    second = RepeatSampler(list(range(20)), mini_repeat_count=1, batch_size=2, seed=5)
+    torch.randperm(second.num_samples, generator=second.generator)
+    assert list(second) == epochs[1] != epochs[0]
+
+
+def test_checkpoints_are_still_written_and_rotated_in_one_call() -> None:
+    text = source(Trainer._save_checkpoint)
+    assert "save_total_limit=self.args.save_total_limit" in text, (
+        "rotation is put off through this; see Checkpoints.save"
+    )
+    assert text.index("_save_rng_state") < text.index("rotate_checkpoints(")
+
+
+def test_random_numbers_are_still_restored_after_the_batch_is_drawn() -> None:
+    text = source(Trainer._run_epoch)
+    assert text.index("self.get_batch_samples(") < text.rindex("self._load_rng_state(")
+    order = source(Trainer._inner_training_loop)
+    assert order.index("on_train_begin") < order.index("self._run_epoch("), "the place is restored in on_train_begin"
+
+
+def test_the_device_of_a_process_on_the_cpu_can_be_loaded_onto() -> None:
+    """PyTorch alone cannot load onto `cpu:0`, which accelerate calls it."""
+    buffer = io.BytesIO()
+    torch.save({"a": torch.ones(2)}, buffer)
+    buffer.seek(0)
+    assert torch.load(buffer, map_location=torch.device("cpu", 0))["a"].tolist() == [1.0, 1.0]
+
+
+def test_fsdp_is_still_for_accelerators_only() -> None:
+    """If accelerate sets FSDP up on CPUs by itself, `tests.support.fsdp` must go."""
+    assert "DistributedType.MULTI_CPU" not in source(AcceleratorState.__init__)
+    assert "fsdp_plugin" in inspect.signature(AcceleratorState.__init__).parameters
+
+
+def test_the_backend_of_trl_says_what_the_walker_asks() -> None:
+    for name in ("is_fsdp", "is_zero3", "gather_params"):
+        assert hasattr(DistributedBackend, name), f"DistributedBackend.{name} is gone; see iter_named_params"

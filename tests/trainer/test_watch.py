@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from transformers import TrainerControl, TrainerState
 
-from tests.support.trainings import KeptBatches
+from tests.support.trainings import KeptBatches, run_to_end
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import WorldError
@@ -57,12 +57,7 @@ def run(folder: Path, script: Any, parts: dict[str, Any] | None = None, **config
     shown = io.StringIO()
     console = Console(file=shown, width=200)
     parts = {**TOOLS, "progress": RunProgress(console), **(parts or {})}
-    trainer = tiny_trainer(folder, zero, script, parts=parts, **config)
-    try:
-        trainer.train()
-    finally:
-        trainer.close()
-    return trainer, shown.getvalue()
+    return run_to_end(tiny_trainer(folder, zero, script, parts=parts, **config)), shown.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -111,9 +106,7 @@ def test_logging_shows_the_run(level: int, tmp_path: Path, caplog: pytest.LogCap
     rewards: Any = [get_reward("tool_use"), by_number]
     with caplog.at_level(level, logger="toolgrpo"):
         parts = {**TOOLS, "observers": [kept]}
-        trainer = tiny_trainer(tmp_path, rewards, calls, parts=parts, max_steps=2, quiet=True)
-        trainer.train()
-        trainer.close()
+        run_to_end(tiny_trainer(tmp_path, rewards, calls, parts=parts, max_steps=2, quiet=True))
     records = [record for record in caplog.records if record.levelno < logging.WARNING]
     texts = {number: [one.getMessage() for one in records if one.levelno == number] for number in (10, 20)}
     assert all(importlib.import_module(record.name) for record in records), "loggers have the names of modules"
@@ -147,9 +140,7 @@ def test_failures_of_the_world_stop_the_run_before_it_trains_on_the_rest(tmp_pat
 
 
 def test_a_quiet_run_shows_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    trainer = tiny_trainer(tmp_path, zero, never_calls, parts=TOOLS, quiet=True, disable_tqdm=False)
-    trainer.train()
-    trainer.close()
+    run_to_end(tiny_trainer(tmp_path, zero, never_calls, parts=TOOLS, quiet=True, disable_tqdm=False))
     shown = capfd.readouterr()
     assert shown.out == "" and "doctor" not in shown.err and "/2" not in shown.err and "tools" not in shown.err
 

@@ -95,8 +95,8 @@ def tiny_trainer(
         tiny_qwen3(),
         reward,
         tiny_config(folder, **changes),
-        train_dataset=Dataset.from_list([dict(row) for row in rows]),
         **{
+            "train_dataset": Dataset.from_list([dict(row) for row in rows]),
             "processing_class": numbered_tokenizer(),
             "engine": None if script is None else ScriptedEngine(script),
             "chat": chat or ByteChat(),

@@ -1,6 +1,6 @@
 """Batches of TRL's trainer, from a rollout through its rewards to its loss. Tested with TRL 1.16.0.
 
-What is private and used (`tests/trainer/test_trl_batch.py` and `test_trl_correction.py` fail with a
+What is private and used (`tests/trainer/test_trl_correction.py` fails with a
 sentence when one of these changes):
 
 * `_generate` returns (prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields,
