@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-import torch
 from datasets import IterableDataset
 
 from tests.support.meeting import Meeting
