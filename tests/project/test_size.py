@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -47,6 +48,8 @@ MOST = {
     "fields of our own": 45,
     "lines of tests": 39_100,
     "lines of benchmarks": 5_500,
+    "lines of pages": 4_000,
+    "words of pages": 29_500,
 }
 
 
@@ -91,6 +94,7 @@ def counts() -> dict[str, int]:
     ]
     trl = [path for path in known.values() if "from trl" in path.read_text() or "import trl" in path.read_text()]
     theirs = {field.name for field in dataclasses.fields(GRPOConfig)}
+    pages = [page.read_text("utf-8") for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))]
     return {
         "modules": len(known),
         "modules with one importer": len(alone),
@@ -98,6 +102,8 @@ def counts() -> dict[str, int]:
         "fields of our own": len({field.name for field in dataclasses.fields(ToolGRPOConfig)} - theirs),
         "lines of tests": n_lines(ROOT / "tests"),
         "lines of benchmarks": n_lines(ROOT / "benchmarks"),
+        "lines of pages": sum(len(text.splitlines()) for text in pages),
+        "words of pages": sum(1 for text in pages for word in text.split() if re.search(r"\w", word)),
     }
 
 
