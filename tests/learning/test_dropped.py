@@ -53,8 +53,14 @@ def test_too_many_are_an_error_with_their_causes_the_most_frequent_first() -> No
 def test_a_batch_keeps_its_order_and_counts_beside() -> None:
     episodes = tuple(Scored({"prompt": "q"}, trajectory()) for _ in range(3))
     grades = [Grade({"r": 1.0}, 1.0), Grade({"r": None}, None, LOST), Grade({"r": 0.0}, 0.0)]
-    batch = RolloutBatch(episodes=episodes, group_size=3).graded(grades, lambda one: one.total == 1.0)
-    assert batch.is_graded and batch.totals == (1.0, None, 0.0) and batch.successes == (True, False)
+    before = RolloutBatch(episodes=episodes, group_size=3)
+    batch = before.graded(grades, lambda one: one.total == 1.0)
+    assert batch.is_graded and not before.is_graded and batch.episodes[0].rewards == {"r": 1.0}
+    assert (
+        batch.trajectories == before.trajectories
+        and batch.totals == (1.0, None, 0.0)
+        and batch.successes == (True, False)
+    )
     assert batch.episodes[1].success is None and len(batch.scored) == 2
     metrics = {name: metric.value for name, metric in batch_metrics(batch).items()}
     assert metrics["success"] == 0.5 and metrics["reward/min"] == 0.0

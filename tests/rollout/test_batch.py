@@ -41,17 +41,12 @@ def test_groups_are_those_of_the_whole_batch(n: int, group_size: int, offset: in
     assert [[one.row["i"] for one in group] for group in found] == groups
 
 
-def test_grading_gives_a_new_batch_and_asks_each_episode_for_its_success() -> None:
-    before = batch(2)
-    grades = [Grade({"accuracy": 1.0, "style": None}, 1.0), Grade({"accuracy": 0.0, "style": 0.5}, 0.25)]
-    after = before.graded(grades, lambda one: one.total == 1.0 and one.trajectory.messages[0]["content"] == "0")
-    assert after.totals == (1.0, 0.25) and after.successes == (True, False)
-    assert after.episodes[1].rewards == {"accuracy": 0.0, "style": 0.5}
-    assert after.is_graded and not before.is_graded and after.trajectories == before.trajectories
+def test_what_is_not_graded_has_no_totals_and_each_episode_needs_a_grade() -> None:
+    """What grades become: `learning/test_dropped.py`."""
     with pytest.raises(ValueError, match="not graded yet"):
-        _ = before.totals
+        _ = batch(2).totals
     with pytest.raises(ValueError, match="argument"):
-        before.graded(grades[:1], lambda one: True)
+        batch(2).graded([Grade({}, 1.0)], lambda one: True)
 
 
 def test_numbers_stand_in_the_metadata() -> None:

@@ -10,6 +10,7 @@ import pytest
 from toolgrpo.drops import DropCause, DropEpisode
 from toolgrpo.errors import DataError
 from toolgrpo.evaluation.replaying import calls_again
+from toolgrpo.report.episode_data import episode_texts
 from toolgrpo.rollout.user_turns import users_speak
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedTools, run_episode
 from toolgrpo.trajectory import StopReason, Trajectory
@@ -41,7 +42,9 @@ def test_a_script_is_said_turn_by_turn_and_is_context() -> None:
     roles = [message["role"] for message in trajectory.messages]
     assert roles == ["assistant", "tool", "assistant", "user", "assistant", "user", "assistant"]
     assert trajectory.messages[3] == {"role": "user", "content": "and 4?"}
-    assert Trajectory.from_record(trajectory.to_record()) == trajectory
+    record = trajectory.to_record()
+    assert Trajectory.from_record(record) == trajectory
+    assert [turn.get("u") for turn in episode_texts(record)["turns"]] == [None, "and 4?", "thanks", None], "the report"
 
 
 @pytest.mark.parametrize("script", [None, []])

@@ -8,8 +8,10 @@ import torch
 from transformers import TrainerCallback
 
 from toolgrpo import ToolGRPOTrainer
+from toolgrpo.engines.base import SampleRequest
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.rollout import Observer, RolloutBatch
+from toolgrpo.testing import ByteChat
 
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 STILL: dict[str, Any] = {"learning_rate": 1e-12, "max_grad_norm": 0.0}  # every step has the first weights' gradient
@@ -17,6 +19,16 @@ CREDIT_BY_TURN: dict[str, Any] = {
     "credit": "turns",
     "turn_reward_fn": [str(Path(__file__).parents[1] / "fixtures/rewards/calls_by_turn.py")],
 }
+
+
+def call_and_answer(request: SampleRequest, number: int) -> list[int]:
+    """A call first; then answers of differing length, so that padding has something to do."""
+    answered = ">tool:" in ByteChat.text(request.ids)
+    return ByteChat.say("end" + "." * (number % 5) if answered else 'call add {"a": 1, "b": 2}')
+
+
+def by_length(completions: list[Any], **_: Any) -> list[float]:
+    return [float(len(completion[-1]["content"]) % 3) for completion in completions]
 
 
 class KeptBatches(Observer):

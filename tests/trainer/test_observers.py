@@ -6,25 +6,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.support.trainings import by_length, call_and_answer
 from toolgrpo.calls import ToolErrorKind, ToolResult
-from toolgrpo.engines.base import SampleRequest
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.rollout import EpisodeDone, Observer, RolloutBatch, RolloutBegan, TurnDone
-from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
-
-
-def script(request: SampleRequest, number: int) -> list[int]:
-    answered = ">tool:" in ByteChat.text(request.ids)
-    return ByteChat.say("end" + "." * (number % 5) if answered else 'call add {"a": 1, "b": 2}')
-
-
-def by_length(completions: list[Any], **_: Any) -> list[float]:
-    return [float(len(c[-1]["content"]) % 3) for c in completions]
+from toolgrpo.testing import ScriptedTools, tiny_trainer
 
 
 def trainer(folder: Path, *observers: Any, steps: int = 2) -> Any:
     parts = {"tools": ScriptedTools({"add": lambda a, b: str(a + b)}), "observers": observers}
-    return tiny_trainer(folder, by_length, script, parts=parts, max_steps=steps)
+    return tiny_trainer(folder, by_length, call_and_answer, parts=parts, max_steps=steps)
 
 
 class Listener(Observer):

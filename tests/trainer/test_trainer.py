@@ -16,15 +16,13 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 
-from tests.support.trainings import LossInputs
+from tests.support.trainings import LossInputs, by_length, call_and_answer
 from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
-from toolgrpo.errors import ConfigError, EngineError, RewardError
+from toolgrpo.errors import ChatFormatError, ConfigError, EngineError, RewardError
 from toolgrpo.testing import ByteChat, ScriptedTools, numbered_tokenizer, tiny_config, tiny_qwen3, tiny_trainer
 from toolgrpo.tools import load_tools
 from toolgrpo.trajectory import Trajectory
-
-CALL = 'call add {"a": 1, "b": 2}'
 
 
 def rows(n: int = 8) -> Dataset:
@@ -35,25 +33,15 @@ def config(folder: Path, **changes: Any) -> ToolGRPOConfig:
     return tiny_config(folder, **{"learning_rate": 1e-3, **changes})
 
 
-def two_turns(request: SampleRequest, number: int) -> list[int]:
-    """A call first; then answers of differing length, so that padding has something to do."""
-    answered = ">tool:" in ByteChat.text(request.ids)
-    return ByteChat.say("end" + "." * (number % 5) if answered else CALL)
-
-
 def make(
     folder: Path,
     reward: Callable[..., Any],
-    script: Any = two_turns,
+    script: Any = call_and_answer,
     kind: type = LossInputs,
     **changes: Any,
 ) -> Any:
     parts = {"eval_dataset": rows(4), "tools": ScriptedTools({"add": lambda a, b: str(a + b)})}
     return tiny_trainer(folder, reward, script, kind=kind, parts=parts, **{"learning_rate": 1e-3, **changes})
-
-
-def by_length(completions: list[Any], **_: Any) -> list[float]:
-    return [float(len(c[-1]["content"]) % 3) for c in completions]
 
 
 def test_the_loss_sees_ids_mask_and_logprobs_of_the_ledgers(tmp_path: Path) -> None:
@@ -119,6 +107,19 @@ def test_a_reward_that_hangs_or_exits_stops_training_with_an_error(tmp_path: Pat
             trainer.train()
 
 
+class WithoutUsers(ByteChat):
+    """A format of somebody's own that knows no user in the middle."""
+
+    def bridge(self, ids: Any, tool_messages: Any, **asked: Any) -> list[int]:
+        raise ChatFormatError("no users here")
+
+
+def test_a_format_that_refuses_users_is_asked_before_the_first_step(tmp_path: Path) -> None:
+    rows = [{"prompt": "q", "user_turns": ["more"] if i % 2 else None} for i in range(8)]
+    with pytest.raises(ChatFormatError, match="no users here"):
+        tiny_trainer(tmp_path, by_length, call_and_answer, rows=rows, chat=WithoutUsers())
+
+
 def test_a_lost_episode_stops_training_and_is_no_reward(tmp_path: Path) -> None:
     seen: list[int] = []
 
@@ -127,7 +128,7 @@ def test_a_lost_episode_stops_training_and_is_no_reward(tmp_path: Path) -> None:
         return by_length(completions)
 
     def script(request: SampleRequest, number: int) -> Any:
-        return EngineError("the server is gone") if number >= 16 else two_turns(request, number)
+        return EngineError("the server is gone") if number >= 16 else call_and_answer(request, number)
 
     trainer = make(tmp_path, reward, script)
     with pytest.raises(EngineError, match="the server is gone"):

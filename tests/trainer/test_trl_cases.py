@@ -93,6 +93,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         "the transformers engine batches as it goes",
     ),
+    "no reward": ({}, {}, "No reward source provided"),
+    "a reward of instances": ({"max_steps": 1}, {"environment_factory": "Counter"}, "live in the tool workers"),
     "structured outputs": ({"vllm_structured_outputs_regex": "x"}, {}, "malformed calls are answered"),
 }
 
@@ -160,6 +162,10 @@ def test_a_run_trains(name: str, tmp_path: Path) -> None:
         assert {"entropy_coef", "policy_loss"} <= closing.keys(), "people's scripts read them in the closing line"
 
 
+def of_instances(completions: list[Any], environments: list[Any], **_: Any) -> list[float]:
+    return [0.0] * len(completions)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refusal_names_the_alternative(name: str, tmp_path: Path) -> None:
     class Silent:
@@ -169,8 +175,9 @@ def test_a_refusal_names_the_alternative(name: str, tmp_path: Path) -> None:
     changes, parts, says = REFUSED[name]
     named = {"Silent": Silent, "Counter": Counter}
     parts = {key: named[value] if isinstance(value, str) else value for key, value in parts.items()}
+    reward = {"no reward": None, "a reward of instances": of_instances}.get(name, by_length)
     with pytest.raises((ValueError, ImportError), match=says):
-        job(tmp_path, by_length, parts=parts, **changes).close()
+        job(tmp_path, reward, parts=parts, **changes).close()
 
 
 def test_rewards_get_text_prompts_columns_and_messages(tmp_path: Path) -> None:
@@ -316,16 +323,3 @@ def test_an_environment_factory_is_an_environment(tmp_path: Path) -> None:
     assert trainer.toolbox is not None and trainer.toolbox.names == ["increment"]
     closing = trained(trainer)
     assert closing["rewards/Counter/mean"] == 0.5 and closing["tools/call_frequency"] == 0.5
-
-
-def test_a_reward_that_wants_the_instances_is_refused(tmp_path: Path) -> None:
-    def reward(completions: list[Any], environments: list[Any], **_: Any) -> list[float]:
-        return [0.0] * len(completions)
-
-    with pytest.raises(ConfigError, match="live in the tool workers"):
-        job(tmp_path, reward, None, parts={"environment_factory": Counter})
-
-
-def test_no_reward_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="No reward source provided"):
-        job(tmp_path, None)

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from transformers import TrainerControl, TrainerState
 
-from tests.support.trainings import KeptBatches, run_to_end
+from tests.support.trainings import KeptBatches, call_and_answer, run_to_end
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import WorldError
@@ -26,11 +26,6 @@ from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 
 def never_calls(request: SampleRequest, number: int) -> list[int]:
     return ByteChat.say('{"name": "add", "arguments": {"a": 1, "b": 2}}' if number % 2 else "4")
-
-
-def calls(request: SampleRequest, number: int) -> list[int]:
-    answered = ">tool:" in ByteChat.text(request.ids)
-    return ByteChat.say("end" if answered else 'call add {"a": 1, "b": 2}')
 
 
 def test_the_summary_tells_what_still_holds_from_what_is_over() -> None:
@@ -106,7 +101,7 @@ def test_logging_shows_the_run(level: int, tmp_path: Path, caplog: pytest.LogCap
     rewards: Any = [get_reward("tool_use"), by_number]
     with caplog.at_level(level, logger="toolgrpo"):
         parts = {**TOOLS, "observers": [kept]}
-        run_to_end(tiny_trainer(tmp_path, rewards, calls, parts=parts, max_steps=2, quiet=True))
+        run_to_end(tiny_trainer(tmp_path, rewards, call_and_answer, parts=parts, max_steps=2, quiet=True))
     records = [record for record in caplog.records if record.levelno < logging.WARNING]
     texts = {number: [one.getMessage() for one in records if one.levelno == number] for number in (10, 20)}
     assert all(importlib.import_module(record.name) for record in records), "loggers have the names of modules"
@@ -134,8 +129,8 @@ def test_failures_of_the_world_stop_the_run_before_it_trains_on_the_rest(tmp_pat
     lost = ToolResult("the server is gone", "add", ToolErrorKind.DIED)
     parts = {"tools": ScriptedTools({"add": lambda a, b: lost})}
     with pytest.raises(WorldError, match=r"100 % of the episodes.*8 tool calls lost their process.*now 0\.5"):
-        run(tmp_path, calls, parts)
-    trainer, _ = run(tmp_path / "on", calls, parts, max_world_failures=None)
+        run(tmp_path, call_and_answer, parts)
+    trainer, _ = run(tmp_path / "on", call_and_answer, parts, max_world_failures=None)
     assert trainer.state.global_step == 2
 
 
