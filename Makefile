@@ -30,7 +30,10 @@ setup:
 install:
 	@test -f $(LOCK) || { echo "LOCK=$(LOCK): there is no such file"; exit 2; }
 	@echo "setting up $(VENV) from $(LOCK) (a few minutes the first time)"
+	@if [ -e $(VENV)/.lock ] && [ "$$(cat $(VENV)/.lock)" != "$(notdir $(LOCK))" ]; then \
+		echo "$(VENV) was set up from $$(cat $(VENV)/.lock), whose packages would stay beside those of $(LOCK): it is made anew"; rm -rf $(VENV); fi
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "$(notdir $(LOCK))" > $(VENV)/.lock
 	@rm -f $(STAMP)
 	@echo "1 of 3: PyTorch ($(TORCH))"
 	@$(PIP) install --quiet --no-deps "$(TORCH)" 2>$(VENV)/torch.log || \

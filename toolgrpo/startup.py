@@ -13,10 +13,12 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 _DRIVER = "/proc/driver/nvidia"
+T = TypeVar("T")
 
 
 def prepare(arguments: Sequence[str] = ()) -> None:
@@ -85,6 +87,23 @@ def give_memory_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def on_this_device(function: Callable[[], T]) -> Callable[[], T]:
+    """Return the function for another thread, which then computes on the CUDA device of this one.
+
+    A new thread begins on device 0, whichever its process was given.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return function
+    device = torch.cuda.current_device()
+
+    def run() -> T:
+        torch.cuda.set_device(device)
+        return function()
+
+    return run
 
 
 def _preload_openmp() -> None:

@@ -89,3 +89,15 @@ def test_a_file_in_the_way_of_the_cache_is_no_error(tmp_path: Path) -> None:
     with config_folder(Qwen3Config(num_hidden_layers=2), cache=tmp_path / "file") as folder:
         assert (folder / "config.json").is_file()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(("dtype", "on_cpu", "exact"), [(torch.float32, False, "ieee"), (torch.bfloat16, False, None)])
+def test_fp32_on_a_gpu_is_no_tf32(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, on_cpu: bool, exact: str | None
+) -> None:
+    from toolgrpo.engines.vllm_seam import _prepare_environment
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "environ", {})
+        _prepare_environment(VLLMOptions(dtype=dtype, on_cpu=on_cpu))
+        assert os.environ.get("TRITON_F32_DEFAULT") == exact

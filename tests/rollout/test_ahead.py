@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
+import torch
+
 from tests.support.rollouts import no_rollout_thread, scripted_rollouts
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.learning.admission import Admission
@@ -80,4 +83,18 @@ def test_all_rollouts_together_keep_to_the_most_episodes_at_a_time() -> None:
     begun = [world.begin(*(f"q{number}{member}" for member in range(4))) for number in range(3)]
     assert [len(ended(one)) for one in begun] == [4, 4, 4]
     assert world.engine.most_open_requests <= 2
+    world.ahead.stop()
+
+
+def test_the_thread_computes_on_the_device_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: list[tuple[str, int]] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda device: devices.append((threading.current_thread().name, device))
+    )
+    world = World()
+    ended(world.begin("q"))
+    assert devices == [("toolgrpo-rollouts-ahead", 3)]
+    monkeypatch.undo()
     world.ahead.stop()

@@ -62,6 +62,7 @@ class VLLMServerProcess:
         """
         environment = {
             **os.environ,
+            "TRITON_F32_DEFAULT": "ieee",  # fp32 on a GPU is no TF32
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",

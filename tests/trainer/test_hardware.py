@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
 from toolgrpo.engines.policy import compute_dtype
-from toolgrpo.trainer.hardware import _line_of, bf16_factor, settled_bf16, settled_cpu, trains_on_cpu
+from toolgrpo.errors import ConfigError
+from toolgrpo.trainer.hardware import (
+    _line_of,
+    bf16_factor,
+    refuse_old_driver,
+    settled_bf16,
+    settled_cpu,
+    trains_on_cpu,
+)
 
 VARIABLE = "ACCELERATE_MIXED_PRECISION"
 
@@ -89,3 +98,30 @@ def test_a_cpu_that_emulates_bf16_says_what_it_costs() -> None:
     n_threads = torch.get_num_threads()
     assert bf16_factor() > 0, "measured, whatever it is on this machine"
     assert torch.get_num_threads() == n_threads
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "visible", "refused"),
+    [
+        ("535.104.05", "13.0", None, True),
+        ("580.65.06", "13.0", None, False),  # something else keeps the GPU away
+        ("535.104.05", None, None, False),  # a PyTorch for CPUs
+        ("535.104.05", "13.0", "", False),  # the GPU is hidden on purpose
+    ],
+)
+def test_a_driver_that_is_too_old_is_no_want_of_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, cuda: str | None, visible: str | None, refused: bool
+) -> None:
+    driver, device = tmp_path / "version", tmp_path / "nvidiactl"
+    driver.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Sat Aug 19 01:15:15 UTC 2023\n")
+    device.touch()
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if refused:
+        with pytest.raises(ConfigError, match=r"driver 535\.104\.05.* needs 580 or newer.*--use_cpu true"):
+            refuse_old_driver(driver, device)
+    else:
+        refuse_old_driver(driver, device)
+    refuse_old_driver(tmp_path / "none", device)

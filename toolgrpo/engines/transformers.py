@@ -34,6 +34,7 @@ from toolgrpo.engines.base import Sample, SampleRequest
 from toolgrpo.engines.checks import BadAnswer, check_request, checked_sample
 from toolgrpo.engines.decode_batch import DecodeBatch, DecodingRow, refuse_recurrent
 from toolgrpo.errors import ConfigError, EngineError, ModelError
+from toolgrpo.startup import on_this_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +168,9 @@ class _DecodeLoop:
         self._leaving: list[DecodingRow] = []
         self._work = asyncio.Event()
         self._ending = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="toolgrpo-transformers")
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="toolgrpo-transformers", initializer=on_this_device(lambda: None)
+        )
         self._pump = asyncio.get_running_loop().create_task(self._step_on(), name="transformers-pump")
 
     async def sample(self, row: DecodingRow) -> Sample:

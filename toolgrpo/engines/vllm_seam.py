@@ -103,6 +103,8 @@ def _prepare_environment(options: VLLMOptions) -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_DO_NOT_TRACK", "1")
+    if options.dtype is torch.float32 and not options.on_cpu:
+        os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # else its attention computes in TF32, to three digits
     if options.on_cpu:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(options.kv_cache_gib))

@@ -33,6 +33,7 @@ from toolgrpo.rollout.observers import EpisodeDone, Observers, RolloutBegan, Tur
 from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.rollout.scheduler import RolloutResult, run_all
 from toolgrpo.rollout.shared_engine import SharedEngine
+from toolgrpo.startup import on_this_device
 from toolgrpo.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -122,7 +123,9 @@ class RolloutsAhead:
             self._quiet = replace(self._rollouts, engine=engine, observers=Observers())
             most = self._rollouts.max_concurrent
             self._gate = None if most is None else asyncio.Semaphore(most)
-            self._thread = threading.Thread(target=_run(self._loop), name="toolgrpo-rollouts-ahead", daemon=True)
+            self._thread = threading.Thread(
+                target=on_this_device(_run(self._loop)), name="toolgrpo-rollouts-ahead", daemon=True
+            )
             self._thread.start()
         return self._loop, self._quiet
 

@@ -32,6 +32,7 @@ from typing import Any, TypeVar
 from toolgrpo.errors import EngineError
 from toolgrpo.rollout.batch import RolloutTimes
 from toolgrpo.rollout.runner import Episode, EpisodeRunner
+from toolgrpo.startup import on_this_device
 from toolgrpo.trajectory import StopReason, Trajectory
 
 T = TypeVar("T")
@@ -225,7 +226,7 @@ def _in_thread(function: Callable[[], T], cancel: Callable[[], None]) -> T:
         except BaseException as error:  # carried over to the calling thread, which raises it
             failure.append(error)
 
-    thread = threading.Thread(target=target, name="toolgrpo-rollout")
+    thread = threading.Thread(target=on_this_device(target), name="toolgrpo-rollout")
     thread.start()
     try:
         thread.join()

@@ -7,11 +7,17 @@ and as the trainer does. What bf16 costs on a CPU is measured then, on this very
 from __future__ import annotations
 
 import os
+import re
 import time
+from pathlib import Path
 
 import torch
 from accelerate.utils import parse_flag_from_env
 
+from toolgrpo.errors import ConfigError
+
+_DRIVER, _DEVICE = Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl")
+_LEAST_DRIVER = 580  # of CUDA 13
 _PRECISION = "ACCELERATE_MIXED_PRECISION"  # what a launch file said
 _ROWS, _WIDTH = 128, 512  # of a matrix product that takes a millisecond in fp32, and up to ten in an emulated bf16
 _PRODUCTS_S = 0.05
@@ -20,7 +26,26 @@ _WORTH_SAYING = 1.2
 
 def trains_on_cpu(use_cpu: bool) -> bool:
     """Return whether the CPU trains: because it is asked to, by flag or launch file, or for want of a GPU."""
-    return use_cpu or parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.cuda.is_available()
+    if use_cpu or parse_flag_from_env("ACCELERATE_USE_CPU"):
+        return True
+    if torch.cuda.is_available():
+        return False
+    refuse_old_driver()
+    return True
+
+
+def refuse_old_driver(driver: Path = _DRIVER, device: Path = _DEVICE) -> None:
+    """Raise ConfigError if there is a GPU that this PyTorch cannot use because its driver is too old."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
+    if torch.version.cuda is None or hidden or not device.exists() or not driver.is_file():
+        return
+    version = re.search(r"\b(\d{3})\.\d[\d.]*", driver.read_text(errors="replace"))
+    if version is not None and int(version[1]) < _LEAST_DRIVER:
+        raise ConfigError(
+            f"this machine has an NVIDIA GPU with driver {version[0]}, and PyTorch for CUDA {torch.version.cuda} needs "
+            f"{_LEAST_DRIVER} or newer, so that training would be on the CPU; install a newer driver, or ask for the CPU "
+            f"(--use_cpu true)"
+        )
 
 
 def settled_bf16(bf16: bool | None, fp16: bool | None, *, on_cpu: bool) -> bool | None:
