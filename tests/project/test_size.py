@@ -39,7 +39,7 @@ LINES = {
     "testing": 1100,
     "tools": 5350,
     "trainer": 4600,
-    "(itself)": 2450,
+    "(itself)": 2500,
 }
 MOST = {
     "modules": 300,
