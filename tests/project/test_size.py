@@ -46,7 +46,7 @@ MOST = {
     "modules with one importer": 68,
     "files that import TRL": 18,
     "fields of our own": 45,
-    "lines of tests": 37_850,
+    "lines of tests": 37_950,
     "lines of benchmarks": 5_500,
     "lines of pages": 4_000,
     "words of pages": 29_500,
