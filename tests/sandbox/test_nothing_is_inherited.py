@@ -13,8 +13,8 @@ from toolgrpo.sandbox.grading.split_plan import Suite
 SEARCH = Path(__file__).with_name("searching.py").read_text()
 PLANTED = "needle-[0-9a-f]{32}"
 LOOK = f"{SEARCH}\nfound({PLANTED!r})"
-FREED = "freed = ['need' + 'le-' + 'ab' * 16 for _ in range(99)]\ndel freed"  # some of this memory is used again
-HERE = f"{SEARCH}\n{FREED}\nfound({PLANTED!r}, ['heap'])"
+KEPT = "kept = ctypes.create_string_buffer(('need' + 'le-' + 'ab' * 16).encode(), 4096)"  # not freed: that may be used again
+HERE = f"{SEARCH}\n{KEPT}\nfound({PLANTED!r}, ['heap'])"
 
 
 def needle() -> str:
