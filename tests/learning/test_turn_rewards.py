@@ -34,7 +34,7 @@ def test_gold_call_pays_for_each_gold_call_once() -> None:
     rows: list[dict[str, Any]] = [{"gold_calls": gold}, {"gold_calls": None}, {"gold_calls": []}]
     assert reward(rows, [again, again, again]) == [(0.5, 0.0, 0.5, 0.0), (0.0,) * 4, (0.0,) * 4]
     with pytest.raises(
-        RewardError, match=r"asks for 'gold_calls', which the data does not have. There is: trajectories"
+        RewardError, match=r"asks for 'gold_calls', which the data does not have. There is: answer, trajectories"
     ):
         reward([{"answer": "1"}], [again])
 

@@ -16,14 +16,14 @@ from __future__ import annotations
 import inspect
 import logging
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from toolgrpo.errors import PluginError, RewardError, WorldError
 from toolgrpo.plugin_files import import_file
-from toolgrpo.rewards.base import as_float
+from toolgrpo.rewards.base import arguments_for, as_float, check_has, takes_all
 from toolgrpo.rewards.gold_calls import listed_calls, made_calls
 from toolgrpo.rewards.guard import Guard, guarded_exit, line_of
 from toolgrpo.rollout.batch import Row
@@ -32,7 +32,6 @@ from toolgrpo.trajectory import Trajectory, Turn
 _FUNCTION = "turn_reward_func"
 _EXAMPLE = f"def {_FUNCTION}(trajectories, **kwargs): return [[0.0] * len(t.turns) for t in trajectories]"
 _LARGEST = 3.4e38  # of the 32-bit floats that advantages become
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 logger = logging.getLogger(__name__)
 
@@ -85,17 +84,17 @@ class TurnReward:
     name: str
     source: str
     timeout_s: float | None = None
-    _parameters: Mapping[str, inspect.Parameter] = field(init=False, repr=False, compare=False)
+    _signature: inspect.Signature = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise PluginError(
                 f"{self.source}: {self.name} must be a function, as in `{_EXAMPLE}`; it is a {type(self.function).__name__}"
             )
-        parameters = inspect.signature(self.function).parameters
-        if "trajectories" not in parameters and not _takes_all(parameters):
+        signature = inspect.signature(self.function)
+        if "trajectories" not in signature.parameters and not takes_all(signature):
             raise PluginError(f"{self.source}: {self.name} must take `trajectories` by name, as in `{_EXAMPLE}`")
-        object.__setattr__(self, "_parameters", parameters)
+        object.__setattr__(self, "_signature", signature)
 
     def __call__(self, rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
         """Return one number for each turn of each trajectory; `rows` are those that they came from."""
@@ -112,27 +111,12 @@ class TurnReward:
 
     def check_columns(self, columns: Sequence[str]) -> None:
         """Raise RewardError if the function needs an argument that neither the trainer nor the data has."""
-        missing = [
-            name
-            for name, parameter in self._parameters.items()
-            if parameter.default is inspect.Parameter.empty
-            and parameter.kind not in _VARIADIC
-            and name not in ("trajectories", *columns)
-        ]
-        if missing:
-            raise RewardError(
-                f"{self._where()} asks for {', '.join(map(repr, missing))}, which the data does not have. There is: "
-                f"trajectories, {', '.join(sorted(columns))}. Rename the argument, add the column, or give it a default"
-            )
+        check_has(self._signature, {"trajectories", *columns}, self._where())
 
     def _arguments(self, rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         names = dict.fromkeys(name for row in rows for name in row)
         columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
-        self.check_columns(list(columns))
-        everything = {**columns, "trajectories": list(trajectories)}
-        if _takes_all(self._parameters):
-            return everything
-        return {name: everything[name] for name in self._parameters if name in everything}
+        return arguments_for(self._signature, {**columns, "trajectories": list(trajectories)}, self._where())
 
     def _checked(self, returned: Any, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
         lists = _listed(returned)
@@ -191,10 +175,6 @@ def load_turn_reward(path: str | Path, timeout_s: float | None = None) -> TurnRe
     if not hasattr(module, name):
         raise PluginError(f"{file} has no {name}. Write one, e.g. `{_EXAMPLE}`")
     return TurnReward(getattr(module, name), f"{Path(file).stem}.{name}", file, timeout_s)
-
-
-def _takes_all(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 def _listed(value: Any) -> Sequence[Any] | None:

@@ -105,7 +105,7 @@ class Reward:
         return scores
 
     def _ask(self, available: dict[str, Any]) -> list[Score]:
-        n, given = len(available["completions"]), self._select(available)
+        n, given = len(available["completions"]), arguments_for(self._signature, available, self._where())
         try:
             returned = self._guard().run(lambda: self.function(**given))
         except DropEpisode as drop:
@@ -136,25 +136,7 @@ class Reward:
 
         Arguments come from the trainer and from these columns.
         """
-        self._check_has({*_GIVEN, *columns})
-
-    def _select(self, available: Mapping[str, Any]) -> dict[str, Any]:
-        self._check_has(available)
-        if _takes_all(self._signature):
-            return dict(available)
-        return {name: available[name] for name in self._signature.parameters if name in available}
-
-    def _check_has(self, available: Collection[str]) -> None:
-        missing = [
-            name
-            for name, parameter in self._signature.parameters.items()
-            if parameter.default is parameter.empty and parameter.kind not in _VARIADIC and name not in available
-        ]
-        if missing:
-            raise RewardError(
-                f"{self._where()} asks for {', '.join(map(repr, missing))}, which the data does not have. "
-                f"There is: {', '.join(sorted(available))}. Rename the argument, add the column, or give it a default."
-            )
+        check_has(self._signature, {*_GIVEN, *columns}, self._where())
 
     def _checked(self, returned: Any, available: Mapping[str, Any]) -> list[Score]:
         n = len(available["completions"])
@@ -213,6 +195,28 @@ class Reward:
 
     def _where(self) -> str:
         return f"reward {self.name} ({self.source})" if self.source else f"reward {self.name}"
+
+
+def arguments_for(signature: inspect.Signature, available: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return the arguments that a function asks for; `what` names it in an error."""
+    check_has(signature, available, what)
+    if takes_all(signature):
+        return dict(available)
+    return {name: available[name] for name in signature.parameters if name in available}
+
+
+def check_has(signature: inspect.Signature, available: Collection[str], what: str) -> None:
+    """Raise RewardError if a function needs an argument that nobody will give."""
+    missing = [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.default is parameter.empty and parameter.kind not in _VARIADIC and name not in available
+    ]
+    if missing:
+        raise RewardError(
+            f"{what} asks for {', '.join(map(repr, missing))}, which the data does not have. "
+            f"There is: {', '.join(sorted(available))}. Rename the argument, add the column, or give it a default."
+        )
 
 
 def watched(rewards: Any, timeout_s: float | None = None, say: Callable[[str], None] | None = None) -> Any:
@@ -284,7 +288,7 @@ def _checked_signature(function: RewardFunction, name: str, source: str) -> insp
             f"{source}: the arguments of {name} cannot be read ({error}); write it as a plain function"
         ) from error
     is_positional = any(p.kind is p.POSITIONAL_ONLY for p in signature.parameters.values())
-    if is_positional or not ("completions" in signature.parameters or _takes_all(signature)):
+    if is_positional or not ("completions" in signature.parameters or takes_all(signature)):
         raise PluginError(
             f"{source}: {name}{signature} cannot be called as a reward: it must take `completions` by name, as in "
             f"`def {name}(completions, answer, **kwargs) -> list[float]`"
@@ -292,7 +296,7 @@ def _checked_signature(function: RewardFunction, name: str, source: str) -> insp
     return signature
 
 
-def _takes_all(signature: inspect.Signature) -> bool:
+def takes_all(signature: inspect.Signature) -> bool:
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
 
 
