@@ -55,42 +55,53 @@ def counted(url: str, name: str, label: str = "") -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
 
+def drawn_in_a_moment(control: ServerControl) -> float:
+    """Let a paused server draw for a moment; return how many tokens it has drawn in all."""
+    resume(control)
+    pause(control)
+    return counted(control.url, "vllm:generation_tokens_total")
+
+
 def test_a_cancelled_request_is_aborted_inside_the_server(vllm_server: Any) -> None:
     """A request that the server went on with would end by its length, as those do that nobody cancels.
 
-    48 requests of 500 tokens are cancelled as soon as one of a single token, sent after them, is
-    answered (it finds room: the server runs 64 at a time). The server may count later than it
-    answers, also what was asked before, and one may end while it is cancelled: so it is asked until it has
-    counted all that were to end by their length, and must not have counted the cancelled ones, too.
+    The server is paused but for moments until all 48 requests draw, and stays so while they are cancelled:
+    none of them can end before that, whichever process is quicker. Each further moment asks the server four
+    times, so that it has heard of the cancelled ones long before they would have drawn their 500 tokens.
     """
     engine = VLLMServerEngine([vllm_server.url], vocabulary=320)
+    control = ServerControl(vllm_server.url)
 
     def ended_by_length() -> float:
         return counted(vllm_server.url, "vllm:request_success_total", 'finished_reason="length"')
 
-    def wait_for(expected: float) -> float:
-        deadline = time.monotonic() + 240
-        while (found := ended_by_length()) < expected:
-            assert time.monotonic() < deadline, f"{found} requests have ended by their length, {expected} were expected"
-            time.sleep(0.05)
-        return found
-
-    async def cancel_many() -> int:
+    async def cancel_many() -> float:
         await engine.open()
+        drawn = await asyncio.to_thread(drawn_in_a_moment, control)
+        ended_before = await asyncio.to_thread(ended_by_length)
         tasks = [asyncio.create_task(engine.sample(ask([n, 1], max_tokens=500))) for n in range(48)]
-        await asyncio.sleep(0)
-        await engine.sample(ask([7, 1], max_tokens=1))
-        cancelled = [task for task in tasks if task.cancel()]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            while await asyncio.to_thread(drawn_in_a_moment, control) < drawn + 2 * len(tasks):
+                pass
+            assert all(task.cancel() for task in tasks), "none can have ended"
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for _ in range(4):
+                await asyncio.to_thread(drawn_in_a_moment, control)
+        finally:
+            await asyncio.to_thread(resume, control)
         await engine.sample(ask([7, 1], max_tokens=500))  # as long as any of the cancelled ones would have taken
+        await engine.sample(ask([7, 1], max_tokens=1))  # counted after all that ended before it
         await engine.close()
-        return len(cancelled)
+        return ended_before
 
-    ended_before = ended_by_length()
-    n_cancelled = asyncio.run(cancel_many())
-    assert n_cancelled > 0
-    expected = ended_before + (48 - n_cancelled) + 2
-    assert wait_for(expected) < expected + n_cancelled, "the server went on with what was cancelled"
+    ended_before = asyncio.run(cancel_many())
+    deadline = time.monotonic() + 240
+    while (found := ended_by_length()) < ended_before + 2:  # it may count later than it answers
+        assert time.monotonic() < deadline, (
+            f"{found} requests have ended by their length, two more than {ended_before} were to"
+        )
+        time.sleep(0.05)
+    assert found == ended_before + 2
 
 
 def switched_at(old: Any, new: Any, requests: list[SampleRequest], samples: list[Sample]) -> list[int]:
@@ -118,15 +129,10 @@ def test_new_weights_reach_requests_in_flight_which_go_on_where_they_are(
     control = ServerControl(vllm_server.url)
     requests = [ask([n, 1, 2], max_tokens=320) for n in range(4)]
 
-    def drawn_in_a_moment() -> float:
-        resume(control)
-        pause(control)
-        return counted(vllm_server.url, "vllm:generation_tokens_total")
-
     async def hand_over(weights: Any) -> list[Sample]:
-        before = await asyncio.to_thread(drawn_in_a_moment)
+        before = await asyncio.to_thread(drawn_in_a_moment, control)
         tasks = [asyncio.create_task(engine.sample(request)) for request in requests]
-        while await asyncio.to_thread(drawn_in_a_moment) < before + 2 * len(requests):
+        while await asyncio.to_thread(drawn_in_a_moment, control) < before + 2 * len(requests):
             pass
         engine.load_weights(weights.named_parameters())
         return await asyncio.gather(*tasks)
