@@ -53,7 +53,7 @@ class World:
 
 
 def ended(begun: Begun) -> tuple[Trajectory, ...]:
-    return begun.result.result(PATIENCE_S).trajectories
+    return begun.result(PATIENCE_S).trajectories
 
 
 def take(world: World, line: GroupLine[Any], step: int, questions: list[str], *, beyond: int) -> list[str]:

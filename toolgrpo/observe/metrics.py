@@ -10,7 +10,7 @@ over the processes that have them. Not exact, but near: the latency percentiles,
 
 `reward` (mean) and `reward_std` are logged by TRL. What is added tells early that GRPO has nothing
 to learn from: the smallest and largest reward, and the share of groups whose rewards are all alike.
-What alike means stands in `signal/advantages.py`; the standard deviation of equal fp32 rewards is
+What alike means stands in `learning/advantages.py`; the standard deviation of equal fp32 rewards is
 seldom exactly 0, so that TRL's `frac_reward_zero_std` misses most such groups.
 """
 

@@ -36,6 +36,7 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from toolgrpo.errors import RewardError
+from toolgrpo.startup import on_this_device
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -311,15 +312,7 @@ def _modes_of_caller() -> Callable[[], None]:
     torch = _torch()
     if torch is None:
         return lambda: None
-    gradients = torch.is_grad_enabled()
-    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-
-    def take_over() -> None:
-        torch.set_grad_enabled(gradients)
-        if device is not None:
-            torch.cuda.set_device(device)
-
-    return take_over
+    return on_this_device(partial(torch.set_grad_enabled, torch.is_grad_enabled()))
 
 
 def _working_folder() -> str | None:

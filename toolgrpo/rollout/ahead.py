@@ -1,21 +1,20 @@
 """Rollouts that run on a thread of their own, several at a time, while the caller does something else.
 
     ahead = RolloutsAhead(rollouts)
-    ahead.begin(rows, options, step=0)      # returns at once
-    ahead.begin(more, options, step=1)      # joins the first in the engine
-    batch = ahead.take()                    # the oldest, when all its episodes have ended
-    ahead.hand_over(weights, step=1)        # between two steps of the engine
+    first = ahead.begin(rows, options, step=0)   # returns at once
+    ahead.begin(more, options, step=1)           # joins the first in the engine
+    first.result()                               # when all its episodes have ended
+    ahead.forget(first)                          # it was taken
+    ahead.hand_over(weights, step=1)             # between two steps of the engine
     ahead.stop()
 
-Whoever takes them in another order (`group_line.py`) watches what `begin` returns, and says with
-`forget` what it has taken.
+Who takes what, and when, is `group_line.py`'s.
 
-Invariants: `take` gives batches in the order in which they began; observers hear of a batch in the
-caller's thread, when it is taken; a rollout that fails raises its own error there; after `stop` there
+Invariants: a rollout that fails raises its own error where its result is asked for; after `stop` there
 is no thread, episode, request or tool call. Nothing collective happens on the thread but what the
 caller hands over, and it waits for that.
 
-Not covered: what observers would hear while episodes run; they hear it afterwards, in one go.
+Not covered: what observers would hear while episodes run; `tell` tells it afterwards, in one go.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from toolgrpo.engines.base import SamplingOptions
@@ -40,13 +39,8 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Begun:
-    """A rollout that was begun, and what it will be."""
-
-    rows: tuple[Row, ...]
-    step: int  # of the weights that it began with
-    result: Future[RolloutResult]
+Begun = Future[RolloutResult]
+"""A rollout that was begun."""
 
 
 class RolloutsAhead:
@@ -62,10 +56,6 @@ class RolloutsAhead:
         self._gate: asyncio.Semaphore | None = None
         self._running: set[asyncio.Task[Any]] = set()
 
-    def __len__(self) -> int:
-        """Return how many rollouts were begun and not taken."""
-        return len(self._begun)
-
     def begin(self, rows: Sequence[Row], options: SamplingOptions, *, step: int) -> Begun:
         """Let an episode per row run; those that run already go on beside them."""
         loop, quiet = self._started()
@@ -79,8 +69,7 @@ class RolloutsAhead:
             task.add_done_callback(self._running.discard)
             return await run_all(episodes, quiet.scheduler(options, began, gate=self._gate))
 
-        result = asyncio.run_coroutine_threadsafe(run(), loop)
-        begun = Begun(tuple(rows), step, result)
+        begun = asyncio.run_coroutine_threadsafe(run(), loop)
         self._begun.append(begun)
         return begun
 
@@ -101,7 +90,7 @@ class RolloutsAhead:
 
     def settle(self) -> None:
         """Wait until every rollout that was begun has ended, so that the engine is free."""
-        wait([one.result for one in self._begun])
+        wait(self._begun)
 
     def stop(self) -> None:
         """Cancel what runs, see it end, and end the thread. Safe to call twice."""

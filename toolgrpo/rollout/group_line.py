@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -77,7 +76,6 @@ class Piece:
 
     places: tuple[int, ...]
     rows: tuple[Row, ...]
-    offset: int = 0  # of the first episode among those of all processes
 
 
 Judge = Callable[[Piece, tuple[Trajectory, ...]], Awaitable[V]]
@@ -181,7 +179,7 @@ class GroupLine(Generic[V]):
         gone = sorted(used)
         for one in self._line:
             places = tuple(place - sum(other < place for other in gone) for place in one.piece.places)
-            one.piece = Piece(places, one.piece.rows, one.piece.offset)
+            one.piece = Piece(places, one.piece.rows)
 
     def settle(self) -> None:
         """Wait until every piece has ended, so that the engine is free; all stay in line."""
@@ -243,9 +241,9 @@ class GroupLine(Generic[V]):
 
             def begin_ahead(piece: Piece) -> _Standing[V]:
                 begun = ahead.begin(piece.rows, options, step=began.step)
-                return _Standing(piece, began.step, lambda: _trajectories_of(begun.result), begun)
+                return _Standing(piece, began.step, lambda: _trajectories_of(begun), begun)
 
-            yield begin_ahead, lambda taken: _together([one.begun.result.result().times for one in taken])
+            yield begin_ahead, lambda taken: _together([one.begun.result().times for one in taken])
             return
         scheduler = self._rollouts.scheduler(options, began)
         n_begun = 0
@@ -295,17 +293,17 @@ class GroupLine(Generic[V]):
         )
 
 
-async def _trajectories_of(result: Future[Any]) -> tuple[Trajectory, ...]:
+async def _trajectories_of(begun: Begun) -> tuple[Trajectory, ...]:
     """Wait for a rollout of another thread, which goes on where this wait is cancelled."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
-    def tell_loop(_: Future[Any]) -> None:
+    def tell_loop(_: Begun) -> None:
         with suppress(RuntimeError):  # the draw is over, and its loop is closed
             loop.call_soon_threadsafe(ended.set)
 
-    result.add_done_callback(tell_loop)
+    begun.add_done_callback(tell_loop)
     await ended.wait()
-    return tuple(result.result().trajectories)
+    return tuple(begun.result().trajectories)
 
 
 async def _let_go(tasks: Iterable[asyncio.Task[None]]) -> None:

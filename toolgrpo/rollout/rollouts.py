@@ -107,7 +107,7 @@ class Rollouts:
     def scheduler(
         self, options: SamplingOptions, began: RolloutBegan, *, gate: asyncio.Semaphore | None = None
     ) -> Scheduler:
-        """Return a scheduler for `episode`s: `run` is a loop around one, `sources.draw_groups`
+        """Return a scheduler for `episode`s: `run` is a loop around one, `GroupLine`
         another, which draws more rows as it goes. Several share a `gate`.
         """
         runner = EpisodeRunner(

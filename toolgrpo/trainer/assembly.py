@@ -15,7 +15,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from toolgrpo.engines.base import Engine
-from toolgrpo.engines.build import BuiltEngine, EngineChoice, build_engine
+from toolgrpo.engines.build import BuiltEngine, EngineChoice
 from toolgrpo.engines.policy import Policy
 from toolgrpo.learning.turn_rewards import TurnRewards, get_turn_reward, load_turn_reward
 from toolgrpo.observe.doctor import Finding
@@ -54,11 +54,13 @@ def model_card(given: GivenParts, policy: Policy, rewards: Mapping[str, float]) 
     )
 
 
-def open_engine(engine: Engine | None, policy: Policy, demand: Demand, opened: ExitStack) -> BuiltEngine:
+def open_engine(
+    given: GivenParts, engine: Engine | None, policy: Policy, demand: Demand, opened: ExitStack
+) -> BuiltEngine:
     """Return the engine that was given, or else the one that the config asks for."""
     if engine is not None:
         return BuiltEngine(engine, EngineChoice(engine.name, "given"))
-    built = build_engine(policy, demand.options)
+    built = given.engine(policy, demand)
     opened.callback(built.engine.shutdown)
     return built
 

@@ -174,7 +174,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             if engine is None
             else Demand(args.engine_options())
         )
-        built = open_engine(engine, self.policy, self.demand, self._opened)
+        built = open_engine(given, engine, self.policy, self.demand, self._opened)
         self.engine_choice = built.choice
         self._weights_of_step: int | None = None
         self.correction = settled(
