@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import gc
+import importlib.util
 import io
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +96,26 @@ def test_the_installed_vllm_is_a_tested_one(started: Any) -> None:
     assert vllm_options.vllm_version() in vllm_seam.TESTED_VERSIONS, (
         "add it to TESTED_VERSIONS once all tests pass with it"
     )
+
+
+def test_what_vllm_says_of_a_gpu_without_bf16_names_our_flags() -> None:
+    found = importlib.util.find_spec("vllm")
+    assert found is not None and found.origin is not None
+    source = Path(found.origin).parent / "platforms" / "cuda.py"  # it imports on a GPU only
+    functions = (node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.FunctionDef))
+    check = next(node for node in functions if node.name == "check_if_supports_dtype")
+    check.decorator_list = []
+    names: dict[str, Any] = {"torch": torch}
+    exec(compile(ast.Module([check], []), str(source), "exec"), names)
+    card = SimpleNamespace(
+        has_device_capability=lambda least: False,
+        get_device_capability=lambda: None,
+        get_device_name=lambda: "Tesla T4",
+    )
+    with pytest.raises(ValueError, match="--dtype=half") as refused:
+        names["check_if_supports_dtype"](card, torch.bfloat16)
+    said = vllm_seam._with_our_flags(str(refused.value))
+    assert "Tesla T4" in said and said.endswith("Train in fp16: --bf16 false --fp16 true")
 
 
 def test_torchs_threads_are_put_back(started: Any) -> None:

@@ -13,9 +13,10 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.trainer.hardware import (
     _line_of,
     bf16_factor,
+    precision_line,
     refuse_old_driver,
-    settled_bf16,
     settled_cpu,
+    settled_precision,
     trains_on_cpu,
 )
 
@@ -45,7 +46,7 @@ def test_precision(
     monkeypatch.delenv(VARIABLE, raising=False)
     if launch_file is not None:
         monkeypatch.setenv(VARIABLE, launch_file)
-    assert settled_bf16(bf16, False, on_cpu=on_cpu) is settled
+    assert settled_precision(bf16, False, on_cpu=on_cpu) == (settled, False)
     assert os.environ.get(VARIABLE) == left
 
 
@@ -80,6 +81,43 @@ def test_the_cpu_may_train_on_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPat
     assert not trains_on_cpu(False) and trains_on_cpu(True)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # what cpu.yaml says
     assert trains_on_cpu(False)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "given", "settled"),
+    [
+        ([(8, 0)], (None, False), (None, False)),  # bf16, by TRL's default
+        ([(7, 5)], (None, False), (None, True)),  # a T4, and nothing is asked for
+        ([(9, 0), (7, 5)], (None, False), (None, True)),  # the weakest decides for all processes
+        ([(7, 5)], (False, False), (False, False)),  # fp32 is asked for
+        ([(7, 5)], (True, False), (True, False)),  # emulated, as asked
+        ([(7, 0)], (None, False), None),  # a V100
+        ([(7, 0)], (False, True), None),
+    ],
+)
+def test_a_gpu_without_bf16_trains_in_fp16(
+    capabilities: list[tuple[int, int]],
+    given: tuple[bool | None, bool],
+    settled: tuple[bool | None, bool] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(VARIABLE, "bf16")  # as recipes/accelerate/single_gpu.yaml says for every GPU
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number=0: capabilities[number or 0])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "Tesla V100")
+    if settled is None:
+        with pytest.raises(ConfigError, match=r"GPU 0 \(Tesla V100\) has compute capability 7\.0.* need 7\.5 or newer"):
+            settled_precision(*given, on_cpu=False)
+    else:
+        assert settled_precision(*given, on_cpu=False) == settled
+
+
+def test_fp16_for_want_of_bf16_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, said in (((7, 5), True), ((8, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+        line = precision_line(torch.float16, torch.device("cuda", 0))
+        assert (line is not None and "capability 7.5, and bf16 needs 8.0: training is in fp16" in line) is said
+    assert precision_line(torch.bfloat16, torch.device("cuda", 0)) is None
 
 
 def test_the_engine_computes_in_what_the_accelerator_says() -> None:

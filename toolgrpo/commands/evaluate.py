@@ -35,7 +35,7 @@ from toolgrpo.rollout import Player, Rollouts
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.storage import storage_errors, write_whole
 from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trainer.hardware import bf16_line
+from toolgrpo.trainer.hardware import precision_line
 
 _DEFAULT_QUESTIONS = 100
 _AT_A_TIME = 64  # episodes, at least; an accelerator takes more (rollout/demand.py)
@@ -144,7 +144,7 @@ class EvaluationRun:
         self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {parts.chat.name} chat format")
         for line in (
             None if demand.line is None else f"context   {demand.line}",
-            bf16_line(loaded.policy.dtype, loaded.policy.device),
+            precision_line(loaded.policy.dtype, loaded.policy.device),
             parts.untrained_markers(loaded.head),
         ):
             if line is not None:

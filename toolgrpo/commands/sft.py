@@ -44,7 +44,7 @@ from toolgrpo.plugin_files import python_file
 from toolgrpo.sft.carded_trainer import CardedSFTTrainer, StepProgress
 from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversations
 from toolgrpo.storage import storage_errors
-from toolgrpo.trainer.hardware import bf16_line, settled_bf16, settled_cpu, trains_on_cpu
+from toolgrpo.trainer.hardware import precision_line, settled_cpu, settled_precision, trains_on_cpu
 from toolgrpo.trainer.model_card import ModelCard
 from toolgrpo.trainer.trl.trainer import tune_fused_head
 
@@ -56,7 +56,9 @@ class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
     def __post_init__(self) -> None:
         if trains_on_cpu(self.use_cpu):
             self.dataloader_pin_memory: bool = False
-        self.bf16: bool | None = settled_bf16(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
+        bf16, fp16 = settled_precision(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
+        self.bf16: bool | None = bf16
+        self.fp16: bool = fp16
         use_cpu, ddp_backend = settled_cpu(self.use_cpu, self.ddp_backend, self.bf16)
         self.use_cpu: bool = use_cpu
         self.ddp_backend: str | None = ddp_backend
@@ -176,7 +178,7 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
         f"precision, {config.world_size} process(es), learning rate {rate:.2g}"
     )
     precision = compute_dtype(trainer.model, trainer.accelerator.mixed_precision)
-    if (line := bf16_line(precision, trainer.accelerator.device)) is not None:
+    if (line := precision_line(precision, trainer.accelerator.device)) is not None:
         progress.say(line)
     with storage_errors("the trained model", folder):
         resumed = _checkpoint(config)

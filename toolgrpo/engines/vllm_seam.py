@@ -37,6 +37,7 @@ import gc
 import itertools
 import logging
 import os
+import re
 import sys
 import threading
 import warnings
@@ -148,12 +149,17 @@ def start_vllm(
                 else ""
             )
             raise EngineError(
-                f"vLLM could not start in this process: {error}. Choose another engine (engine transformers, or "
+                f"vLLM could not start in this process: {_with_our_flags(str(error))}. Choose another engine (engine transformers, or "
                 f"vllm_server with a running `vllm serve`), or change the vllm_* options.{others}"
             ) from error
         finally:
             gc.unfreeze()
     return StepEngine(engine, number, sleep_mode=options.enable_sleep_mode, keeps_base=options.lora_rank is not None)
+
+
+def _with_our_flags(text: str) -> str:
+    """Return what vLLM says of a GPU without bf16 with the flags of a training in place of its own."""
+    return re.sub(r"You can use float16 .*--dtype=half\.?", "Train in fp16: --bf16 false --fp16 true", text)
 
 
 class StepEngine:

@@ -29,7 +29,7 @@ from toolgrpo.options import THEMES, RecordedShare, options_of, with_fields_of
 from toolgrpo.rollout.compaction import ContextLimit
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import SharedPass
-from toolgrpo.trainer.hardware import settled_bf16, settled_cpu, trains_on_cpu
+from toolgrpo.trainer.hardware import settled_cpu, settled_precision, trains_on_cpu
 from toolgrpo.trainer.trl.fields import refuse_without_effect
 from toolgrpo.trainer.trl_jobs import take_trl_arguments
 
@@ -50,7 +50,9 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         def __init__(self, *args: Any, **fields: Any) -> None: ...
 
     def __post_init__(self) -> None:
-        self.bf16: bool | None = settled_bf16(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
+        bf16, fp16 = settled_precision(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
+        self.bf16: bool | None = bf16
+        self.fp16: bool = fp16
         use_cpu, ddp_backend = settled_cpu(self.use_cpu, self.ddp_backend, self.bf16)
         self.use_cpu: bool = use_cpu
         self.ddp_backend: str | None = ddp_backend

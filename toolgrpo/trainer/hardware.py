@@ -18,6 +18,7 @@ from toolgrpo.errors import ConfigError
 
 _DRIVER, _DEVICE = Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl")
 _LEAST_DRIVER = 580  # of CUDA 13
+_HAS_BF16, _HAS_KERNELS = (8, 0), (7, 5)  # compute capability: of bf16, and of the builds for CUDA 13
 _PRECISION = "ACCELERATE_MIXED_PRECISION"  # what a launch file said
 _ROWS, _WIDTH = 128, 512  # of a matrix product that takes a millisecond in fp32, and up to ten in an emulated bf16
 _PRODUCTS_S = 0.05
@@ -48,17 +49,38 @@ def refuse_old_driver(driver: Path = _DRIVER, device: Path = _DEVICE) -> None:
         )
 
 
-def settled_bf16(bf16: bool | None, fp16: bool | None, *, on_cpu: bool) -> bool | None:
-    """Return `bf16` as TRL shall read it; a flag wins over the launch file, in both directions.
+def settled_precision(bf16: bool | None, fp16: bool, *, on_cpu: bool) -> tuple[bool | None, bool]:
+    """Return `bf16` and `fp16` as TRL shall read them; a flag wins over the launch file, in both directions.
 
-    Not given, it is TRL's default (yes) on an accelerator, and the launch file's word on a CPU,
-    where bf16 is slower than fp32 on most machines and never exact.
+    Not given, bf16 is TRL's default (yes) on an accelerator that has it, and the launch file's word
+    on a CPU, where bf16 is slower than fp32 on most machines and never exact. A GPU without bf16
+    trains in fp16 unless a flag says otherwise.
     """
-    if bf16 is None and on_cpu:
+    if not on_cpu:
+        lacks_bf16 = _least_capability() < _HAS_BF16
+        fp16 = fp16 or (bf16 is None and lacks_bf16)
+    elif bf16 is None:
         bf16 = not fp16 and os.environ.get(_PRECISION) == "bf16"
     if bf16 is False and not fp16 and os.environ.get(_PRECISION, "no") != "no":
         os.environ[_PRECISION] = "no"  # Transformers reads the launch file where no flag is true
-    return bf16
+    return bf16, fp16
+
+
+def _least_capability() -> tuple[int, int]:
+    """Return the lowest compute capability among the GPUs of this process; raise ConfigError for one without kernels."""
+    gpus = [(torch.cuda.get_device_capability(number), number) for number in range(torch.cuda.device_count())]
+    capability, number = min(gpus, default=(_HAS_BF16, 0))
+    if capability < _HAS_KERNELS:
+        raise ConfigError(
+            f"GPU {number} ({torch.cuda.get_device_name(number)}) has compute capability {_dotted(capability)}, and PyTorch "
+            f"and vLLM for CUDA 13 need {_dotted(_HAS_KERNELS)} or newer (T4, RTX 20 and later); use another GPU, hide this "
+            f"one (CUDA_VISIBLE_DEVICES), or ask for the CPU (--use_cpu true)"
+        )
+    return capability
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
 
 
 def settled_cpu(use_cpu: bool, ddp_backend: str | None, bf16: bool | None) -> tuple[bool, str | None]:
@@ -75,11 +97,18 @@ def settled_cpu(use_cpu: bool, ddp_backend: str | None, bf16: bool | None) -> tu
     return use_cpu or several or bool(bf16), ddp_backend
 
 
-def bf16_line(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return what bf16 costs where it is computed in on a CPU that emulates it; None elsewhere."""
-    if dtype is not torch.bfloat16 or device.type != "cpu":
-        return None
-    return _line_of(bf16_factor())
+def precision_line(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Return what there is to know of this precision on this device: bf16 that a CPU emulates, fp16 for want of bf16."""
+    if dtype is torch.bfloat16 and device.type == "cpu":
+        return _line_of(bf16_factor())
+    if dtype is torch.float16 and device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < _HAS_BF16:
+            return (
+                f"fp16      this GPU has compute capability {_dotted(capability)}, and bf16 needs {_dotted(_HAS_BF16)}: "
+                f"training is in fp16, with a scaled loss"
+            )
+    return None
 
 
 def _line_of(factor: float) -> str | None:

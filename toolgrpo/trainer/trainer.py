@@ -56,7 +56,7 @@ from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.engine_proof import EngineProof
 from toolgrpo.trainer.given_parts import GivenParts, Tools, take_parts
-from toolgrpo.trainer.hardware import bf16_line
+from toolgrpo.trainer.hardware import precision_line
 from toolgrpo.trainer.model_card import write_beside_model
 from toolgrpo.trainer.off_policy import OffPolicy
 from toolgrpo.trainer.row_line import Processes, check_engine, open_line
@@ -191,7 +191,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         say = self.progress.say if self._is_main else lambda line: None
         self.untrained_markers = given.untrained_markers(partial(output_rows, self.policy.base_model))
         if self._is_main:
-            for line in (bf16_line(self.policy.dtype, self.policy.device), self.untrained_markers):
+            for line in (precision_line(self.policy.dtype, self.policy.device), self.untrained_markers):
                 if line is not None:
                     say(line)
         self.fitting = given.fitting(built.engine, self.progress.say)
