@@ -26,6 +26,9 @@ _IMPORTS = {  # of names that files use most, beside modules and those of typing
 }
 
 
+_PACKAGE = "_toolgrpo_plugin_"  # so begins the name of a plugin's folder among the modules
+
+
 def import_file(path: Path, *, needs_annotations: bool = False) -> ModuleType:
     """Return the module of a plugin file; `PluginError` if there is none, or if it fails.
 
@@ -33,7 +36,7 @@ def import_file(path: Path, *, needs_annotations: bool = False) -> ModuleType:
     """
     path = python_file(path)
     digest = hashlib.sha256(str(path).encode() + b"\0" + path.read_bytes()).hexdigest()[:12]
-    package = f"_toolgrpo_plugin_{digest}"
+    package = f"{_PACKAGE}{digest}"
     name = f"{package}.{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
@@ -89,7 +92,9 @@ def import_failed(label: str, error: BaseException) -> str:
         cure = missing_import(error.name) or "import it, or define it above that line."
         return f"{label} cannot be imported: {frame.filename}, line {frame.lineno} uses {error.name!r}, which it does not have; {cure}"
     missing = ""
-    if isinstance(error, ModuleNotFoundError) and error.name:
+    if isinstance(error, ModuleNotFoundError) and error.name and error.name.startswith(_PACKAGE):
+        missing = f"\nThere is no {error.name.rpartition('.')[2]}.py beside the file; copy it there too."
+    elif isinstance(error, ModuleNotFoundError) and error.name:
         missing = (
             f"\nIf {error.name.partition('.')[0]} is a package, it belongs into the environment that this runs in: "
             f"{sys.executable} -m pip install ..."

@@ -26,6 +26,7 @@ from toolgrpo.ledger import Ledger
 from toolgrpo.models import NANO
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
+from toolgrpo.sft.encoder import read_conversations
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
 from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
@@ -145,11 +146,22 @@ def test_where_a_segment_begins() -> None:
         (("--worst", "0"), "--worst must be at least 1"),
         (("--worst", "1", "--best", "1"), "exclude each other"),
         (("seven",), "give an episode's number"),
+        (("--as_examples", "x.jsonl"), "give --successes with it"),
     ],
 )
 def test_bad_input_is_one_sentence(folder: Path, arguments: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         show(folder, *arguments)
+
+
+def test_successes_become_examples_once_each(folder: Path, tmp_path: Path) -> None:
+    assert "2 episodes" in show(folder, "--successes", "--worst", 9)
+    shown = show(folder, "--successes", "--as_examples", tmp_path / "rows.jsonl")
+    assert "1 different conversations without a broken call, of 2 successes" in shown
+    (row,) = read_conversations(tmp_path / "rows.jsonl")
+    assert [message["role"] for message in row["messages"]] == ["user", "assistant", "tool", "assistant"]
+    call = row["messages"][1]["tool_calls"][0]["function"]
+    assert call["name"] == "add" and call["arguments"] == {"a": 1, "b": 2}
 
 
 def test_showing_needs_no_torch() -> None:

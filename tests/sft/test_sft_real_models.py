@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,38 @@ def test_lora_bf16_checkpointing_and_a_resumed_run_are_as_one(base: Path, tmp_pa
         load_file(folder / "adapter_model.safetensors") for folder in (tmp_path / "checkpoint-4", resumed.folder)
     )
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+class _InterruptedAt(io.StringIO):
+    """Gets Ctrl-C once, where a line with this text is shown."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def write(self, text: str) -> int:
+        if self._text and self._text in text:
+            self._text = ""
+            signal.raise_signal(signal.SIGINT)
+        return super().write(text)
+
+
+def test_ctrl_c_saves_the_step_and_the_command_that_is_shown_goes_on(base: Path, tmp_path: Path) -> None:
+    out, shown = tmp_path / "out", _InterruptedAt("sft: step 1 of 5")
+    environment = tmp_path / "desk.py"
+    environment.write_text(
+        "class Desk:\n    def reset(self, **row: object) -> None: ...\n"
+        '    def order(self, number: int) -> str:\n        """Look an order up."""\n        return "x"\n'
+    )
+    argv = flags(base, out, "--environment", f"{environment}:Desk", "--system_prompt", "Be short.", "--max_steps", "5")
+    result = run_sft(*parse_sft_arguments(argv), Console(file=shown, width=200), argv)
+    command = f"toolgrpo sft --config {out / 'run.yaml'} --resume_from_checkpoint auto"
+    assert "stopped by SIGINT after step 2, which is saved" in shown.getvalue() and command in shown.getvalue()
+    assert "s left" in shown.getvalue() and len(result.losses) == 2 and (out / "model.safetensors").is_file()
+    names = [tool["function"]["name"] for tool in json.loads((out / "tools.json").read_text())]
+    assert {"add", "order"} <= set(names) and '"Be short."' in (out / "README.md").read_text()
+    resumed = run_sft(*parse_sft_arguments(command.split()[2:]), Console(file=io.StringIO(), width=200))
+    assert len(resumed.losses) == 5 and resumed.losses[:2] == result.losses
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ def load(path: Path) -> list[str]:
         ),
         ("def f(a: int): ...\nTOOL_FUNCTIONS = [f]", ("my_tools.py:1: tool 'f'", "no docstring")),
         ("import no_such_module_here", ("cannot be imported", "my_tools.py", "line 1", "ModuleNotFoundError")),
+        ("from .maths import add", ("cannot be imported", "There is no maths.py beside the file")),
         *(
             (f"{future}{GOOD.replace('a: int', f'a: {name}')}\nTOOL_FUNCTIONS = [add]", ("my_tools.py", line))
             for future in ("", "from __future__ import annotations\n")

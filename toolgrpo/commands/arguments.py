@@ -190,6 +190,9 @@ class SFTArguments(Options):
 
     dataset_id_or_path: str | None = option(None, "A .jsonl file of conversations; it must be given.")
     tools_script: str | None = option(None, "Tools that rows without a column `tools` are rendered with.")
+    environment: str | None = option(None, "A class with state, whose tools come beside those: PATH.py:Class.")
+    mcp_config: str | None = option(None, "Path of an mcp.json that names MCP servers, whose tools come beside those.")
+    system_prompt: str | None = option(None, "Text of a system message for conversations that have none.")
     batch_size: int | None = option(
         None,
         "Conversations per optimizer step, of all processes; sets gradient_accumulation_steps.",

@@ -177,7 +177,10 @@ PAGES: dict[str, Page] = {
     "sft": Page(
         "Teach a model the form of tool calls from example conversations.",
         {
-            "model and data": ("model_name_or_path", "dataset_id_or_path", "tools_script", "max_length", "output_dir"),
+            "model and data": (
+                *("model_name_or_path", "dataset_id_or_path", "tools_script", "environment", "mcp_config"),
+                *("system_prompt", "max_length", "output_dir"),
+            ),
             "training": (
                 *("max_steps", "num_train_epochs", "batch_size", "micro_batch_size", "learning_rate", "warmup_steps"),
                 *("bf16", "gradient_checkpointing", "use_peft", "lora_r", "lora_alpha", "dtype", "seed"),

@@ -163,7 +163,7 @@ def _sft(arguments: list[str]) -> int:
 
     try:
         sft, config, model = parse_sft_arguments(arguments)
-        run_sft(sft, config, model, console)
+        run_sft(sft, config, model, console, arguments)
     except ToolGRPOError as error:
         print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 1
@@ -282,5 +282,5 @@ _FILES: Mapping[str, Mapping[str, Callable[[str], None]]] = {
     "train": {**_PLUGINS, "dataset_id_or_path": _rows},
     "check": {**_PLUGINS, "dataset_id_or_path": _rows},
     "evaluate": _PLUGINS,
-    "sft": {"tools_script": _python, "dataset_id_or_path": _conversations},
+    "sft": {**_PLUGINS, "dataset_id_or_path": _conversations},
 }

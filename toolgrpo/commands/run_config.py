@@ -6,19 +6,19 @@ default; secrets (tokens, keys) are left out or blanked, and only its owner may 
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from trl import ModelConfig
 
-from toolgrpo.commands.arguments import ScriptArguments
-from toolgrpo.commands.given import given_values
+from toolgrpo.commands.arguments import flags_of
+from toolgrpo.commands.given import read_given
 from toolgrpo.errors import ConfigError
 from toolgrpo.plain_text import without_secrets
 from toolgrpo.storage import storage_errors, write_whole
-from toolgrpo.trainer.config import ToolGRPOConfig
 
 NAME = "run.yaml"
 _MAY_BE_PATHS = (
@@ -29,9 +29,9 @@ _TEXTS = ("system_prompt",)  # they may speak of keys, and the model reads them 
 _PER_CALL = ("dry_run", "resume_from_checkpoint")  # of one call of the command, not of the run
 
 
-def keep_run_config(argv: Sequence[str], output_dir: Path) -> None:
+def keep_run_config(argv: Sequence[str], output_dir: Path, command: str = "train") -> None:
     """Write what the command was given into its output folder."""
-    given = given_values((ScriptArguments, ToolGRPOConfig, ModelConfig), argv)
+    given = read_given(flags_of(command), argv).values
     kept = {
         name: _whole(value) if name in _MAY_BE_PATHS else value
         for name, value in {**without_secrets(given), **{name: given[name] for name in _TEXTS if name in given}}.items()
@@ -41,6 +41,12 @@ def keep_run_config(argv: Sequence[str], output_dir: Path) -> None:
     with storage_errors(f"what the run was given ({path})", output_dir):
         head = "# What this run was given; toolgrpo COMMAND --config takes it.\n"
         write_whole(path, head + yaml.safe_dump(kept), mode=0o600)
+
+
+def resume_command(command: str, output_dir: Path) -> str:
+    """Return the command line that goes on with a run that was stopped."""
+    start = "accelerate launch -m toolgrpo" if "RANK" in os.environ else "toolgrpo"
+    return f"{start} {command} --config {shlex.quote(str(output_dir / NAME))} --resume_from_checkpoint auto"
 
 
 def config_of_run(folder: Path) -> Path:

@@ -34,18 +34,20 @@ from toolgrpo.build import load_tokenizer
 from toolgrpo.commands.arguments import SFTArguments, SFTOptions
 from toolgrpo.commands.given import parse_args
 from toolgrpo.commands.parts import LORA_TARGETS
+from toolgrpo.commands.run_config import keep_run_config, resume_command
 from toolgrpo.engines.policy import compute_dtype
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
 from toolgrpo.models import folder_of
 from toolgrpo.observe.progress import library_bars_off
 from toolgrpo.options import options_of, with_fields_of
-from toolgrpo.plugin_files import python_file
 from toolgrpo.sft.carded_trainer import CardedSFTTrainer, StepProgress
 from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversations
 from toolgrpo.storage import storage_errors
+from toolgrpo.tools import load_tools
 from toolgrpo.trainer.hardware import precision_line, settled_cpu, settled_precision, trains_on_cpu
 from toolgrpo.trainer.model_card import ModelCard
+from toolgrpo.trainer.stopping import GracefulStop
 from toolgrpo.trainer.trl.trainer import tune_fused_head
 
 
@@ -98,8 +100,6 @@ def parse_sft_arguments(argv: Sequence[str]) -> tuple[SFTArguments, ToolSFTConfi
     ):
         if not value:
             raise ConfigError(f"--{name} is missing; an example is recipes/configs/sft/qwen3_1.7b.yaml")
-    if sft.tools_script is not None:
-        python_file(Path(sft.tools_script))
     return sft, _with_batch(sft, config), model
 
 
@@ -120,12 +120,19 @@ def _with_batch(sft: SFTArguments, config: ToolSFTConfig) -> ToolSFTConfig:
     return config.changed(per_device_train_batch_size=at_a_time, gradient_accumulation_steps=sft.batch_size // at_once)
 
 
-def run_sft(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: Console) -> SFTResult:
-    """Load, train, save. Meanwhile no other run may write into the output folder."""
+def run_sft(
+    sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: Console, argv: Sequence[str] = ()
+) -> SFTResult:
+    """Load, train, save. Meanwhile no other run may write into the output folder.
+
+    `argv`, the arguments of the command, are kept there for the command that resumes.
+    """
     claim = claim_folder(Path(config.output_dir), config.process_index)
     if claim.warning is not None:
         console.print(claim.warning, markup=False)
     try:
+        if argv and config.process_index == 0:
+            keep_run_config(argv, Path(config.output_dir), "sft")
         with library_bars_off():
             return _run(sft, config, model, console)
     finally:
@@ -158,6 +165,7 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
                 supervised=True,
                 tools=schemas,
                 data=f"{sft.dataset_id_or_path}, {len(examples)} conversations",
+                system_prompt=sft.system_prompt,
                 is_adapter=bool(model.use_peft),
             ),
             model=path,
@@ -184,14 +192,21 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
         resumed = _checkpoint(config)
         if resumed is not None:
             progress.say(f"resuming from {resumed}")
+        stop = GracefulStop(trainer.accelerator, progress.say)
+        trainer.add_callback(stop)
         try:
-            trainer.train(resume_from_checkpoint=resumed)
+            with stop:
+                trainer.train(resume_from_checkpoint=resumed)
         finally:
             progress.end()
         trainer.save_model(str(folder))
     losses = tuple(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
     change = f"loss {losses[0]:.3f} to {losses[-1]:.3f}; " if losses else ""
     progress.say(f"{change}the {'adapter' if model.use_peft else 'model'} is in {folder}")
+    step = trainer.state.global_step
+    if stop.stopped_by is not None and step < trainer.state.max_steps:
+        progress.say(f"stopped by {stop.stopped_by.name} after step {step}, which is saved; go on with")
+        progress.say(f"  {resume_command('sft', folder)}")
     return SFTResult(losses, folder)
 
 
@@ -263,7 +278,7 @@ class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers ships no
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        self._shown = StepProgress(self._console, "sft", state.max_steps)
+        self._shown = StepProgress(self._console, "sft", state.max_steps, done=state.global_step)
         self._shown.__enter__()
 
     def on_log(
@@ -283,12 +298,10 @@ class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers ships no
 
 
 def _schemas(sft: SFTArguments) -> Sequence[Mapping[str, Any]]:
-    """Return the tools of a file; none where no file is given."""
-    if sft.tools_script is None:
+    """Return the tools that conversations without their own are rendered with."""
+    if not (sft.tools_script or sft.environment or sft.mcp_config):
         return ()
-    from toolgrpo.tools import load_tools
-
-    toolbox = load_tools(sft.tools_script)
+    toolbox = load_tools(sft.tools_script, environment=sft.environment, mcp_config=sft.mcp_config)
     try:
         return toolbox.schemas
     finally:
@@ -301,7 +314,10 @@ def _examples(
     encode = ConversationEncoder(tokenizer)
     examples = []
     for index, row in enumerate(read_conversations(str(sft.dataset_id_or_path))):
-        example = encode(row["messages"], row["tools"] or schemas or None)
+        messages = row["messages"]
+        if sft.system_prompt and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": sft.system_prompt}, *messages]
+        example = encode(messages, row["tools"] or schemas or None)
         if len(example.ids) > max_length:
             raise DataError(
                 f"{sft.dataset_id_or_path}: conversation {index + 1} has {len(example.ids)} tokens, but max_length "

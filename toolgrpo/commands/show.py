@@ -4,6 +4,7 @@
     toolgrpo show DIR 17            episode 17 as a conversation (--tokens: as its tokens)
     toolgrpo show DIR --worst 3     those of the last step with the least reward; --best, --step N
     toolgrpo show DIR --cause timeout      those of any step that met this
+    toolgrpo show DIR --successes --as_examples FILE.jsonl      conversations for `toolgrpo sft`
 
 It reads the recording alone, needs no PyTorch, and may look while a run writes.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,10 +21,12 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
+from toolgrpo.calls import AttemptStatus
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.observe.episode_view import causes_of, conversation, episode_table, group_table, tokens
 from toolgrpo.observe.records import episode_files, iter_episodes, read_vocabulary
 from toolgrpo.plain_text import plain
+from toolgrpo.storage import storage_errors
 
 _WIDTH_OF_A_PIPE = 160
 _SHOWN = 5  # episodes, where nobody says how many
@@ -39,11 +43,22 @@ def run_show(argv: Sequence[str], console: Console | None = None) -> None:
     add = parser.add_argument
     add("folder", type=Path, help="the run's output folder")
     add("episode", type=_number, nargs="?", help="the number of one episode")
-    add("--step", type=int, help="this step (0: the untrained model); default: the last one, with --cause all")
+    add(
+        "--step",
+        type=int,
+        help="this step (0: the untrained model); default: the last one, with --cause or --successes all",
+    )
     for name, which in (("worst", "least"), ("best", "most")):
         said = f"the N of the step with the {which} reward"
         add(f"--{name}", type=int, nargs="?", const=_SHOWN, metavar="N", help=said)
     add("--cause", help="only those that ended so or met this, e.g. timeout, length, invalid_json")
+    add("--successes", action="store_true", help="only those that succeeded")
+    add(
+        "--as_examples",
+        type=Path,
+        metavar="FILE",
+        help="write the successes of any step into a .jsonl file, for `toolgrpo sft`",
+    )
     add("--tokens", action="store_true", help="tokens in colours of their probability")
     asked = parser.parse_args(list(argv))
     for name in ("worst", "best"):
@@ -51,6 +66,8 @@ def run_show(argv: Sequence[str], console: Console | None = None) -> None:
             raise ConfigError(f"--{name} must be at least 1, got {getattr(asked, name)}")
     if asked.worst and asked.best:
         raise ConfigError("--worst and --best exclude each other; give one")
+    if asked.as_examples and not asked.successes:
+        raise ConfigError("--as_examples writes what a model will imitate; give --successes with it")
     if console is None:
         console = Console(highlight=False)
         if not console.is_terminal:  # a pipe has no width of its own
@@ -58,7 +75,9 @@ def run_show(argv: Sequence[str], console: Console | None = None) -> None:
     folder = recording_in(asked.folder)
     if asked.episode is not None:
         _show_one(find_episode(folder, asked.episode), folder, console, as_tokens=asked.tokens)
-    elif asked.worst or asked.best or asked.cause:
+    elif asked.as_examples:
+        _write_examples(folder, asked, console)
+    elif asked.worst or asked.best or asked.cause or asked.successes:
         _show_chosen(folder, asked, console)
     else:
         _show_groups(folder, asked.step, console)
@@ -104,7 +123,7 @@ def _show_one(record: dict[str, Any], folder: Path, console: Console, *, as_toke
 
 
 def _show_chosen(folder: Path, asked: argparse.Namespace, console: Console) -> None:
-    of_last = asked.step is None and asked.cause is None
+    of_last = asked.step is None and asked.cause is None and not asked.successes
     n = asked.worst or asked.best or _SHOWN
     choose = heapq.nlargest if asked.best else heapq.nsmallest
     n_found = 0
@@ -114,9 +133,11 @@ def _show_chosen(folder: Path, asked: argparse.Namespace, console: Console) -> N
         n_found += 1
         return float(record.get("reward_given") or 0.0)
 
-    chosen = choose(n, _of_last_step(folder) if of_last else _matching(folder, asked.step, asked.cause), key=reward)
+    matching = _matching(folder, asked.step, asked.cause, successes=asked.successes)
+    chosen = choose(n, _of_last_step(folder) if of_last else matching, key=reward)
     if not chosen:
         wanted = [f"is of step {asked.step}"] if asked.step is not None else []
+        wanted += ["succeeded"] if asked.successes else []
         wanted += [f"has the cause {asked.cause!r}"] if asked.cause else []
         causes = set().union(*(causes_of(record) for record in _matching(folder, asked.step)))
         there_is = ", ".join(sorted(causes)) or "none"
@@ -133,10 +154,33 @@ def _show_chosen(folder: Path, asked: argparse.Namespace, console: Console) -> N
         _show_one(record, folder, console, as_tokens=asked.tokens)
 
 
-def _matching(folder: Path, step: int | None, cause: str | None = None) -> Iterator[dict[str, Any]]:
+def _matching(
+    folder: Path, step: int | None, cause: str | None = None, *, successes: bool = False
+) -> Iterator[dict[str, Any]]:
     for record in iter_episodes(folder):
-        if step in (None, record["step"]) and (cause is None or cause in causes_of(record)):
+        wanted = step in (None, record["step"]) and (cause is None or cause in causes_of(record))
+        if wanted and (record.get("success") or not successes):
             yield record
+
+
+def _write_examples(folder: Path, asked: argparse.Namespace, console: Console) -> None:
+    """Write each different conversation once; one with a call that could not be run teaches a wrong form."""
+    path, n_found, written = asked.as_examples, 0, set[str]()
+    with storage_errors(f"the examples {path}", path.parent), path.open("w", encoding="utf-8") as file:
+        for record in _matching(folder, asked.step, asked.cause, successes=True):
+            n_found += 1
+            attempts = [attempt for turn in record["turns"] for attempt in turn["attempts"]]
+            line = json.dumps({"messages": [*record["prompt"], *record["messages"]]}, ensure_ascii=False) + "\n"
+            if line not in written and all(attempt["status"] == AttemptStatus.OK for attempt in attempts):
+                written.add(line)
+                file.write(line)
+    if not written:
+        raise ConfigError(f"{n_found} episodes in {folder} succeeded, and none of them teaches the form of calls")
+    _say(console, f"{len(written)} different conversations without a broken call, of {n_found} successes: {path}")
+    _say(
+        console,
+        f"next: toolgrpo sft --model MODEL --dataset_id_or_path {path} --output_dir DIR, with the tools of the run",
+    )
 
 
 def _of_last_step(folder: Path) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from trl import ModelConfig
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.report import report_line
+from toolgrpo.commands.run_config import resume_command
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.evaluation.measures import Share
 from toolgrpo.observe.doctor import page_here
@@ -139,6 +140,8 @@ class TrainingRun:
                 steps = 0 if first_step.number is None else output.global_step - first_step.number
                 summary = self._summary(trainer, before, after, train_s, steps, earlier)
                 self._show(summary, doctor_lines(trainer.doctor))
+                if trainer.stopped_by and trainer.state.global_step < trainer.state.max_steps:
+                    self.terminal.say(f"go on     {resume_command('train', Path(self.config.output_dir))}")
             return summary
         finally:
             trainer.close()

@@ -116,6 +116,19 @@ class StepLines:
         return " ".join([first.rjust(self._first), *padded])
 
 
+def bar_columns() -> list[ProgressColumn]:
+    """Return the columns of a bar: steps, seconds, time left, and a task's `note`."""
+    return [
+        TextColumn("{task.description:>9}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    ]
+
+
 class RunProgress(Observer, TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
     """The display of one process. A quiet console shows nothing.
 
@@ -251,18 +264,9 @@ class RunProgress(Observer, TrainerCallback):  # type: ignore[misc]  # transform
 
     def _display(self) -> Progress:
         if self._progress is None:
-            columns: list[ProgressColumn] = [
-                TextColumn("{task.description:>9}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
-            ]
             others_above = not self.brings_own_log
             self._progress = Progress(
-                *columns,
+                *bar_columns(),
                 console=self._console,
                 disable=not self._live,
                 redirect_stdout=others_above,

@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from trl import SFTTrainer
 
+from toolgrpo.observe.progress import bar_columns
 from toolgrpo.storage import saved_into
 from toolgrpo.trainer.model_card import ModelCard, write_beside_model
 
@@ -26,8 +27,11 @@ _TOO_SOON_S = 5.0  # for a line of a fifth, after one that broke a silence
 class StepProgress:
     """Used as a context; `step(index, loss)` after each training step."""
 
-    def __init__(self, console: Console, label: str, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, console: Console, label: str, steps: int, clock: Callable[[], float] = time.monotonic, *, done: int = 0
+    ) -> None:
         self._label = label
+        self._done_before = done
         self._console = console
         self._steps = steps
         self._clock = clock
@@ -35,9 +39,8 @@ class StepProgress:
         self._spoke_of_time = False  # the last line broke a silence, and was no fifth
         self._bar: Progress | None = None
         if console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-            self._bar = Progress(*columns, console=console, transient=True)
-            self._task = self._bar.add_task(label, total=steps)
+            self._bar = Progress(*bar_columns(), console=console, transient=True)
+            self._task = self._bar.add_task(label, total=steps, completed=done, note="")
 
     def __enter__(self) -> StepProgress:
         if self._bar is not None:
@@ -47,7 +50,7 @@ class StepProgress:
     def step(self, index: int, loss: float) -> None:
         done = index + 1
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, description=f"{self._label}, loss {loss:.3f}")
+            self._bar.update(self._task, completed=done, note=f"loss {loss:.3f}")
             return
         silent_s = self._clock() - self._spoken
         is_fifth = done % max(1, self._steps // _LINES) == 0
@@ -56,8 +59,11 @@ class StepProgress:
             self._spoke_of_time = not is_fifth
             self._spoken = self._clock()
             seconds = self._spoken - self._started
+            left = seconds / (done - self._done_before) * (self._steps - done)
             self._console.print(
-                f"{self._label}: step {done} of {self._steps}, loss {loss:.3f}, {seconds:.0f} s", highlight=False
+                f"{self._label}: step {done} of {self._steps}, loss {loss:.3f}, {seconds:.0f} s"
+                + (f", about {left:.0f} s left" if done < self._steps else ""),
+                highlight=False,
             )
 
     def __exit__(
