@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from toolgrpo.errors import PluginError
-from toolgrpo.missing_files import no_python_file
+from toolgrpo.named_files import PLUGINS, located, no_python_file
 
 _IMPORTS = {  # of names that files use most, beside modules and those of typing
     **{"np": "import numpy as np", "pd": "import pandas as pd", "Path": "from pathlib import Path"},
@@ -75,7 +75,7 @@ def _run(name: str, path: Path, *, as_text: bool = False) -> ModuleType:
 
 def python_file(path: Path) -> Path:
     """Return the whole path of a Python file; `PluginError` if it is none."""
-    path = path.expanduser().resolve()
+    path = located(path.expanduser(), PLUGINS).resolve()
     if path.is_dir():
         raise PluginError(f"{path} is a folder; give the .py file in it.")
     if not path.is_file():

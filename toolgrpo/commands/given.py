@@ -29,7 +29,7 @@ import yaml
 from toolgrpo.commands.flags import Flag, flags_of_classes
 from toolgrpo.commands.other_names import REMOVED, answer_to, meant_by
 from toolgrpo.errors import ConfigError, ToolGRPOError
-from toolgrpo.missing_files import seen_from_here
+from toolgrpo.named_files import CONFIGS, located, seen_from_here, shipped_names
 from toolgrpo.nearest import nearest
 from toolgrpo.plain_text import check_nesting
 
@@ -227,6 +227,7 @@ def _without_alias(argument: str) -> str:
 
 
 def _load_yaml(path: Path) -> Mapping[str, Any]:
+    path = located(path, CONFIGS)
     if path.is_dir():
         raise ConfigError(f"--config {path} is a folder; give a YAML file, e.g. recipes/configs/nano.yaml")
     try:
@@ -236,7 +237,9 @@ def _load_yaml(path: Path) -> Mapping[str, Any]:
         check_nesting(text)
         content = yaml.load(text, _Loader)
     except FileNotFoundError:
-        raise ConfigError(f"--config {path}: there is no such file ({seen_from_here(path)})") from None
+        raise ConfigError(
+            f"--config {path}: there is no such file ({seen_from_here(path)}); by name: {', '.join(shipped_names(CONFIGS))}"
+        ) from None
     except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

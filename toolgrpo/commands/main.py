@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
+from argparse import ArgumentError, ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +23,21 @@ from toolgrpo.commands.help_page import PAGES, asked_for, help_text
 from toolgrpo.commands.other_names import question_iterations
 from toolgrpo.commands.terminal import LOADING, Terminal
 from toolgrpo.errors import ConfigError, DataError, ToolGRPOError
-from toolgrpo.missing_files import no_conversations, no_data_file, no_mcp_config
+from toolgrpo.named_files import (
+    LAUNCH_FILES,
+    located,
+    no_conversations,
+    no_data_file,
+    no_mcp_config,
+    shipped_names,
+    shipped_root,
+)
 from toolgrpo.nearest import nearest
 from toolgrpo.plain_text import plain
 from toolgrpo.plugin_files import python_file
 from toolgrpo.startup import prepare
+
+_TASKS = ("shop",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +70,67 @@ def main(argv: Sequence[str] | None = None) -> int:
     theme = asked_for(arguments[1:])
     if theme is not None and name in PAGES:
         return _show_help(name, theme)
-    if name in PAGES and not _can_be_right(name, arguments[1:]):
+    try:
+        launch, words = launched(arguments[1:])
+    except ConfigError as error:
+        print(f"toolgrpo: {error}", file=sys.stderr)
+        return 2
+    if name in PAGES and not _can_be_right(name, words):
         return 1
-    prepare(arguments[1:])  # before anything imports PyTorch
-    return command.run(arguments[1:])
+    if launch:
+        os.execv(sys.executable, [*launch, "-m", "toolgrpo", name, *words])
+    prepare(words)  # before anything imports PyTorch
+    return command.run(words)
+
+
+def launched(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return how `accelerate` starts a command, empty if nobody asks for that, and the command's other words.
+
+    `--accelerate_config` takes a file or the name of a shipped one, as TRL's commands do; `--num_processes` goes
+    over what it says.
+    """
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--accelerate_config", "--accelerate-config")
+    parser.add_argument("--num_processes", "--num-processes", type=int)
+    try:
+        given, rest = parser.parse_known_args(words)
+    except ArgumentError as error:
+        raise ConfigError(str(error)) from error
+    if given.accelerate_config is None and given.num_processes is None:
+        return [], list(words)
+    path = located(
+        given.accelerate_config or ("multi_gpu" if Path("/proc/driver/nvidia").exists() else "cpu_ddp"), LAUNCH_FILES
+    )
+    if not path.is_file():
+        names = ", ".join(shipped_names(LAUNCH_FILES))
+        raise ConfigError(f"--accelerate_config {path}: there is no such file; give a YAML file or one of {names}")
+    processes = [] if given.num_processes is None else ["--num_processes", str(given.num_processes)]
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "--config_file", str(path)]
+    return [*launcher, *processes], rest
+
+
+def _init(words: list[str]) -> int:
+    """Copy a task to begin with into a new folder."""
+    from toolgrpo.observe.doctor import page_here
+
+    name = words[0] if words else ""
+    folder = Path(words[1] if len(words) == 2 else name)
+    if len(words) > 2 or name not in _TASKS:
+        print(f"usage: toolgrpo init {'|'.join(_TASKS)} [FOLDER]", file=sys.stderr)
+        return 2
+    if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
+        print(
+            f"toolgrpo: {folder} is there already and not empty; give another folder: toolgrpo init {name} FOLDER",
+            file=sys.stderr,
+        )
+        return 2
+    shutil.copytree(shipped_root() / "recipes" / name, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    print(f"{folder}/ has {', '.join(sorted(file.name for file in folder.iterdir()))}")
+    print(f"Go on with {page_here(page='docs/tutorials/half_an_hour.md')}")
+    return 0
 
 
 def _overview() -> str:
-    from toolgrpo.observe.doctor import pages_folder
-
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {command.purpose}" for name, command in COMMANDS.items()]
     return "\n".join(
@@ -76,8 +140,9 @@ def _overview() -> str:
             *lines,
             "",
             "`toolgrpo COMMAND --help` shows the flags of a command by theme, `--help all` every one.",
-            "`accelerate launch -m toolgrpo COMMAND ...` runs it in several processes.",
-            f"The pages that messages name as docs/... are in {pages_folder()}.",
+            "`--accelerate_config NAME|FILE --num_processes N` runs a command in several processes; the names are",
+            f"{', '.join(shipped_names(LAUNCH_FILES))}.",
+            f"The pages that messages name as docs/... are in {shipped_root() / 'docs'}.",
         ]
     )
 
@@ -201,6 +266,7 @@ def _gateway(arguments: list[str]) -> int:
 
 
 COMMANDS: Mapping[str, Command] = {
+    "init": Command(f"copy a task to begin with into a folder: {'|'.join(_TASKS)} [FOLDER]", _init),
     "train": Command("teach a model to use tools by reinforcement learning", _train),
     "check": Command("look at everything that a training needs, draw some episodes, do one step", _check),
     "evaluate": Command("measure a model, or two side by side, on held-out questions", _evaluate),
@@ -258,7 +324,7 @@ def _python(value: str) -> None:
 
 
 def _mcp(value: str) -> None:
-    if value.endswith(".json") and not Path(value).exists():
+    if value.endswith(".json") and not located(value).exists():
         raise ConfigError(no_mcp_config(Path(value)))
 
 
@@ -273,7 +339,7 @@ def _conversations(value: str) -> None:
 
 
 def _is_missing_data(value: str) -> bool:
-    path = Path(value)
+    path = located(value)
     return ":" not in value and path.suffix.lower() in _DATA_FILES and not path.exists()
 
 

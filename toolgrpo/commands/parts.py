@@ -104,7 +104,7 @@ class RunParts:
 
     def toolbox(self) -> Toolbox | None:
         script = self.script
-        spec = script.tools_script or script.tool_functions_module
+        spec = Path(script.tools_script) if script.tools_script else script.tool_functions_module
         sources = [str(source) for source in (spec, script.environment, script.mcp_config) if source]
         if not sources:
             self.terminal.say("tools     none")

@@ -17,6 +17,7 @@ import yaml
 from toolgrpo.commands.arguments import flags_of
 from toolgrpo.commands.given import read_given
 from toolgrpo.errors import ConfigError
+from toolgrpo.named_files import located
 from toolgrpo.plain_text import without_secrets
 from toolgrpo.storage import storage_errors, write_whole
 
@@ -62,6 +63,6 @@ def _whole(value: Any) -> Any:
     if isinstance(value, list):
         return [_whole(one) for one in value]
     path, colon, rest = str(value).partition(":")
-    if not path or not Path(path).exists():
+    if not path or not located(path).exists():
         return value
-    return f"{Path(path).resolve()}{colon}{rest}"
+    return f"{located(path).resolve()}{colon}{rest}"

@@ -12,6 +12,7 @@ from typing import Any
 from toolgrpo.data.files import find_files
 from toolgrpo.data.sources import FORMATS
 from toolgrpo.errors import DataError
+from toolgrpo.named_files import located
 
 _GENERATED = ("arithmetic", "chains", "embedded", "reasoning_gym")
 _NAMES = ("heldout", "test", "eval", "validation")  # of splits, the first that there is
@@ -50,13 +51,13 @@ def hold_out(prompts: Iterable[Any], share: float, seed: int) -> HeldOut:
 def held_out_split(spec: str) -> str:
     """Return the split of a data set that is meant for measuring; `train` is the whole of a single file."""
     name, _, rest = spec.partition(":")
-    path = Path(spec)
+    path = located(spec)
     if spec in _GENERATED or name in _GENERATED:
         return "heldout"
     if name in FORMATS and not path.exists():
         if not rest:
             return next((split for split in _NAMES if split in FORMATS[name].splits), "train")
-        path = Path(rest)
+        path = located(rest)
     if path.is_dir():
         return next((split for split in _NAMES if _has(path, split)), "train")
     return "train" if path.exists() or path.suffix else "test"

@@ -27,6 +27,7 @@ from toolgrpo.data.rows import Convert, OnBadRow, Row, good_rows, raise_bad_row,
 from toolgrpo.data.sources import FORMATS, EmbeddedTasks, FileRows, GymTasks, HubPlace, HubRows, Source
 from toolgrpo.data.table import write_rows
 from toolgrpo.errors import DataError
+from toolgrpo.named_files import located
 
 _GYM_SIZE = 1000
 _EMBEDDED = {"arithmetic": "arithmetic", "embedded": "arithmetic", "chains": "chains"}
@@ -49,7 +50,7 @@ def load_tasks(
     if limit is not None and limit < 1:
         raise DataError(f"the limit of rows must be at least 1, got {limit}")
     if is_mixture(spec):
-        mixture = Mixture.from_file(Path(spec))
+        mixture = Mixture.from_file(located(spec))
         rows = partial(mixture.rows, partial(task_rows, split=split), limit=limit, seed=seed)
     else:
         rows = partial(_limited_rows, str(spec), split, limit)
@@ -90,13 +91,13 @@ def _resolve(spec: str, split: str, limit: int | None) -> _Resolved:
         if colon and not rest:
             raise DataError(f"{spec!r} names no file; write {name}:PATH for local rows, or {name} for those of the hub")
         if colon:
-            return _Resolved(FileRows(Path(rest), split), format_.convert)
+            return _Resolved(FileRows(located(rest), split), format_.convert)
         if split not in format_.splits:
             raise DataError(f"{name} has the splits {', '.join(format_.splits)}, got {split!r}")
         return _Resolved(HubRows(format_.splits[split]), format_.convert)
     if name == "reasoning_gym":
         return _Resolved(_gym(rest, split), dict)
-    path = Path(spec)
+    path = located(spec)
     if path.exists() or path.suffix.lower() in READERS:
         return _Resolved(FileRows(path, split), dict)
     if spec.count("/") == 1 and not spec.startswith((".", "/", "~")):

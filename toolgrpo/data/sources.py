@@ -19,7 +19,7 @@ from toolgrpo.data.files import find_files, read_file
 from toolgrpo.data.rows import Convert, RawRow, Row, RowProblem
 from toolgrpo.errors import DataError, StorageError
 from toolgrpo.hub import settle_hub
-from toolgrpo.missing_files import no_data_file
+from toolgrpo.named_files import no_data_file
 from toolgrpo.nearest import nearest
 from toolgrpo.storage import storage_errors
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolgrpo.calls import INFRASTRUCTURE_CAUSES, NO_NAME, NO_TOOL
+from toolgrpo.named_files import shipped_root
 from toolgrpo.observe.call_lookalikes import FORMS
 
 DOCS = "docs/how-to/troubleshooting.md"
@@ -155,15 +156,9 @@ class Finding:
         return page_here(self.section)
 
 
-def pages_folder() -> Path:
-    """Return the folder of the pages on this machine: the wheel has them as `toolgrpo/pages`, a clone as `docs`."""
-    packed = Path(__file__).parents[1] / "pages"
-    return packed if packed.is_dir() else Path(__file__).parents[2] / "docs"
-
-
 def page_here(section: str = "", page: str = DOCS) -> str:
     """Return the path of a page, and a section of it, relative to the working folder where possible."""
-    path = pages_folder() / Path(page).relative_to("docs")
+    path = shipped_root() / page
     shown = page if path == Path.cwd() / page else str(path)
     return f"{shown}#{section}" if section else shown
 

@@ -26,7 +26,7 @@ from toolgrpo.chat.base import assistant_message
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.data.files import read_file
 from toolgrpo.errors import ChatFormatError, DataError
-from toolgrpo.missing_files import no_conversations
+from toolgrpo.named_files import located, no_conversations
 from toolgrpo.trajectory import Message
 
 Schemas = Sequence[Mapping[str, Any]]
@@ -48,7 +48,7 @@ class Example:
 
 def read_conversations(path: str | Path) -> list[dict[str, Any]]:
     """Read a file's rows as {"messages": ..., "tools": schemas or None}; a bad row is an error."""
-    path = Path(path)
+    path = located(path)
     if not path.is_file():
         raise DataError(no_conversations(path))
     rows = list(_checked(path))

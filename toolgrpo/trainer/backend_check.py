@@ -27,13 +27,13 @@ def check_backend(accelerator: Any, environment: Mapping[str, str] = os.environ,
     if n_gpus > 1 and backend.kind == "NO" and accelerator.device.type == "cuda":
         raise ConfigError(
             f"this one process sees {n_gpus} GPUs and would spread the model over them. Start one process for each with "
-            f"recipes/launch.sh or `accelerate launch --multi_gpu`, or show it one: CUDA_VISIBLE_DEVICES=0"
+            f"--accelerate_config multi_gpu or `accelerate launch --multi_gpu`, or show it one: CUDA_VISIBLE_DEVICES=0"
         )
     started = int(environment.get("WORLD_SIZE", "1"))
     if started != backend.n_processes:
         raise ConfigError(
             f"the launcher started {started} processes, but accelerate set up {backend}: each would train for itself. "
-            f"Choose a file of recipes/accelerate/ that fits this machine."
+            f"Choose an --accelerate_config that fits this machine (`toolgrpo --help` names them)."
         )
     for variable, kind, wanted in (
         ("ACCELERATE_USE_DEEPSPEED", "DEEPSPEED", "DeepSpeed"),
@@ -42,7 +42,7 @@ def check_backend(accelerator: Any, environment: Mapping[str, str] = os.environ,
         if environment.get(variable, "false").lower() == "true" and backend.kind != kind:
             raise ConfigError(
                 f"the launcher asked for {wanted} ({variable}=true), but accelerate set up {backend}. On a machine "
-                f"without a GPU, `use_cpu: true` and FSDP do that: use recipes/accelerate/cpu_ddp.yaml there, or for "
+                f"without a GPU, `use_cpu: true` and FSDP do that: use --accelerate_config cpu_ddp there, or for "
                 f"DeepSpeed on the CPU `use_cpu: false` in the launch file and no use_cpu among the arguments."
             )
     return backend

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from toolgrpo.errors import ConfigError
-from toolgrpo.missing_files import no_mcp_config
+from toolgrpo.named_files import located, no_mcp_config
 
 
 class McpServerConfig(BaseModel):
@@ -46,7 +46,7 @@ def read_mcp_config(config: str | Path | Mapping[str, Any]) -> list[McpServerCon
     else:
         label = str(config)
         try:
-            content = json.loads(Path(config).read_text(encoding="utf-8"))
+            content = json.loads(located(config).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(no_mcp_config(Path(config))) from None
         except OSError as error:

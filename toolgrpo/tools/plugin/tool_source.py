@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from toolgrpo.errors import PluginError
+from toolgrpo.named_files import PLUGINS, located
 from toolgrpo.tools.plugin.plugin_file import PluginSource
 from toolgrpo.tools.plugin.secret_variables import names_beside
 
@@ -32,10 +33,10 @@ _MAX_BY_VALUE = 10 << 20
 def source_of(spec: str | Path | ModuleType | Sequence[Callable[..., Any]]) -> PluginSource:
     """Return a path, a module name, a module, or callables, as a source."""
     if isinstance(spec, Path):
-        return PluginSource(path=str(spec))
+        return PluginSource(path=str(located(spec, PLUGINS)))
     if isinstance(spec, str):
         looks_like_path = spec.endswith(".py") or os.sep in spec or Path(spec).exists()
-        return PluginSource(path=spec) if looks_like_path else PluginSource(module=spec)
+        return PluginSource(path=str(located(spec))) if looks_like_path else PluginSource(module=spec)
     if isinstance(spec, ModuleType):
         return _module_source(spec)
     if isinstance(spec, list | tuple):
@@ -62,7 +63,9 @@ def environment_source(spec: str | Path | Callable[..., Any]) -> PluginSource:
         where, _, attribute = str(spec).rpartition(":") if ":" in str(spec) else (str(spec), "", "")
         is_path = where.endswith(".py") or os.sep in where
         return PluginSource(
-            path=where if is_path else None, module=None if is_path else where, attribute=attribute or None
+            path=str(located(where)) if is_path else None,
+            module=None if is_path else where,
+            attribute=attribute or None,
         )
     if callable(spec):
         return callables_source([spec])
