@@ -36,7 +36,8 @@ ROOT = Path(__file__).parents[2]
 BLOCKS = [block for page in PAGES for block in page_blocks(page)]
 OF_TRAINING = (ScriptArguments, ToolGRPOConfig, ModelConfig)
 FLAGS = {
-    "train": {field.name for kind in OF_TRAINING for field in dataclasses.fields(kind)} | {*ALIASES, "config"},
+    "train": {field.name for kind in OF_TRAINING for field in dataclasses.fields(kind)}
+    | {*ALIASES, "config", "accelerate_config", "num_processes"},
     "sft": {field.name for kind in (SFTArguments, ToolSFTConfig, ModelConfig) for field in dataclasses.fields(kind)}
     | {"config"},
 }
