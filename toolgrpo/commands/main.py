@@ -124,7 +124,9 @@ def _init(words: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    shutil.copytree(shipped_root() / "recipes" / name, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        shipped_root() / "recipes" / name, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+    )
     print(f"{folder}/ has {', '.join(sorted(file.name for file in folder.iterdir()))}")
     print(f"Go on with {page_here(page='docs/tutorials/half_an_hour.md')}")
     return 0
