@@ -63,7 +63,7 @@ def test_a_launch_file_starts_the_command_in_processes(elsewhere: Path) -> None:
         "8",
     ]
     assert "cpu_ddp.yaml" in " ".join(launched(["--num_processes", "2"])[0])
-    with pytest.raises(ConfigError, match="zero9.*no such file.*one of cpu, cpu_ddp"):
+    with pytest.raises(ConfigError, match=r"zero9.*no such file.*one of cpu, cpu_ddp"):
         launched(["--accelerate_config", "zero9"])
 
 
