@@ -36,7 +36,13 @@ GUIDES = [
 ]
 TRL_SOURCE = Path(trl.trainer.grpo_trainer.__file__).read_text()
 KEYS = ("prompts", "completions", "completion_ids", "trajectories")
-NOT_OURS = {"--dtype", "--help", "--no"}  # of `vllm serve` (it is ours too), of argparse, of pip (`--no-deps`)
+NOT_OURS = {
+    "--accelerate_config",
+    "--num_processes",
+    "--dtype",
+    "--help",
+    "--no",
+}  # of `vllm serve` (it is ours too), of argparse, of pip (`--no-deps`)
 
 
 def own_fields() -> list[dataclasses.Field[object]]:
