@@ -19,7 +19,7 @@ from tests.support.vllm_process import VLLMServerProcess
 from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
 from toolgrpo.data import load_tasks
 from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions
-from toolgrpo.engines.server_transfer import choose_weight_route
+from toolgrpo.engines.server_transfer import TransferWeights, choose_weight_route
 from toolgrpo.engines.transformers import TransformersEngine
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.models import NANO
@@ -169,7 +169,9 @@ def nccl(place: Place) -> Iterator[Figure]:
             engine.load_weights(model.named_parameters())
             (after,) = _sampled(engine, [request])
             engine.shutdown()
-    yield Figure("the route is NCCL's", float(type(route).__name__ == "NcclWeights"), at_least=1)
+    yield Figure(
+        "the route is NCCL's", float(isinstance(route, TransferWeights) and route.backend == "nccl"), at_least=1
+    )
     for what, sample, bounds in (
         ("before, log-probabilities differ at the mean by", before, (None, ROUNDING_BF16)),
         ("after, at the mean by", after, (ROUNDING_BF16, None)),

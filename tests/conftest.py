@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from toolgrpo.engines import vllm_options
+
 # Threads that wait give their core away: spinning, they took three times as long where others use the cores too.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here asks the hub but the tests that bring one (trainer/test_hub.py)
@@ -122,3 +124,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     long_files = {item.path for item in items if item.get_closest_marker("e2e") or item.get_closest_marker("vllm")}
     items.sort(key=lambda item: item.path not in long_files)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs vLLM's build for CPUs where there is another, or none; before any fixture is made."""
+    if item.get_closest_marker("needs_cpu_vllm") and not vllm_options.vllm_is_for_cpu():
+        pytest.skip("vLLM's build for CPUs is not installed")

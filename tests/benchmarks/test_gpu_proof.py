@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -63,6 +64,13 @@ def test_a_part_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_proof, "_limit_s", lambda part, place: 0.2)
     row = run_part("nano", HERE)
     assert row.status == "over its limit of 0 s" and row.failed and row.figures == ()
+
+
+def test_no_class_is_compared_by_its_name() -> None:
+    """It would be renamed, and a part that only a GPU runs would fail there."""
+    for path in (*ROOT.glob("benchmarks/_gpu*.py"), ROOT / "benchmarks" / "gpu_proof.py"):
+        compared = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Compare))
+        assert not [ast.unparse(node) for node in compared if ".__name__" in ast.unparse(node)], path.name
 
 
 def test_a_figure_knows_its_bounds() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from toolgrpo.engines.vllm_options import vllm_available
+from toolgrpo.engines.vllm_options import vllm_is_for_cpu
 from toolgrpo.observe.records import read_episodes
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def test_it_trains_and_shows_what_a_person_wants_to_see(
     done, folder = trained
     assert done.returncode == 0, done.stderr
     shown = done.stdout
-    engine = "vllm_colocate" if vllm_available() else "transformers"
+    engine = "vllm_colocate" if vllm_is_for_cpu() else "transformers"
     for text in (
         "add(a: integer, b: integer)",
         f"engine    {engine} (",

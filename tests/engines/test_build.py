@@ -118,7 +118,7 @@ def test_a_vllm_for_other_devices_than_the_trainers_is_not_taken(tiny_qwen3: Any
         choose_engine("vllm_colocate", server_urls=None, policy=policy(Packed()))
 
 
-@pytest.mark.skipif(not vllm_is_for_cpu(), reason="this vLLM is not for CPUs")
+@pytest.mark.needs_cpu_vllm
 def test_heads_that_vllm_does_not_compute_on_a_cpu_are_left_to_the_other_engine(tiny_qwen3: Any) -> None:
     model = tiny_qwen3(0)
     assert choose_engine("auto", server_urls=None, policy=policy(model)).name == "vllm_colocate"
@@ -138,7 +138,7 @@ def test_weights_that_vllm_does_not_take_are_drawn_from_by_the_other_engine() ->
     assert choose_engine("auto", server_urls=urls, policy=asked).name == "transformers"
 
 
-@pytest.mark.skipif(not vllm_is_for_cpu(), reason="this vLLM is not for CPUs")
+@pytest.mark.needs_cpu_vllm
 def test_what_no_engine_computes_on_a_cpu_is_refused() -> None:
     asked = policy(tiny_family("lfm2"))
     for engine in ("auto", "vllm_colocate"):
@@ -147,7 +147,7 @@ def test_what_no_engine_computes_on_a_cpu_is_refused() -> None:
     assert choose_engine("auto", server_urls=["http://gpu:8000"], policy=asked).name == "vllm_server"
 
 
-@pytest.mark.skipif(not vllm_is_for_cpu(), reason="this vLLM is not for CPUs")
+@pytest.mark.needs_cpu_vllm
 def test_a_recurrent_model_on_a_cpu_is_told_all_that_vllm_needs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = policy(tiny_family("qwen3_5"))
     for engine in ("auto", "vllm_colocate"):
@@ -176,18 +176,14 @@ def test_an_adapter_is_saved_without_asking_a_hub(
     assert (tmp_path / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.needs_cpu_vllm
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
         ({"vllm_tensor_parallel_size": 2}, r"one copy per process.*vllm serve --tensor-parallel-size 2"),
-        pytest.param(
-            {"vllm_enable_sleep_mode": True},
-            "training is on the CPU; leave it out",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can sleep"),
-        ),
+        ({"vllm_enable_sleep_mode": True}, "training is on the CPU; leave it out"),
     ],
 )
 def test_what_colocated_vllm_cannot_do_here(tmp_path: Path, asked: dict[str, Any], sentence: str) -> None:
-    pytest.importorskip("vllm", reason="vLLM is not installed")
     with pytest.raises(ConfigError, match=sentence):
         tiny_trainer(tmp_path, lambda completions, **_: [0.0] * len(completions), None, engine="vllm_colocate", **asked)

@@ -23,7 +23,7 @@ from toolgrpo.engines.adapters import own_weights  # noqa: E402
 from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions  # noqa: E402
 from toolgrpo.engines.server_weights import DiskWeights  # noqa: E402
 from toolgrpo.engines.vllm_colocate import VLLMColocateEngine  # noqa: E402
-from toolgrpo.engines.vllm_options import VLLMOptions, vllm_is_for_cpu  # noqa: E402
+from toolgrpo.engines.vllm_options import VLLMOptions  # noqa: E402
 from toolgrpo.engines.vllm_seam import start_vllm  # noqa: E402
 from toolgrpo.engines.vllm_server import VLLMServerEngine  # noqa: E402
 
@@ -75,7 +75,7 @@ def test_what_it_draws_is_what_the_trainer_would(family: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not vllm_is_for_cpu(), reason="the server runs on the CPU")
+@pytest.mark.needs_cpu_vllm
 def test_a_servers_experts_follow_too(tmp_path: Path) -> None:
     trained = tiny_family("qwen3_moe")
     tiny_family("qwen3_moe", seed=1).save_pretrained(tmp_path / "model")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.needs_cpu_vllm, pytest.mark.timeout(1500)]
 
 
 def options(url: str, **changes: Any) -> dict[str, Any]:

@@ -57,14 +57,14 @@ def request(n: int = 20, max_tokens: int = 24, **options: Any) -> SampleRequest:
     )
 
 
-@pytest.mark.skipif(not vllm_options.vllm_is_for_cpu(), reason="this vLLM is not for CPUs")
+@pytest.mark.needs_cpu_vllm
 def test_the_widths_of_heads_that_it_computes_on_a_cpu() -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     assert tuple(CPUAttentionBackend.get_supported_head_sizes()) == vllm_options.CPU_HEAD_SIZES
 
 
-@pytest.mark.skipif(not vllm_options.vllm_is_for_cpu(), reason="this vLLM is not for CPUs")
+@pytest.mark.needs_cpu_vllm
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("size", [32, 64, 128, 256])
 def test_what_its_gated_delta_rule_computes_on_a_cpu(size: int, dtype: torch.dtype) -> None:

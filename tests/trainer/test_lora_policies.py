@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from toolgrpo.engines.vllm_options import vllm_available
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 
 pytestmark = pytest.mark.e2e
-
-needs_vllm = pytest.mark.skipif(not vllm_available(), reason="vLLM is not installed")
 
 
 def job(train_tiny: ModuleType, out: Path, model: Path, engine: str = "scripted", **config: Any) -> Any:
@@ -29,7 +26,7 @@ def job(train_tiny: ModuleType, out: Path, model: Path, engine: str = "scripted"
 
 
 @pytest.mark.vllm
-@needs_vllm
+@pytest.mark.needs_cpu_vllm
 @pytest.mark.parametrize("sync", ["merge", "adapter"])
 def test_vllm_draws_from_the_adapter_that_is_trained(
     train_tiny: ModuleType, tiny_model: Path, tmp_path: Path, sync: str

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from tests.support.trainings import CREDIT_BY_TURN, STILL
-from toolgrpo.engines.vllm_options import vllm_available
+from toolgrpo.engines.vllm_options import vllm_is_for_cpu
 from toolgrpo.observe.recorder import episodes_path
 from toolgrpo.observe.records import read_episodes
 
@@ -111,7 +111,7 @@ MORE_JOBS = {
         **DROPPING_JOBS,
         "refused": {"drops_all_in": 3, "config": {"max_steps": 5}},
         "mended": {"into": "refused", "config": {"max_steps": 5, "resume_from_checkpoint": "auto"}},
-        **(VLLM if vllm_available() else {}),
+        **(VLLM if vllm_is_for_cpu() else {}),
         "killed": {"config": SAVING, "kill_in": 2, "pause_s": 0.2},
     },
     "fsdp2": {"failing": {"fail_in_process": 1}},
@@ -345,14 +345,14 @@ def test_adapters_are_merged_for_the_engine_under_every_backend(
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(not vllm_available(), reason="vLLM is not installed")
+@pytest.mark.needs_cpu_vllm
 def test_each_process_has_a_vllm_of_its_own(launches: Callable[[str], Launch]) -> None:
     check_vllm(launches("cpu_ddp"))
 
 
 @pytest.mark.vllm
 @pytest.mark.slow
-@pytest.mark.skipif(not vllm_available(), reason="vLLM is not installed")
+@pytest.mark.needs_cpu_vllm
 @pytest.mark.parametrize("file", ["fsdp2", "zero2", "zero3"])
 def test_split_weights_reach_the_vllm_of_each_process(
     launcher: Any, file: str, tiny_model: Path, tmp_path: Path

@@ -87,7 +87,7 @@ class TransferWeights:
         run_id: str,
         process_index: int = 0,
     ) -> None:
-        self._backend = backend
+        self.backend = backend
         self._device = device
         self._group_port = group_port
         self._timeout_s = timeout_s
@@ -109,7 +109,7 @@ class TransferWeights:
 
     def follow(self, weights: Weights) -> None:
         self._version += 1
-        if self._backend == "nccl":
+        if self.backend == "nccl":
             for _ in weights:
                 pass
             return
@@ -124,7 +124,7 @@ class TransferWeights:
     def restore(self, server: ServerControl) -> None:
         raise FinalEngineError(
             f"the vLLM server at {server.url} was restarted and has lost the trained weights, and with them its place "
-            f"in the {self._backend} transfer. Resume the training from the last checkpoint; without "
+            f"in the {self.backend} transfer. Resume the training from the last checkpoint; without "
             f"--weight-transfer-config on the servers a restart costs nothing."
         )
 
@@ -148,7 +148,7 @@ class TransferWeights:
             self.close()
         those = _Servers(servers)
         meeting = {}
-        if self._backend == "nccl":
+        if self.backend == "nccl":
             meeting = {
                 "master_address": _own_address([server.url for server in servers]),
                 "master_port": first_free_port(self._group_port),
@@ -158,7 +158,7 @@ class TransferWeights:
         return self._sender
 
     def _open(self, servers: _Servers, meeting: Mapping[str, Any]) -> _Sender:
-        return _Sender(self._backend, servers, self._process_index, self._device, self._timeout_s, meeting)
+        return _Sender(self.backend, servers, self._process_index, self._device, self._timeout_s, meeting)
 
     def _finish(self, server: ServerControl) -> None:
         """Forget every cached prefix, and only then name the version; then let it go on."""
