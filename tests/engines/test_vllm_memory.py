@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from toolgrpo.engines.base import SampleRequest, SamplingOptions
+from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
 from toolgrpo.engines.vllm_seam import StepEngine
 from toolgrpo.errors import EngineError
 
@@ -26,7 +31,9 @@ class Heard(logging.Handler):
 class Asked:
     """Stands in for vLLM's `LLMEngine`."""
 
-    def __init__(self, *, tied: bool = True, resets: tuple[bool, ...] = ()) -> None:
+    def __init__(self, *, tied: bool = True, resets: tuple[bool, ...] = (), device: str = "cpu") -> None:
+        self.vllm_config = SimpleNamespace(device_config=SimpleNamespace(device_type=device))
+        self.open = 0
         self.calls: list[Any] = []
         self.model_config = SimpleNamespace(hf_text_config=SimpleNamespace(tie_word_embeddings=tied))
         self._resets = list(resets)
@@ -42,6 +49,12 @@ class Asked:
         self.calls.append(("load", *[name for name, _ in kwargs["weights_iterator"]]))
         for layer in ("RotaryEmbedding", "YaRNScalingRotaryEmbedding", "ParallelLMHead", "QKVParallelLinear"):
             LAYERWISE.warning("%s: Failed to load weights", layer)
+
+    def has_unfinished_requests(self) -> bool:
+        return self.open > 0
+
+    def add_request(self, request_id: str, prompt: Any, params: Any, lora_request: Any) -> None:
+        self.calls.append(params.seed)
 
     def apply_model(self, function: Any) -> None: ...
 
@@ -87,6 +100,31 @@ def test_a_cache_that_cannot_be_emptied_is_tried_harder_and_then_an_error() -> N
     assert tried_harder.calls == [("reset", False), ("reset", True)]
     with pytest.raises(EngineError, match="older weights"):
         StepEngine(Asked(resets=(False, False))).forget_prefixes()
+    busy = Asked()
+    busy.open = 1
+    StepEngine(busy).forget_prefixes()
+    assert busy.calls == [("reset", True)], "asked to leave open requests alone, vLLM refuses and warns"
+
+
+def test_on_an_accelerator_requests_get_seeds_that_no_reward_can_repeat(tmp_path: Path) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+
+    def seeds(engine: VLLMColocateEngine, vllm: Asked, *given: int | None) -> list[Any]:
+        np.random.seed(0)  # as a reward may
+        before = len(vllm.calls)
+        for number, seed in enumerate(given):
+            engine._vllm.add(str(number), SampleRequest((1, 2), 5, (), SamplingOptions(), seed))
+        return vllm.calls[before:]
+
+    gpu, cpu, other = Asked(device="cuda"), Asked(), Asked(device="cuda")
+    first, second = (VLLMColocateEngine(StepEngine(vllm, seed=seed)) for vllm, seed in ((gpu, 1), (other, 2)))
+    drawn = seeds(first, gpu, None, None, 7)
+    assert drawn[2] == 7 and len({*drawn, *seeds(second, other, None, None)}) == 5
+    assert seeds(VLLMColocateEngine(StepEngine(cpu)), cpu, None, 7) == [None, 7]
+    torch.save(first.sampling_state(), tmp_path / "state")
+    ahead = seeds(first, gpu, None, None)
+    second.restore_sampling_state(torch.load(tmp_path / "state", weights_only=True))
+    assert seeds(second, other, None, None) == ahead
 
 
 @pytest.mark.parametrize(("tied", "said"), [(True, ["QKV"]), (False, ["ParallelLMHead", "QKV"])])

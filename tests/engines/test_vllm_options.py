@@ -24,6 +24,8 @@ def test_a_step_on_an_accelerator_has_room_for_a_prompt_with_many_tools(max_num_
     arguments = asked(on_cpu=False, max_num_seqs=max_num_seqs)
     assert arguments["max_num_batched_tokens"] == tokens
     assert arguments["block_size"] is None and arguments["enforce_eager"] is False
+    assert arguments["max_cudagraph_capture_size"] == (8192 if max_num_seqs > 512 else None)
+    assert asked(on_cpu=False, max_num_seqs=600, enforce_eager=True)["max_cudagraph_capture_size"] is None
 
 
 def test_a_cpu_has_small_blocks_and_vllms_own_steps() -> None:

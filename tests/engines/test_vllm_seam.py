@@ -9,6 +9,8 @@ import contextlib
 import gc
 import importlib.util
 import io
+import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,7 +116,7 @@ def test_what_vllm_says_of_a_gpu_without_bf16_names_our_flags() -> None:
     )
     with pytest.raises(ValueError, match="--dtype=half") as refused:
         names["check_if_supports_dtype"](card, torch.bfloat16)
-    said = vllm_seam._with_our_flags(str(refused.value))
+    said = vllm_seam._said(refused.value)
     assert "Tesla T4" in said and said.endswith("Train in fp16: --bf16 false --fp16 true")
 
 
@@ -182,6 +184,42 @@ def test_a_second_engine_lives_beside_the_first_and_goes_without_it(started: Any
     with pytest.raises(EngineError, match="this engine was given back"):
         ask(second, *asked)
     assert torch.get_num_threads() == around["threads"] and gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize("error", [AssertionError("DP adjusted local rank 3 is out of bounds"), KeyError("RANK")])
+def test_a_start_that_fails_is_one_error_and_leaves_nothing_changed(
+    error: Exception, tiny_qwen3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process sees one GPU, as on a cluster: it is number 0, whatever the process's own is."""
+    import vllm
+
+    seen: dict[str, str] = {}
+
+    def fails(*_: Any) -> Any:
+        seen.update({name: os.environ[name] for name in ("LOCAL_RANK", "VLLM_ENABLE_V1_MULTIPROCESSING")})
+        torch.set_float32_matmul_precision("highest")  # as vLLM does
+        raise error
+
+    monkeypatch.setattr(vllm.LLMEngine, "from_engine_args", fails)
+    monkeypatch.setattr(vllm_seam, "_living", {0: True})  # the trainer's processes
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"  # --tf32 true
+    model = tiny_qwen3(0)
+    options = vllm_options.VLLMOptions(dtype=torch.bfloat16, on_cpu=False, max_model_len=256)
+    try:
+        with pytest.raises(
+            EngineError, match=f"could not start in this process: {type(error).__name__}: .*Choose anoth"
+        ):
+            vllm_seam.start_vllm(model.config, options)
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert seen == {"LOCAL_RANK": "0", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    assert os.environ["LOCAL_RANK"] == "3" and "VLLM_ENABLE_V1_MULTIPROCESSING" not in os.environ
+    assert not logging.getLogger("vllm.utils.jit_monitor").isEnabledFor(logging.WARNING)
 
 
 def test_another_version_of_vllm_is_said_in_one_sentence() -> None:

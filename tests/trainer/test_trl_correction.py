@@ -96,6 +96,18 @@ def test_trl_reads_and_weights_as_we_think() -> None:
         assert f"self.{name}" in LOSS, "see weights_in_loss"
 
 
+@pytest.mark.parametrize(("bf16", "method"), [(False, "off"), (True, "bypass")])
+def test_an_engine_with_the_trainers_weights_is_corrected_where_the_two_round_apart(
+    tmp_path: Path, bf16: bool, method: str
+) -> None:
+    trainer = tiny_trainer(
+        tmp_path, half, None, engine="transformers", bf16=bf16, **{**SMALL, "max_steps": 1, "max_completion_length": 40}
+    )
+    assert trainer.correction.method == method
+    run_to_end(trainer)
+    assert ("sampling/sampling_logp_difference/mean" in step_logs(trainer)[0]) is bf16
+
+
 def test_rounded_log_probabilities_weigh_long_episodes_by_chance_with_trl_and_not_by_default(tmp_path: Path) -> None:
     _, of_trl, _ = trained(tmp_path / "trl", RoundedEngine, rollout_correction="trl", max_steps=1)
     trainer, ours, said = trained(tmp_path / "default", RoundedEngine, max_steps=1)

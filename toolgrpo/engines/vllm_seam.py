@@ -3,9 +3,9 @@
 What is used, and why (`test_vllm_seam.py` and `test_engine_contract.py` in tests/engines fail when one
 of these changes):
 
-* environment variables read when `vllm` is first imported: `VLLM_ENABLE_V1_MULTIPROCESSING=0` keeps
-  the engine in this process, so that it can be stepped; on the CPU `VLLM_CPU_OMP_THREADS_BIND` and
-  `VLLM_CPU_KVCACHE_SPACE`;
+* environment variables read as `vllm` starts: `VLLM_ENABLE_V1_MULTIPROCESSING=0` keeps the engine in
+  this process, so that it can be stepped, and is put back (a server started from here would inherit it);
+  `LOCAL_RANK`, by which it takes a GPU; on the CPU `VLLM_CPU_OMP_THREADS_BIND` and `VLLM_CPU_KVCACHE_SPACE`;
 * `LLMEngine.add_request/step/abort_request/has_unfinished_requests`: the engine, one step at a
   time; `output_processor.request_states`: how far an open request is;
 * `collective_rpc("reload_weights", weights_iterator=...)`: replaces weights on every platform
@@ -28,7 +28,10 @@ of these changes):
 * as it starts it silences libraries by the file number of `sys.stdout`, which that of a notebook
   need not have: it gets the process's own meanwhile;
 * on the CPU vLLM sets torch's thread count to 1 and replaces `torch.set_num_threads` by a function
-  that does nothing: both are put back, because the training pass runs in the same process.
+  that does nothing, and everywhere it sets the precision of float32 products: all are put back,
+  because the training pass runs in the same process;
+* `vllm.utils.jit_monitor` warns of every kernel that this process compiles, the trainer's too: it is
+  silenced, and Triton's report of autotuning that it switches on.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
@@ -59,6 +63,7 @@ if TYPE_CHECKING:
 
 
 TESTED_VERSIONS = ("0.31.0",)
+_START_ERRORS = (ValueError, RuntimeError, ImportError, NotImplementedError, AssertionError, KeyError)
 _PARTS = ("weights", "kv_cache")  # of vLLM's memory, in the order they are taken back
 _living: dict[int, bool] = {}  # engines of this process that live or start, and whether their group is the trainer's
 _numbers = itertools.count()
@@ -76,13 +81,15 @@ def warn_if_untested(version: str | None, where: str) -> None:
 
 @contextmanager
 def torch_threads_kept() -> Iterator[None]:
-    """Put torch's thread count, and the function that sets it, back to what they were."""
+    """Put torch's thread count, the function that sets it, and `--tf32` back to what they were."""
     set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    precision = torch.backends.cuda.matmul.fp32_precision
     try:
         yield
     finally:
         torch.set_num_threads = set_num_threads
         torch.set_num_threads(threads)
+        torch.backends.cuda.matmul.fp32_precision = precision
 
 
 @contextmanager
@@ -99,11 +106,33 @@ def stdout_with_a_number() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _environment_of_the_start(*, takes_a_gpu: bool) -> Iterator[None]:
+    """Set what vLLM reads only while it starts: to stay in this process, and on the trainer's GPU.
+
+    Where each process sees one GPU, its number is 0 whatever LOCAL_RANK says.
+    """
+    wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    if takes_a_gpu:
+        wanted["LOCAL_RANK"] = str(torch.cuda.current_device())
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 def _prepare_environment(options: VLLMOptions) -> None:
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_DO_NOT_TRACK", "1")
+    os.environ.setdefault("TRITON_PRINT_AUTOTUNING", "0")
+    logging.getLogger("vllm.utils.jit_monitor").setLevel(logging.ERROR)
     if options.dtype is torch.float32 and not options.on_cpu:
         os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # else its attention computes in TF32, to three digits
     if options.on_cpu:
@@ -126,7 +155,12 @@ def start_vllm(
     gc.collect()  # the engine of a trainer that nobody has any more is given back first
     shares_group = next(iter(_living.values()), torch.distributed.is_initialized())
     number = next(_numbers)
-    with torch_threads_kept(), stdout_with_a_number(), config_folder(config, weights) as folder:
+    with (
+        torch_threads_kept(),
+        stdout_with_a_number(),
+        _environment_of_the_start(takes_a_gpu=shares_group and not options.on_cpu),
+        config_folder(config, weights) as folder,
+    ):
         from vllm import EngineArgs, LLMEngine
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
@@ -141,7 +175,7 @@ def start_vllm(
             del _living[number]
             if not shares_group and not _living:  # a start that failed may leave the groups that it made
                 cleanup_dist_env_and_memory()
-            if not isinstance(error, ValueError | RuntimeError | ImportError | NotImplementedError):
+            if not isinstance(error, _START_ERRORS):
                 raise
             others = (
                 f" {len(_living)} more live in this process: `trainer.close()` gives one back."
@@ -149,24 +183,37 @@ def start_vllm(
                 else ""
             )
             raise EngineError(
-                f"vLLM could not start in this process: {_with_our_flags(str(error))}. Choose another engine (engine transformers, or "
+                f"vLLM could not start in this process: {_said(error)}. Choose another engine (engine transformers, or "
                 f"vllm_server with a running `vllm serve`), or change the vllm_* options.{others}"
             ) from error
         finally:
             gc.unfreeze()
-    return StepEngine(engine, number, sleep_mode=options.enable_sleep_mode, keeps_base=options.lora_rank is not None)
+    return StepEngine(
+        engine,
+        number,
+        sleep_mode=options.enable_sleep_mode,
+        keeps_base=options.lora_rank is not None,
+        seed=options.seed,
+    )
 
 
-def _with_our_flags(text: str) -> str:
-    """Return what vLLM says of a GPU without bf16 with the flags of a training in place of its own."""
-    return re.sub(r"You can use float16 .*--dtype=half\.?", "Train in fp16: --bf16 false --fp16 true", text)
+def _said(error: BaseException) -> str:
+    """Return an error's words: with our flags in place of vLLM's, and its kind where they say nothing without."""
+    text = re.sub(r"You can use float16 .*--dtype=half\.?", "Train in fp16: --bf16 false --fp16 true", str(error))
+    return text if isinstance(error, ValueError | RuntimeError) else f"{type(error).__name__}: {text}"
 
 
 class StepEngine:
     """A vLLM `LLMEngine` in this process, driven one step at a time. Knows token ids only."""
 
     def __init__(
-        self, engine: Any, number: int | None = None, *, sleep_mode: bool = False, keeps_base: bool = False
+        self,
+        engine: Any,
+        number: int | None = None,
+        *,
+        sleep_mode: bool = False,
+        keeps_base: bool = False,
+        seed: int = 0,
     ) -> None:
         self._running: Any = engine  # None once it was shut down
         self._end = weakref.finalize(self, _end_vllm, engine, number)  # at the latest when nobody has it
@@ -176,6 +223,7 @@ class StepEngine:
         self._asleep: tuple[str, ...] = ()  # what vLLM has given up, under its names
         self._adapter: Any = None
         self.needs_weights = False  # it slept, and what it held is gone
+        self.seeds = np.random.default_rng(seed)  # of requests on an accelerator
 
     @property
     def _engine(self) -> Any:
@@ -216,7 +264,7 @@ class StepEngine:
             top_k=options.top_k,
             min_p=options.min_p,
             repetition_penalty=options.repetition_penalty,
-            seed=request.seed,
+            seed=self._seed_of(request),
             stop_token_ids=list(request.stop_ids),
             ignore_eos=True,  # the request says what ends a turn, not the model's config
             logprobs=0,
@@ -228,6 +276,16 @@ class StepEngine:
         prompt = {"type": "token", "prompt_token_ids": list(request.ids)}  # with its type it needs no rendering
         self._engine.add_request(request_id, prompt, params, lora_request=self._adapter)
         return request_id
+
+    def _seed_of(self, request: SampleRequest) -> int | None:
+        """Return a request's own seed, or one of this engine.
+
+        On an accelerator vLLM would draw one from NumPy's global numbers, which a reward may seed. On
+        the CPU it draws from Torch's, and a seed costs a generator for each row.
+        """
+        if request.seed is not None or self.on_cpu:
+            return request.seed
+        return int(self.seeds.integers(2**63))
 
     def step(self) -> list[tuple[str, Sample]]:
         """Run one forward pass, and return the requests that it finished."""
@@ -242,8 +300,11 @@ class StepEngine:
         self._engine.abort_request(list(request_ids))
 
     def forget_prefixes(self) -> None:
-        """Drop every cached prefix; no request may be open."""
-        if not (self._engine.reset_prefix_cache() or self._engine.reset_prefix_cache(reset_running_requests=True)):
+        """Drop every cached prefix; open requests compute theirs again."""
+        for running in (True,) if self.has_work else (False, True):  # a refusal is logged as a warning
+            if self._engine.reset_prefix_cache(reset_running_requests=running):
+                break
+        else:
             raise EngineError("vLLM still holds prefixes that older weights have computed, and would go on from them")
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -6,7 +6,7 @@ step. TRL weights an episode by the product of its tokens' ratios (trainer over 
 out above 3: over 2,000 tokens that differ by .015 each, that is a random number between .26 and 3.8.
 `bypass` and `geo_tis` have no such product (`correction.py`).
 
-Invariant: where the engine's numbers are the trainer's own, nothing is corrected, whatever is asked.
+Invariant: where the engine's numbers are the trainer's own (in float32), nothing is corrected, whatever is asked.
 """
 
 from __future__ import annotations

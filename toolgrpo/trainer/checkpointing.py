@@ -297,6 +297,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         engine = self._trainer.engine
         return {
             "batch": trl_trainer.place_in_batch(self._trainer),
+            "engine_name": engine.name,
             "engine": engine.sampling_state() if isinstance(engine, Resumable) else None,
             "n_episodes": self._trainer.n_episodes,
             "episode_log_bytes": log_bytes,
@@ -306,7 +307,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
     def _restore_place(self, place: Place) -> str | None:
         trainer = self._trainer
         trl_trainer.restore_place_in_batch(trainer, place["batch"])
-        if place["engine"] is not None and isinstance(trainer.engine, Resumable):
+        same_engine = place.get("engine_name", trainer.engine.name) == trainer.engine.name
+        if place["engine"] is not None and same_engine and isinstance(trainer.engine, Resumable):
             trainer.engine.restore_sampling_state(place["engine"])
         trainer.n_episodes = place["n_episodes"]
         if trainer.row_order is not None and place.get("row_order") is not None:

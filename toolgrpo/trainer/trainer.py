@@ -178,7 +178,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.engine_choice = built.choice
         self._weights_of_step: int | None = None
         self.correction = settled(
-            args, gives_logprobs=built.engine.gives_logprobs, same_numbers=built.engine.same_numbers_as_trainer
+            args,
+            gives_logprobs=built.engine.gives_logprobs,
+            # In half precision a cached decode and a training pass round apart, with the same weights too.
+            same_numbers=built.engine.same_numbers_as_trainer and self.policy.dtype == torch.float32,
         )
         trl_batch.correct_by(self, self.correction)
         trl_rewards.check_models(self)
