@@ -139,23 +139,27 @@ def test_weights_that_vllm_does_not_take_are_drawn_from_by_the_other_engine() ->
 
 
 @pytest.mark.needs_cpu_vllm
-def test_what_no_engine_computes_on_a_cpu_is_refused() -> None:
-    asked = policy(tiny_family("lfm2"))
-    for engine in ("auto", "vllm_colocate"):
-        with pytest.raises(ConfigError, match=r"vLLM on a CPU computes other numbers for lfm2 .* on a GPU"):
-            choose_engine(engine, server_urls=None, policy=asked)
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [
+        ("lfm2", "vLLM on a CPU computes other numbers for lfm2 than it was trained with"),
+        ("qwen3_5", r"from this qwen3_5_text: it needs bf16 .*float32\), .*\(here 32\), and torchvision \(missing"),
+    ],
+)
+def test_what_vllm_computes_wrongly_on_a_cpu_is_drawn_from_by_the_other_engine(family: str, why: str) -> None:
+    asked = policy(tiny_family(family))
+    with pytest.raises(ConfigError, match=why + ".* Use --engine transformers"):
+        choose_engine("vllm_colocate", server_urls=None, policy=asked)
+    assert choose_engine("auto", server_urls=None, policy=asked).name == "transformers"
     assert choose_engine("auto", server_urls=["http://gpu:8000"], policy=asked).name == "vllm_server"
 
 
 @pytest.mark.needs_cpu_vllm
-def test_a_recurrent_model_on_a_cpu_is_told_all_that_vllm_needs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = policy(tiny_family("qwen3_5"))
-    for engine in ("auto", "vllm_colocate"):
-        with pytest.raises(ConfigError, match=r"bf16 .*float32\), .*\(here 32\), and with torchvision \(missing.*GPU"):
-            choose_engine(engine, server_urls=None, policy=asked)
+def test_a_recurrent_model_that_vllm_computes_on_a_cpu_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = replace(policy(tiny_family("qwen3_5")), dtype=torch.bfloat16)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     asked.base_model.config.linear_key_head_dim = 128
-    assert choose_engine("auto", server_urls=None, policy=replace(asked, dtype=torch.bfloat16)).name == "vllm_colocate"
+    assert choose_engine("auto", server_urls=None, policy=asked).name == "vllm_colocate"
 
 
 def test_an_adapter_is_saved_without_asking_a_hub(

@@ -1,12 +1,14 @@
 """The same cases over every engine: scripted, transformers, a real vLLM server, and vLLM in this process.
 
-All real ones hold `tiny_qwen3(0)` in fp32, so that what they draw can be checked against the model itself.
+All real ones hold `tiny_qwen3(0)` in fp32, so that what they draw can be checked against the model itself; the
+transformers engine decodes tiny hybrids too, whose recurrent layers keep a state.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.model_families import HYBRIDS, tiny_family
 from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.decode_batch import processed_logprobs
 from toolgrpo.errors import EngineError
@@ -30,6 +33,7 @@ class Subject:
     engine: Engine
     model: Any  # what it draws from; None for the scripted one
     open_requests: Callable[[], int] | None  # as the thing that decodes sees them; None where only a server knows
+    another: Callable[[], Any] | None = None  # a model with other weights; None: `tiny_qwen3(1)`
 
 
 def _scripted(request: pytest.FixtureRequest) -> Iterator[Subject]:
@@ -40,16 +44,19 @@ def _scripted(request: pytest.FixtureRequest) -> Iterator[Subject]:
     yield Subject(engine, None, lambda: engine.open_requests)
 
 
-def _transformers(request: pytest.FixtureRequest) -> Iterator[Subject]:
+def _transformers(request: pytest.FixtureRequest, family: str | None = None) -> Iterator[Subject]:
     from toolgrpo.engines.transformers import TransformersEngine
 
-    model = request.getfixturevalue("tiny_qwen3")(0).to("cuda" if torch.cuda.is_available() else "cpu")
+    model = request.getfixturevalue("tiny_qwen3")(0) if family is None else tiny_family(family)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
     engine = TransformersEngine(lambda: model, max_model_len=MAX_MODEL_LEN)
 
     def open_requests() -> int:
         return 0 if engine._loop is None else len(engine._loop._batch)
 
-    yield Subject(engine, model, open_requests)
+    if family is not None:  # what it draws greedily, which is no stop token for that
+        model.config.eos_token_id = sample_all(engine, ask())[0].ids[4]
+    yield Subject(engine, model, open_requests, None if family is None else lambda: tiny_family(family, seed=1))
 
 
 def _vllm_server(request: pytest.FixtureRequest) -> Iterator[Subject]:
@@ -80,11 +87,14 @@ def _vllm_colocate(request: pytest.FixtureRequest) -> Iterator[Subject]:
 MAKERS: dict[str, Callable[[pytest.FixtureRequest], Iterator[Subject]]] = {
     "scripted": _scripted,
     "transformers": _transformers,
+    **{f"transformers {family}": functools.partial(_transformers, family=family) for family in HYBRIDS},
     "vllm_colocate": _vllm_colocate,
     "vllm_server": _vllm_server,
 }
 REAL = [
     "transformers",
+    *(f"transformers {family}" for family in HYBRIDS[:3]),
+    *(pytest.param(f"transformers {family}", marks=pytest.mark.slow) for family in HYBRIDS[3:]),
     pytest.param("vllm_colocate", marks=pytest.mark.vllm),
     pytest.param("vllm_server", marks=pytest.mark.vllm),
 ]
@@ -280,7 +290,7 @@ def test_new_weights_take_effect_and_no_prefix_of_the_old_ones_is_left(real: Sub
     request = ask(ids=list(range(100)), max_tokens=40)
     (before,) = sample_all(real.engine, request)
     own = {name: parameter.detach().clone() for name, parameter in real.model.named_parameters()}
-    other = dict(tiny_qwen3(1).named_parameters())
+    other = dict((real.another or functools.partial(tiny_qwen3, 1))().named_parameters())
     try:
         replace_weights(real, other)
         (after,) = sample_all(real.engine, request)

@@ -123,7 +123,7 @@ def test_a_model_without_a_key_value_cache_is_refused(tiny_qwen3: Any) -> None:
     with pytest.raises(ModelError, match="how many positions"):
         TransformersEngine(lambda: MambaForCausalLM(config))
     with pytest.raises(
-        ModelError, match=r"1 of the 1 layers of MambaForCausalLM keep a recurrent state. Use engine vllm"
+        ModelError, match=r"each of the 1 layers of MambaForCausalLM keeps a recurrent state only. Use engine vllm"
     ):
         TransformersEngine(lambda: MambaForCausalLM(config), max_model_len=64)
 

@@ -65,9 +65,53 @@ def _qwen3_5() -> Any:
 
     heads = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_num_key_heads": 1}
     layers = {"layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 2}
-    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**_COMMON, **heads, **layers))
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**{**_COMMON, "initializer_range": 0.1}, **heads, **layers))
 
 
+# Softer weights: in fp32 the two forms of a recurrence differ by more than 1e-4 with those above.
+_HYBRID: dict[str, Any] = {**_COMMON, "num_hidden_layers": 3, "initializer_range": 0.1}
+_MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
+
+
+def _qwen3_next() -> Any:
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    heads = {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2}
+    layers = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_value_heads": 4}
+    experts = {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 32}
+    return Qwen3NextForCausalLM(Qwen3NextConfig(**_HYBRID, **heads, **layers, **experts))
+
+
+def _lfm2_hybrid() -> Any:
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    layers = {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
+    return Lfm2ForCausalLM(Lfm2Config(**_HYBRID, **layers, conv_dim=64, block_dim=64))
+
+
+def _nemotron_h() -> Any:
+    from transformers import NemotronHConfig, NemotronHForCausalLM
+
+    layers = ["linear_attention", "mlp", "full_attention", "linear_attention", "moe"]
+    mamba = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 16}
+    experts = {"moe_intermediate_size": 48, "n_routed_experts": 4, "moe_shared_expert_intermediate_size": 32}
+    shape = {**_HYBRID, "layers_block_type": layers, **mamba, **experts, "num_experts_per_tok": 2}
+    shape["initializer_range"] = 0.3  # so that time steps are below `time_step_min`
+    del shape["num_hidden_layers"]
+    return NemotronHForCausalLM(NemotronHConfig(**shape))
+
+
+def _granite4() -> Any:
+    from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
+
+    layers = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "mamba_chunk_size": 16}
+    mlp = {"shared_intermediate_size": 96, "num_local_experts": 4, "num_experts_per_tok": 2}
+    return GraniteMoeHybridForCausalLM(
+        GraniteMoeHybridConfig(**_HYBRID, **layers, **_MAMBA, **mlp, position_embedding_type="rope")
+    )
+
+
+HYBRIDS = ("qwen3_5", "lfm2_hybrid", "nemotron_h", "qwen3_next", "granite4")
 FAMILIES: dict[str, Callable[[], Any]] = {
     "gemma4": _gemma4,
     "qwen3_moe": _qwen3_moe,
@@ -75,6 +119,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "gpt_oss": _gpt_oss,
     "lfm2": _lfm2,
     "qwen3_5": _qwen3_5,
+    "qwen3_next": _qwen3_next,
+    "lfm2_hybrid": _lfm2_hybrid,
+    "nemotron_h": _nemotron_h,
+    "granite4": _granite4,
 }
 
 

@@ -17,6 +17,7 @@ from accelerate.utils import broadcast_object_list
 
 from toolgrpo.engines.adapters import adapter_config, adapter_saver, base_weights
 from toolgrpo.engines.base import Engine
+from toolgrpo.engines.decode_batch import bound_time_steps_as_trained
 from toolgrpo.engines.policy import Policy, head_size
 from toolgrpo.engines.transformers import TransformersOptions
 from toolgrpo.engines.vllm_colocate import ColocateOptions
@@ -61,6 +62,7 @@ def build_engine(policy: Policy, options: EngineOptions) -> BuiltEngine:
         policy=policy,
         adapter_alone=options.vllm_colocate.lora_sync == "adapter",
     )
+    bound_time_steps_as_trained(policy.base_model)
     return BuiltEngine(ENGINES[choice.name](policy, options), choice)
 
 
@@ -72,14 +74,14 @@ def choose_engine(
     `adapter_alone`: vLLM gets no weights after its start but those of a LoRA adapter.
     """
     unsendable = None if policy is None else _unsendable(policy, adapter_alone)
-    unfit = None if policy is None or unsendable else _on_another_device(policy) or _odd_heads(policy)
+    unfit = None if policy is None or unsendable else _unfit(policy)
     if engine == "auto":
         if server_urls and not unsendable:
             return EngineChoice("vllm_server", "server URLs are configured")
         if not vllm_available():
             return EngineChoice("transformers", "vLLM is not installed")
         if unsendable or unfit:
-            return EngineChoice("transformers", (unsendable or unfit or "").partition(":")[0])
+            return EngineChoice("transformers", (unsendable or unfit or "").partition(": ")[0])
     elif engine == "vllm_colocate" and not vllm_available():
         raise ConfigError(
             "engine vllm_colocate needs vLLM, which is not installed: `pip install toolgrpo[cpu]` on a CPU, "
@@ -91,8 +93,6 @@ def choose_engine(
         raise ConfigError(f"engine {engine} is sent weights as they are trained, and {unsendable}")
     elif engine == "vllm_colocate" and unfit:
         raise ConfigError(f"engine vllm_colocate cannot run here: {unfit}. Use --engine transformers")
-    if engine in ("auto", "vllm_colocate") and policy is not None:
-        _refuse_wrong_numbers(policy)
     return EngineChoice("vllm_colocate", "vLLM is installed") if engine == "auto" else EngineChoice(engine, "asked for")
 
 
@@ -112,23 +112,25 @@ def _unsendable(policy: Policy, adapter_alone: bool) -> str | None:
     return None
 
 
-def _refuse_wrong_numbers(policy: Policy) -> None:
+def _unfit(policy: Policy) -> str | None:
+    """Return why vLLM in this process cannot draw from this policy, or None."""
+    return _on_another_device(policy) or _odd_heads(policy) or _wrong_numbers(policy)
+
+
+def _wrong_numbers(policy: Policy) -> str | None:
     kind = _kind(policy)
-    otherwise = (
-        "draw from a vLLM on a GPU (--engine vllm_server with --vllm_server_urls), or train another model; engine "
-        "transformers keeps no recurrent state"
-    )
     if policy.device.type == "cpu" and kind in _WRONG_ON_CPU:
-        raise ConfigError(f"vLLM on a CPU computes other numbers for {kind} than it was trained with: {otherwise}")
+        return f"vLLM on a CPU computes other numbers for {kind} than it was trained with"
     if policy.device.type == "cpu" and kind in _DELTA_RULE:
         size = policy.base_model.config.get_text_config().linear_key_head_dim
         vision = kind == "qwen3_next" or importlib.util.find_spec("torchvision") is not None
         if not (vision and policy.dtype == torch.bfloat16 and size in CPU_DELTA_RULE_SIZES):
-            raise ConfigError(
-                f"vLLM on a CPU draws from {kind} only in bf16 (--bf16 true; here it is {policy.dtype}), with linear-"
-                f"attention heads {' or '.join(map(str, CPU_DELTA_RULE_SIZES))} wide (here {size}), and with torchvision "
-                f"({'installed' if vision else 'missing: https://download.pytorch.org/whl/cpu has it'}); {otherwise}"
+            return (
+                f"vLLM on a CPU cannot draw from this {kind}: it needs bf16 (--bf16 true; here it is {policy.dtype}), linear-"
+                f"attention heads {' or '.join(map(str, CPU_DELTA_RULE_SIZES))} wide (here {size}), and torchvision "
+                f"({'installed' if vision else 'missing; https://download.pytorch.org/whl/cpu has it'})"
             )
+    return None
 
 
 def _kind(policy: Policy) -> str:

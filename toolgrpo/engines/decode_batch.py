@@ -6,16 +6,16 @@ Invariants:
 * The last token of every row stands in the last column; what is left of its first token is padding,
   masked out. So one forward pass adds one token to each row, whatever their lengths.
 * A row's log-probabilities do not depend on who else is in the batch, beyond fp32 rounding.
-* The key-value cache holds every token of a row except the last one, which is the next pass's
-  input.
+* The cache holds every token of a row except the last one, which is the next pass's input: keys and
+  values in columns, and in layers with linear attention or a short convolution one state per row.
 
 A token's log-probability is that of the distribution drawn from, after penalty, temperature, min_p,
 top_k and top_p, in this order: what vLLM calls processed log-probabilities, and what TRL's
 importance-sampling correction compares with its own log-softmax(logits / temperature). Greedy
 drawing (temperature 0) is not scaled by a temperature. All of it is computed in fp32.
 
-Not covered: models that keep a recurrent state instead of keys and values (refused with
-`ModelError`), models split over processes (refused by the engine), beams, images.
+Not covered: models without any layer that keeps keys and values, and caches of other kinds (refused
+with `ModelError`), models split over processes (refused by the engine), beams, images.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import DynamicLayer, LinearAttentionAndFullAttentionLayer, LinearAttentionLayer
 
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.errors import ModelError
@@ -66,7 +66,7 @@ class DecodingRow:
 
 
 class DecodeBatch:
-    """The rows that decode now, and their key-value cache."""
+    """The rows that decode now, and their cache."""
 
     def __init__(self, model: Any, *, max_rows: int) -> None:
         self._model = model
@@ -74,7 +74,7 @@ class DecodeBatch:
         self._device = next(model.parameters()).device
         self._rows: list[DecodingRow] = []
         self._joining: list[DecodingRow] = []
-        self._cache = DynamicCache()
+        self._cache = empty_cache(model)
 
     def __len__(self) -> int:
         return len(self._rows) + len(self._joining)
@@ -97,7 +97,7 @@ class DecodeBatch:
         finished = self._take_finished()
         joining = self._next_joining()
         if joining:
-            cache = DynamicCache()
+            cache = empty_cache(self._model)
             self._draw(joining, self._forward(joining, cache, n_new=max(len(row.ids) for row in joining)))
             _refuse_other_caches(cache, self._model)
             self._merge(joining, cache)
@@ -115,13 +115,13 @@ class DecodeBatch:
         joining, self._joining = self._joining[:n_rows], self._joining[n_rows:]
         return joining
 
-    def _forward(self, rows: Sequence[DecodingRow], cache: DynamicCache, *, n_new: int) -> torch.Tensor:
+    def _forward(self, rows: Sequence[DecodingRow], cache: Cache, *, n_new: int) -> torch.Tensor:
         """Run the last `n_new` columns through the model.
 
         Returns the logits that follow the last one, for each row.
         """
         lengths_B = torch.tensor([len(row.ids) for row in rows], device=self._device)
-        width = cache.get_seq_length() + n_new
+        width = max(len(row.ids) for row in rows)
         columns_T = torch.arange(width, device=self._device)
         positions_BT = columns_T - (width - lengths_B).unsqueeze(1)
         new_ids = [[0] * (n_new - len(row.ids)) + row.ids[-n_new:] for row in rows]
@@ -163,22 +163,30 @@ class DecodeBatch:
         if len(rows) == len(self._rows):
             return
         if not rows:
-            self._rows, self._cache = [], DynamicCache()
+            self._rows, self._cache = [], empty_cache(self._model)
             return
         kept = set(rows)
         indices = torch.tensor([i for i, row in enumerate(self._rows) if row in kept], device=self._device)
         width = max(len(row.ids) for row in rows) - 1
         for layer in self._cache.layers:
-            layer.keys = layer.keys[indices, :, -width:]
-            layer.values = layer.values[indices, :, -width:]
+            if isinstance(layer, DynamicLayer):
+                layer.keys = layer.keys[indices, :, -width:]
+                layer.values = layer.values[indices, :, -width:]
+            for states in _states(layer):
+                states.update({number: state[indices] for number, state in states.items() if state is not None})
         self._rows = rows
 
-    def _merge(self, rows: list[DecodingRow], cache: DynamicCache) -> None:
+    def _merge(self, rows: list[DecodingRow], cache: Cache) -> None:
         """Put freshly read rows under those that decode, aligned at the last column."""
         if self._rows:
             for layer, fresh in zip(self._cache.layers, cache.layers, strict=True):
-                layer.keys = _stacked(layer.keys, fresh.keys)
-                layer.values = _stacked(layer.values, fresh.values)
+                if isinstance(layer, DynamicLayer):
+                    layer.keys = _stacked(layer.keys, fresh.keys)
+                    layer.values = _stacked(layer.values, fresh.values)
+                for states, joining in zip(_states(layer), _states(fresh), strict=True):
+                    for number, state in joining.items():
+                        if state is not None:
+                            states[number] = torch.cat([states[number], state])
         else:
             self._cache = cache
         self._rows = [*self._rows, *rows]
@@ -195,19 +203,50 @@ def _stacked(upper_BHTD: torch.Tensor, lower_BHTD: torch.Tensor) -> torch.Tensor
     )
 
 
-def refuse_recurrent(model: Any) -> None:
-    """Refuse, before anything runs, a model whose layers would keep a recurrent state."""
-    layers = DynamicCache(config=model.config).layers
-    recurrent = sum(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
-    if recurrent:
+def _states(layer: Any) -> tuple[dict[int, Any], ...]:
+    """Return the states of a layer that keeps any, a row of the batch in each row; some are not used (None)."""
+    return (layer.conv_states, layer.recurrent_states) if isinstance(layer, LinearAttentionLayer) else ()
+
+
+def empty_cache(model: Any) -> Cache:
+    """Return a cache for this model, or refuse a model whose cache is of another kind.
+
+    Attention with a sliding window keeps all keys here, as the mask hides those that are too old.
+    """
+    config = model.config.get_text_config()
+    layers = DynamicCache(config=config).layers
+    if not any(isinstance(layer, LinearAttentionLayer) for layer in layers):
+        return DynamicCache()
+    if not any(isinstance(layer, DynamicLayer) for layer in layers):
         raise ModelError(
-            f"engine transformers decodes with a key-value cache, but {recurrent} of the {len(layers)} layers of "
-            f"{type(model).__name__} keep a recurrent state. Use engine vllm_colocate or vllm_server."
+            f"engine transformers decodes with a key-value cache, but each of the {len(layers)} layers of "
+            f"{type(model).__name__} keeps a recurrent state only. Use engine vllm_colocate or vllm_server."
         )
+    return Cache(layers=[layer if isinstance(layer, LinearAttentionLayer) else DynamicLayer() for layer in layers])
 
 
-def _refuse_other_caches(cache: DynamicCache, model: Any) -> None:
-    other = {type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer}
+def bound_time_steps_as_trained(model: Any) -> None:
+    """Let Mamba-2 layers bound their time steps as the model's config says: in decoding nothing else does.
+
+    Nemotron-H of Transformers 5.17 bounds them in whole passes by `time_step_min`, which is where weights start.
+    """
+    for module in model.modules():
+        bounds = getattr(module, "time_step_limit", None)
+        if bounds is None or bounds[0] == 0:
+            continue
+        module.time_step_limit = tuple(getattr(module.config, "time_step_limit", None) or bounds)
+        if module.time_step_limit[0] > 0:
+            raise ModelError(
+                f"{type(module).__name__} raises time steps to {module.time_step_limit[0]} when it reads a whole sequence "
+                f"and not when it decodes, so no engine draws what would be trained; train another model."
+            )
+
+
+_KEPT = (DynamicLayer, LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
+
+
+def _refuse_other_caches(cache: Cache, model: Any) -> None:
+    other = {type(layer).__name__ for layer in cache.layers if type(layer) not in _KEPT}
     if other or not cache.layers or not cache.get_seq_length():
         raise ModelError(
             f"engine transformers decodes with a key-value cache, which {type(model).__name__} does not keep "

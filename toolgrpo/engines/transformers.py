@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 from toolgrpo.engines.adapters import own_weights
 from toolgrpo.engines.base import Sample, SampleRequest
 from toolgrpo.engines.checks import BadAnswer, check_request, checked_sample
-from toolgrpo.engines.decode_batch import DecodeBatch, DecodingRow, refuse_recurrent
+from toolgrpo.engines.decode_batch import DecodeBatch, DecodingRow, bound_time_steps_as_trained, empty_cache
 from toolgrpo.errors import ConfigError, EngineError, ModelError
 from toolgrpo.startup import on_this_device
 
@@ -63,7 +63,8 @@ class TransformersEngine:
     ) -> None:
         self._get_model = model
         self.max_model_len = _context_window(model(), max_model_len)
-        refuse_recurrent(model())
+        empty_cache(model())  # refuses what it cannot decode before anything runs
+        bound_time_steps_as_trained(model())
         self._max_rows = max_rows
         self._seed = seed
         self._generator: torch.Generator | None = None
