@@ -348,6 +348,15 @@ THEMES: tuple[type[Any], ...] = (
 )
 
 
+def batch_of_parts(group: int, at_once: int, batch: int) -> str:
+    """Return what is said of a batch that its groups do not fill."""
+    return (
+        f"the {batch} episodes of a batch (per_device_train_batch_size x gradient_accumulation_steps x processes) "
+        f"must be divisible by num_generations ({group}); try per_device_train_batch_size "
+        f"{group * max(1, round(at_once / group))}"
+    )
+
+
 def with_fields_of(*themes: type[Any]) -> Callable[[type[T]], type[T]]:
     """Return a decorator that makes a dataclass with the fields of these themes."""
 

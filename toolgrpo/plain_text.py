@@ -9,7 +9,7 @@ marks that turn the reading direction around, halves of surrogate pairs that no 
 Nothing but the standard library: tool workers and the trainer share it. Not covered: letters that
 only look like others.
 
-`without_secrets` is for what a run keeps of its settings.
+`without_secrets` is for what a run keeps of its settings, `counted` for sentences with a number.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ _IN_JSON = re.compile(f"[{_UNSEEN}]")  # JSON escapes the first 32 itself
 def plain(text: str) -> str:
     """Return `text` with what would steer a terminal written out: `\\x1b` for an escape."""
     return _IN_TEXT.sub(_escaped, text)
+
+
+def counted(n: int, noun: str) -> str:
+    """Return a number and its noun: `1 row`, `2 rows`."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def plain_json(json_text: str) -> str:

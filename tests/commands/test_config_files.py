@@ -81,6 +81,7 @@ def test_the_traps_of_yaml(tmp_path: Path) -> None:
         ("kind: b", [], "kind must be one of a, no; got 'b'"),
         ("rows: -1", [], "rows must not be negative"),
         ("rows: [", [], "is not valid YAML"),
+        ("a: 1\n b: [x\n", [], "is not valid YAML: line 2: .*\n     b: "),
         ("[" * 100_000, [], "is not valid YAML: it is nested too deeply"),
         (f"rows: {'9' * 5000}", [], "is not valid YAML: Exceeds the limit"),
         ("- rows", [], "must hold `key: value` lines"),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from itertools import combinations
 from pathlib import Path
 
 import pytest
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from tests.commands.test_bad_input import arguments, load, wrong_files  # noqa: F401  # a fixture
-from toolgrpo.commands.main import early_errors
+from toolgrpo.commands.early import TRACKERS, early_errors
 from toolgrpo.errors import ToolGRPOError
 
 
@@ -35,6 +39,14 @@ TOLD_EARLY = [
     "--mcp_config DIR/none.json",
     "--reward_fn DIR/good.py DIR/none.py",
     "--dataset_id_or_path DIR/none.jsonl",
+    "--reward acuracy",
+    "--reward accuracy accuracy",
+    "--reward_fn DIR/good.py DIR/good.py",
+    "--reward_weights 0.5 0.5",
+    "--num_generations 3",
+    "--num_generations 1",
+    "--correction_band 3 4",
+    "--eval_share 1",
 ]
 
 
@@ -42,6 +54,41 @@ TOLD_EARLY = [
 def test_it_is_told_early_in_the_words_of_later(wrong_files: Path, flags: str) -> None:  # noqa: F811
     said = early(arguments(flags, wrong_files))
     assert said is not None and said == late(flags, wrong_files)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--report_to wandbb tensorboard", "report_to wandbb is no tracker; .*; the nearest is 'wandb'"),
+        ("--resume_from_checkpoint true", "there is no checkpoint in .*out to resume from; auto begins anew"),
+        ("--resume_from_checkpoint nowhere", "cannot resume from nowhere: there is no such folder"),
+        ("--eval_dataset_id_or_path arithmetic", "is given, but no --eval_questions N, so nothing would be measured"),
+        ("--report_to wandb tensorboard", None),
+        ("--eval_dataset_id_or_path arithmetic --eval_questions 0", None),
+        ("--resume_from_checkpoint auto", None),
+    ],
+)
+def test_what_values_say_together(tmp_path: Path, flags: str, said: str | None) -> None:
+    job = ["--model", "nano", "--dataset_id_or_path", "arithmetic", "--output_dir", str(tmp_path / "out")]
+    found = early([*job, *flags.split()])
+    assert found is None if said is None else re.search(said, str(found)), found
+
+
+def test_the_trackers_are_those_of_transformers() -> None:
+    assert sorted(TRACKERS) == sorted(INTEGRATION_TO_CALLBACK)
+
+
+def test_a_folder_in_use_is_told_early(tmp_path: Path) -> None:
+    job = ["--model", "nano", "--dataset_id_or_path", "arithmetic", "--output_dir", str(tmp_path)]
+    code = "import sys; from pathlib import Path; from toolgrpo.folder_claim import claim_folder; "
+    code += "claim_folder(Path(sys.argv[1])); print('ready', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "ready\n"
+        assert "another run writes into" in str(early(job)) and early([*job, "--dry_run"]) is None
+        other.kill()
+    assert early(job) is None
 
 
 def test_a_flag_stands_over_the_file(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from toolgrpo.commands.arguments import flags_of
+from toolgrpo.commands.early import early_errors
 from toolgrpo.commands.flags import flags_of_classes, is_known
 from toolgrpo.commands.given import read_given
 from toolgrpo.commands.help_page import PAGES, help_text
-from toolgrpo.commands.main import early_errors, main
+from toolgrpo.commands.main import main
 from toolgrpo.trainer.trl.fields import WITHOUT_EFFECT
 
 

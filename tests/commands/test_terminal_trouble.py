@@ -86,7 +86,8 @@ def test_a_log_that_takes_nothing_more_ends_no_run(tmp_path: Path, what: str) ->
 def test_an_error_is_on_the_terminal_although_the_log_does_not_take_it(tmp_path: Path, what: str) -> None:
     shown = on_a_terminal(PRINTS + "raise KeyError('nobody expected this')", tmp_path, *TAKES_NOTHING[what])
     assert shown.code == 1 and "Traceback" in shown.terminal and "nobody expected this" in shown.terminal
-    shown = on_a_terminal(PRINTS + "raise ConfigError('max_turns is 0')", tmp_path, *TAKES_NOTHING[what])
+    caused = "raise ConfigError('max_turns is 0') from KeyError('x')"
+    shown = on_a_terminal(PRINTS + caused, tmp_path, *TAKES_NOTHING[what])
     assert shown.code == 1 and "ConfigError: max_turns is 0\n" in shown.terminal
     assert "the full traceback could not be written into" in shown.terminal
 
@@ -103,7 +104,7 @@ def test_an_error_is_on_the_terminal_although_the_log_does_not_take_it(tmp_path:
     ],
 )
 def test_a_plugin_that_closes_or_replaces_standard_output(tmp_path: Path, trick: str) -> None:
-    script = f"{trick}\nterminal.say('still here')\nraise RewardError('reward f raised')"
+    script = f"{trick}\nterminal.say('still here')\nraise RewardError('reward f raised') from KeyError('x')"
     shown = on_a_terminal(script, tmp_path)
     assert shown.code == 1 and shown.terminal.startswith(
         "still here\nRewardError: reward f raised\n(the full traceback"

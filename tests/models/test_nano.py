@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipes.nano.build import build_nano
 from recipes.nano.recipe import MINI, NanoRecipe
-from toolgrpo.models import NANO, folder_of
+from toolgrpo.errors import ModelError
+from toolgrpo.models import NANO, check_weights, folder_of
 
 
 def test_it_is_a_chat_model_of_its_recipes_shape() -> None:
@@ -29,3 +31,12 @@ def test_its_recipe_makes_its_tokenizer_and_the_same_weights_every_time(tmp_path
     assert all(torch.equal(one[key], two[key]) for key in one)
     for file in ("tokenizer.json", "chat_template.jinja"):
         assert (tmp_path / "one" / file).read_text() == (NANO / file).read_text(), file
+
+
+def test_weights_that_are_cut_short_are_named(tmp_path: Path) -> None:
+    whole = (NANO / "model.safetensors").read_bytes()
+    for n_bytes in (4, len(whole) // 2):
+        (tmp_path / "model.safetensors").write_bytes(whole[:n_bytes])
+        with pytest.raises(ModelError, match=f"{tmp_path}/model.safetensors cannot be read .*cut short"):
+            check_weights(tmp_path)
+    check_weights(NANO)

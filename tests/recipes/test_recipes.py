@@ -289,7 +289,7 @@ def test_the_example_data_is_what_its_rewards_want(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--use_peft", "--lora_target_modules", "nope"], "Target modules nope not found"),
+        (["--use_peft", "--lora_target_modules", "q_proj", "nope"], "the model has no module nope; it has down_proj"),
         (["--attn_implementation", "nope"], "is not supported"),
         (
             ["--reward", "gsm8k", "--reward_weights", "1", "--dataset_id_or_path", "BAD", "--dry_run"],

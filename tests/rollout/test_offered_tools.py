@@ -55,6 +55,8 @@ def test_a_name_that_no_tool_has_is_an_error_with_the_nearest() -> None:
     with pytest.raises(DataError, match="no tools were loaded"):
         offered_tools(None, {"tools": ["add"]})
     check_tool_names(None, [])
+    with pytest.raises(DataError, match="row 5 names the tool 'ad'"):
+        check_tool_names(None, ["ad"], row="row 5")
 
 
 def test_hidden_tools_can_be_called_and_are_not_shown() -> None:

@@ -48,6 +48,8 @@ def test_precision(
         monkeypatch.setenv(VARIABLE, launch_file)
     assert settled_precision(bf16, False, on_cpu=on_cpu) == (settled, False)
     assert os.environ.get(VARIABLE) == left
+    with pytest.raises(ConfigError, match="fp16 needs a GPU"):
+        settled_precision(bf16, True, on_cpu=True)
 
 
 @pytest.mark.parametrize(

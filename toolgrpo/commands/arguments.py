@@ -246,6 +246,11 @@ def flags_of(command: str) -> dict[str, Flag]:
     return found
 
 
+def own_classes(command: str) -> tuple[type[Any], ...]:
+    """Return the dataclasses of ours that a command reads; they need no PyTorch."""
+    return _OWN[command]
+
+
 def parse_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, ToolGRPOConfig, ModelConfig]:
     """Read the command line of a training over the YAML file over the defaults."""
     from trl import ModelConfig

@@ -50,6 +50,10 @@ class Flag:
         return not {str, bool} & set(self.members) and typing.get_origin(self.members[0]) is list
 
     @property
+    def takes_one_or_several(self) -> bool:
+        return str in self.members and list[str] in self.members
+
+    @property
     def takes_none(self) -> bool:
         """Return whether None can be told from text: an optional field that is not text."""
         return type(None) in typing.get_args(self.type) and str not in self.members

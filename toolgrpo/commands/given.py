@@ -89,7 +89,9 @@ def read_given(flags: Mapping[str, Flag], argv: Sequence[str]) -> Given:
     values, complaints = ({}, []) if path is None else _file_values(path, flags)
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS)
     for flag in flags.values():
-        behind = {"nargs": "*"} if flag.takes_several else {"nargs": "?", "const": _NOTHING}
+        behind = (
+            {"nargs": "*"} if flag.takes_several or flag.takes_one_or_several else {"nargs": "?", "const": _NOTHING}
+        )
         parser.add_argument(*_spelled(flag.name), dest=flag.name, **behind)
         if bool in flag.members and flag.default is True:
             parser.add_argument(*_spelled(f"no_{flag.name}"), dest=flag.name, action="store_const", const="false")
@@ -119,7 +121,9 @@ def _value(flag: Flag, behind_it: Any) -> Any:
         return True
     if behind_it is _NOTHING or behind_it == []:
         raise ValueError("needs a value after it")
-    return [flag.from_text(one) for one in behind_it] if flag.takes_several else flag.from_text(behind_it)
+    if isinstance(behind_it, list) and (flag.takes_several or len(behind_it) > 1):
+        return [flag.from_text(one) for one in behind_it]
+    return flag.from_text(behind_it[0] if isinstance(behind_it, list) else behind_it)
 
 
 def _unknown_words(rest: Sequence[str], known: Iterable[str]) -> list[str]:
@@ -230,6 +234,7 @@ def _load_yaml(path: Path) -> Mapping[str, Any]:
     path = located(path, CONFIGS)
     if path.is_dir():
         raise ConfigError(f"--config {path} is a folder; give a YAML file, e.g. recipes/configs/nano.yaml")
+    text = ""
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
             raise ConfigError(f"--config {path} has {path.stat().st_size:,} bytes; that is no config file. Is it data?")
@@ -245,13 +250,22 @@ def _load_yaml(path: Path) -> Mapping[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"--config {path} is not text (byte {error.start} is no UTF-8); give a YAML file") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # an integer of 5,000 digits, a date in a 13th month
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else _where(error, text)
         raise ConfigError(f"--config {path} is not valid YAML: {why}") from error
     if content is None:
         raise ConfigError(f"--config {path} is empty; it should hold lines such as `learning_rate: 1e-5`")
     if not isinstance(content, Mapping):
         raise ConfigError(f"--config {path} must hold `key: value` lines, but it is a {type(content).__name__}")
     return content
+
+
+def _where(error: Exception, text: str) -> str:
+    """Return what is wrong with a YAML text, and the line in which."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return " ".join(str(error).split())
+    mark, lines = error.problem_mark, [*text.splitlines(), ""]
+    line = lines[min(mark.line, len(lines) - 1)]
+    return f"line {mark.line + 1}: {error.problem}\n    {line}\n    {' ' * mark.column}^"
 
 
 class _Loader(yaml.SafeLoader):

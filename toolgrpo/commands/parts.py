@@ -7,14 +7,16 @@ Each part says one line about what was loaded. Shared by training and evaluation
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
+from transformers import AutoConfig, AutoModelForCausalLM
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from toolgrpo.build import open_player
@@ -26,11 +28,13 @@ from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.evaluation.before_training import rehearse
 from toolgrpo.folder_claim import other_run_in
 from toolgrpo.models import NAMED_MODELS, folder_of
+from toolgrpo.models import check_weights as check_weight_files
 from toolgrpo.observe.console import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
-from toolgrpo.plain_text import without_secrets
+from toolgrpo.observe.trackers import has_wandb_login
+from toolgrpo.plain_text import counted, without_secrets
 from toolgrpo.rewards import Reward, check_gold, get_reward, load_reward, refused_rows
-from toolgrpo.rewards.base import source_text
+from toolgrpo.rewards.base import check_weights, source_text
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout import Player
 from toolgrpo.rollout.row_tools import check_tool_names
@@ -72,7 +76,7 @@ class RunParts:
         group, batch = self.config.num_generations, self.config.generation_batch_size
         if len(dataset) < batch // group:
             raise DataError(
-                f"{self.dataset_spec} has {_count(len(dataset), 'row')}, but one step takes {batch // group} different "
+                f"{self.dataset_spec} has {counted(len(dataset), 'row')}, but one step takes {batch // group} different "
                 f"prompts (a generation batch of {batch} episodes in groups of {group}). Give more rows, a smaller "
                 f"--per_device_train_batch_size or --gradient_accumulation_steps, or larger groups."
             )
@@ -144,19 +148,7 @@ class RunParts:
             replace(reward, timeout_s=self.config.reward_timeout, say=self.terminal.say)
             for reward in (*rewards, *files)
         ]
-        names = [reward.name for reward in rewards]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ConfigError(
-                f"two rewards have the name {twice!r}, under which both would be logged; give each once (its share is "
-                f"in --reward_weights), or rename a file"
-            )
-        weights = self.config.reward_weights
-        if weights is not None and len(weights) != len(rewards):
-            raise ConfigError(
-                f"reward_weights has {_count(len(weights), 'number')} for {_count(len(rewards), 'reward')} "
-                f"({', '.join(reward.name for reward in rewards)}); give one weight for each reward, in this order"
-            )
+        check_weights(self.config.reward_weights, [reward.name for reward in rewards])
         return rewards
 
     def check(
@@ -199,7 +191,7 @@ class RunParts:
                 continue
             first = "; ".join(f"row {number}: {why}" for number, why in sorted(refused.items())[:_NAMED])
             more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
-            text = f"{name}: {reward.name} refuses {len(refused)} of {_count(len(rows), 'row')} ({first}{more})"
+            text = f"{name}: {reward.name} refuses {len(refused)} of {counted(len(rows), 'row')} ({first}{more})"
             if not self.script.skip_bad_rows or len(refused) == len(rows):
                 raise DataError(f"{text}. Mend these rows, or leave them out with --skip_bad_rows")
             self.terminal.say(f"          {text}; left out")
@@ -217,6 +209,7 @@ class RunParts:
     def model_path(self, name: str) -> str:
         """Return where the model lies; the named models are built or unpacked first."""
         path = self._place_of(name)
+        check_weight_files(path)
         self.terminal.say(f"model     {name}" + (f" ({path})" if path != name else ""))
         return path
 
@@ -247,6 +240,11 @@ class RunParts:
         except (ValueError, ImportError, OSError) as error:
             raise ConfigError(f"the trainer cannot be built with these settings: {error}") from error
         for name in config.report_to:
+            if name == "wandb" and self.script.dry_run and not has_wandb_login():
+                self.terminal.say(
+                    "trackers  wandb has no login here, so a run would go on without it: `wandb login`, WANDB_API_KEY, or "
+                    "WANDB_MODE=offline"
+                )
             if name not in trainer.args.report_to:
                 self.terminal.say(
                     f"trackers  {name} cannot be used here, and the run goes on without it (the log says why)"
@@ -260,9 +258,9 @@ class RunParts:
     def peft_config(self) -> Any:
         """Return LoRA on the attention and MLP projections, unless the user names other modules."""
         model = self.model
-        if model.use_peft and not model.lora_target_modules:
-            model = replace(model, lora_target_modules=LORA_TARGETS)
         if model.use_peft:
+            path = self._place_of(str(model.model_name_or_path))
+            model = with_lora_modules(model, lambda: shape_of(path, model, self.config.trust_remote_code))
             self.terminal.say(f"          LoRA of rank {model.lora_r}")
         return get_peft_config(model)
 
@@ -301,11 +299,46 @@ class RunParts:
         return str(path) if path.exists() else name
 
 
+def shape_of(path: str, model: ModelConfig, trust_remote_code: bool) -> Any:
+    """Return the model without its weights."""
+    origin = {"revision": model.model_revision, "trust_remote_code": trust_remote_code}
+    try:
+        with torch.device("meta"):
+            config = AutoConfig.from_pretrained(path, **origin)
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"--model_name_or_path {path}: no model can be loaded from there: {error}") from error
+
+
+def with_lora_modules(model: ModelConfig, shape: Callable[[], Any]) -> ModelConfig:
+    """Return the same with the modules that get an adapter: ours, or the user's, each of which the model has."""
+    asked = model.lora_target_modules
+    if not asked:
+        return replace(model, lora_target_modules=LORA_TARGETS)
+    names = [asked] if isinstance(asked, str) else list(asked)
+    if names == ["all-linear"] or not all(name.replace(".", "_").isidentifier() for name in names):
+        return model  # PEFT's word, or a pattern
+    there = [name for name, module in shape().named_modules() if not list(module.children())]
+    missing = [name for name in names if not any(f".{one}".endswith(f".{name}") for one in there)]
+    if missing:
+        have = sorted({one.rpartition(".")[2] for one in there if one.rpartition(".")[2] in LORA_TARGETS})
+        raise ConfigError(
+            f"lora_target_modules: the model has no module {', '.join(missing)}; it has {', '.join(have)}, and "
+            f"all-linear means every linear one"
+        )
+    model = replace(model)
+    model.lora_target_modules = names  # a single one too: as text PEFT would take it for a pattern
+    return model
+
+
 def _check_columns(rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward]) -> None:
     for column in ("tools", "hidden_tools"):
         if column in rows.column_names:
-            for names in {tuple(names) for names in rows[column] if names is not None}:
-                check_tool_names(tools, names, column)
+            first = {
+                tuple(names): number for number, names in reversed([*enumerate(rows[column])]) if names is not None
+            }
+            for names, number in first.items():
+                check_tool_names(tools, names, column, f"row {number} (counted from 0)")
     if "user_turns" in rows.column_names:
         for script in rows["user_turns"]:
             check_user_turns(tools, script)
@@ -317,7 +350,3 @@ def _check_reward_columns(rows: Dataset, rewards: Sequence[Reward]) -> None:
         reward.check_columns(rows.column_names)
         if isinstance(reward.function, ByTask):
             reward.function.check_columns(rows["reward"], rows.column_names)
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-import torch
 from datasets import Dataset
 from rich.console import Console
 from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
     PrinterCallback,
     TrainerCallback,
     TrainerControl,
@@ -33,12 +30,12 @@ from trl import ModelConfig, SFTConfig, get_peft_config, get_quantization_config
 from toolgrpo.build import load_tokenizer
 from toolgrpo.commands.arguments import SFTArguments, SFTOptions
 from toolgrpo.commands.given import parse_args
-from toolgrpo.commands.parts import LORA_TARGETS
+from toolgrpo.commands.parts import shape_of, with_lora_modules
 from toolgrpo.commands.run_config import keep_run_config, resume_command
 from toolgrpo.engines.policy import compute_dtype
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
-from toolgrpo.models import folder_of
+from toolgrpo.models import check_weights, folder_of
 from toolgrpo.observe.progress import library_bars_off
 from toolgrpo.options import options_of, with_fields_of
 from toolgrpo.sft.carded_trainer import CardedSFTTrainer, StepProgress
@@ -142,7 +139,8 @@ def run_sft(
 def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: Console) -> SFTResult:
     path = str(folder_of(str(model.model_name_or_path)))
     tokenizer = load_tokenizer(path, revision=model.model_revision, trust_remote_code=config.trust_remote_code)
-    shape = _shape_of(path, config, model)
+    check_weights(path)
+    shape = shape_of(path, model, config.trust_remote_code)
     longest = config.max_length or int(shape.config.get_text_config().max_position_embeddings)
     rate = config.learning_rate or learning_rate_for(sum(parameter.numel() for parameter in shape.parameters()))
     schemas = _schemas(sft)
@@ -156,8 +154,8 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
     )
     progress = _Progress(console if config.process_index == 0 else Console(quiet=True))
     folder = Path(config.output_dir)
-    if model.use_peft and not model.lora_target_modules:
-        model = replace(model, lora_target_modules=LORA_TARGETS)
+    if model.use_peft:
+        model = with_lora_modules(model, lambda: shape)
     try:
         trainer = CardedSFTTrainer(
             card=ModelCard(
@@ -224,18 +222,6 @@ def _init_kwargs(model: ModelConfig) -> dict[str, Any]:
         "quantization_config": get_quantization_config(model),
     }
     return {key: value for key, value in given.items() if value is not None}
-
-
-def _shape_of(path: str, config: ToolSFTConfig, model: ModelConfig) -> Any:
-    """Return the model without its weights."""
-    origin = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
-    try:
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(
-                AutoConfig.from_pretrained(path, **origin), trust_remote_code=config.trust_remote_code
-            )
-    except (OSError, ValueError) as error:
-        raise ModelError(f"--model_name_or_path {path}: no model can be loaded from there: {error}") from error
 
 
 def learning_rate_for(n_parameters: int) -> float:

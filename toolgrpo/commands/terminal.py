@@ -31,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from toolgrpo.errors import ToolGRPOError
+from toolgrpo.errors import ToolGRPOError, UserError
 from toolgrpo.folder_claim import claim_folder
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.plain_text import plain
@@ -248,7 +248,7 @@ class Terminal:
             errors.write("interrupted\n" if kind is KeyboardInterrupt else describe_error(error))
             whole = plain("".join(traceback.format_exception(kind, error, trace)))
             logged = self._log is not None and self._log.write(whole)
-            if isinstance(error, ToolGRPOError):
+            if isinstance(error, ToolGRPOError) and not (isinstance(error, UserError) and error.__cause__ is None):
                 place = "is in" if logged else "could not be written into"
                 errors.write(f"(the full traceback {place} {self.log_file})\n")
 

@@ -10,9 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
+from toolgrpo.errors import ModelError
 from toolgrpo.models.smollm2 import ensure_smollm2
 
-__all__ = ["NAMED_MODELS", "NANO", "folder_of", "missing_folder"]
+__all__ = ["NAMED_MODELS", "NANO", "check_weights", "folder_of", "missing_folder"]
 
 NANO = Path(__file__).parent / "nano"
 NAMED_MODELS = ("nano", "smollm2")
@@ -23,6 +26,19 @@ def folder_of(model: Any, say: Callable[[str], None] | None = None) -> Any:
     if isinstance(model, str) and model in NAMED_MODELS:
         return str(NANO if model == "nano" else ensure_smollm2(say=say))
     return model
+
+
+def check_weights(folder: str | Path) -> None:
+    """Raise ModelError where a file of weights is cut short; nothing but its head is read."""
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                f"{file} cannot be read ({file.stat().st_size:,} bytes: {error}); it was cut short or damaged, so copy or "
+                f"download it again"
+            ) from error
 
 
 def missing_folder(model: str) -> str | None:

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 import platform
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from transformers import TrainerCallback, TrainerState, TrainingArguments
@@ -115,6 +117,14 @@ def installed_trackers(report_to: Sequence[str]) -> list[str]:
         except (RuntimeError, ImportError) as error:
             logger.warning("report_to: %s is left out, and the run goes on without it: %s", name, error)
     return usable
+
+
+def has_wandb_login() -> bool:
+    """Return whether W&B needs no login, or finds one."""
+    if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun") or os.environ.get("WANDB_API_KEY"):
+        return True
+    place = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+    return place.is_file() and "wandb" in place.read_text(errors="replace")
 
 
 def guard_trackers(callbacks: list[Any], report_to: Sequence[str]) -> None:

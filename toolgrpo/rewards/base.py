@@ -32,6 +32,7 @@ from typing import Any
 
 from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import ConfigError, PluginError, RewardError, WorldError
+from toolgrpo.plain_text import counted
 from toolgrpo.plugin_files import import_file
 from toolgrpo.rewards.guard import Guard, guarded_exit, line_of
 from toolgrpo.trajectory import Message
@@ -51,6 +52,21 @@ _EXAMPLE = "def reward_func(completions, answer, **kwargs): return [0.0] * len(c
 _LARGEST = 3.4e38  # of the 32-bit floats in which TRL keeps rewards
 _SEARCH_S = 30.0  # for the row that fails
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def check_weights(weights: Sequence[float] | None, names: Sequence[str]) -> None:
+    """Raise ConfigError unless each reward has a name of its own, and a weight if there are any."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"two rewards have the name {twice!r}, under which both would be logged; give each once (its share is "
+            f"in --reward_weights), or rename a file"
+        )
+    if weights is not None and len(weights) != len(names):
+        raise ConfigError(
+            f"reward_weights has {counted(len(weights), 'number')} for {counted(len(names), 'reward')} "
+            f"({', '.join(names)}); give one weight for each reward, in this order"
+        )
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,9 @@ def offered_tools(tools: ToolProvider | None, row: Mapping[str, Any]) -> ToolPro
     return _Offered(tools, frozenset(shown) - frozenset(hidden), frozenset(hidden))
 
 
-def check_tool_names(tools: ToolProvider | None, names: Iterable[str], column: str = "tools") -> None:
+def check_tool_names(
+    tools: ToolProvider | None, names: Iterable[str], column: str = "tools", row: str = "a row"
+) -> None:
     """Raise `DataError` if a row names a tool that was not loaded."""
     known = [] if tools is None else tools.names
     for name in names:
@@ -44,7 +46,7 @@ def check_tool_names(tools: ToolProvider | None, names: Iterable[str], column: s
             near = nearest(str(name), known)
             hint = f"the nearest is {near[0]!r}" if near else "no tools were loaded (--tools_script)"
             raise DataError(
-                f"a row names the tool {name!r} in its column `{column}`, but there is no such tool; {hint}"
+                f"{row} names the tool {name!r} in its column `{column}`, but there is no such tool; {hint}"
             )
 
 

@@ -25,7 +25,7 @@ from toolgrpo.learning.shaping import Shaping, overlong_of, penalty_of
 from toolgrpo.learning.training_rows import ROW_LOSSES, TOKEN_LOSSES
 from toolgrpo.learning.turn_rewards import BUILT_IN_TURN_REWARDS
 from toolgrpo.learning.turns import LOSSES_BY_TOKEN, Credit
-from toolgrpo.options import THEMES, RecordedShare, options_of, with_fields_of
+from toolgrpo.options import THEMES, RecordedShare, batch_of_parts, options_of, with_fields_of
 from toolgrpo.rollout.compaction import ContextLimit
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import SharedPass
@@ -65,11 +65,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             group, batch = self.num_generations, self.generation_batch_size
             if not own_batch or not batch or batch % group == 0:
                 raise
-            raise ConfigError(
-                f"the {batch} episodes of a batch (per_device_train_batch_size x gradient_accumulation_steps x processes) "
-                f"must be divisible by num_generations ({group}); try per_device_train_batch_size "
-                f"{group * max(1, round(self.per_device_train_batch_size / group))}"
-            ) from error
+            raise ConfigError(batch_of_parts(group, self.per_device_train_batch_size, batch)) from error
         try:
             self.record_episodes: RecordedShare = RecordedShare(self.record_episodes)
         except ArgumentTypeError as error:

@@ -59,8 +59,10 @@ def settled_precision(bf16: bool | None, fp16: bool, *, on_cpu: bool) -> tuple[b
     if not on_cpu:
         lacks_bf16 = _least_capability() < _HAS_BF16
         fp16 = fp16 or (bf16 is None and lacks_bf16)
+    elif fp16:
+        raise ConfigError("fp16 needs a GPU, and here the CPU trains; leave it out (fp32), or give --bf16 true")
     elif bf16 is None:
-        bf16 = not fp16 and os.environ.get(_PRECISION) == "bf16"
+        bf16 = os.environ.get(_PRECISION) == "bf16"
     if bf16 is False and not fp16 and os.environ.get(_PRECISION, "no") != "no":
         os.environ[_PRECISION] = "no"  # Transformers reads the launch file where no flag is true
     return bf16, fp16
