@@ -11,16 +11,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
 from transformers import AutoTokenizer
 
 from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format, with_template_arguments
 from toolgrpo.chat.base import ChatFormat
+from toolgrpo.chat.encoding import marker_tokens, spelled_markers, with_spelled
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.engines.base import Engine
 from toolgrpo.engines.build import BuiltEngine, build_engine
@@ -29,7 +32,13 @@ from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
 from toolgrpo.gateway.agents import PROMPT_ROOM, check_limits, load_agent
 from toolgrpo.hub import settle_hub
 from toolgrpo.models import missing_folder
-from toolgrpo.models.untrained_markers import untrained_line
+from toolgrpo.models.untrained_markers import (
+    output_rows,
+    output_rows_in,
+    untrained_line,
+    untrained_rows,
+    weight_files,
+)
 from toolgrpo.rollout import Player, Rollouts
 from toolgrpo.rollout.demand import Demand, PromptRoom, rows_that_fit, suit
 from toolgrpo.rollout.observers import Observers
@@ -96,13 +105,11 @@ class Parts:
         except (ValueError, ImportError, OSError) as error:
             raise ConfigError(f"the engine cannot be started with these settings: {error}") from error
 
-    def untrained_markers(self, head: Callable[[], torch.Tensor | None]) -> str | None:
-        """Return the line about markers that the model was never trained on, if there are any; `head` reads its
-        output rows.
+    def markers_line(self, head: Callable[[], torch.Tensor | None]) -> str | None:
+        """Return the line about markers that are spelled, or that the model was never trained on, if there are any;
+        `head` reads its output rows.
         """
-        if not isinstance(self.chat, TemplateFormat):
-            return None
-        return untrained_line(head(), self.chat.marker_ids, len(self.tokenizer), self.config.unmarked_calls)
+        return markers_line(self.tokenizer, self.chat, head, unmarked_calls=self.config.unmarked_calls)
 
     def fitting(self, engine: Engine, say: Callable[[str], None]) -> Callable[..., Any]:
         """Return what leaves the rows, of a `name`, whose prompts fit into the engine's window."""
@@ -162,18 +169,40 @@ def open_player(agent: str | Path | Player | None, tools: ToolProvider | None, c
 
 
 def load_tokenizer(
-    model: str | PreTrainedModel, *, revision: str | None = None, trust_remote_code: bool = False
+    model: str | PreTrainedModel,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    call_markers: str = "auto",  # one of `options.EpisodeOptions`
 ) -> Any:
-    """Return the tokenizer that lies beside the model, in the same revision."""
+    """Return the tokenizer that lies beside the model, in the same revision, with its markers spelled if need be."""
     path = model if isinstance(model, str) else model.config._name_or_path
     if not path:
         raise ModelError("the model was not loaded from a path, so its tokenizer is unknown; pass `processing_class`")
     settle_hub(path)
     try:
-        return AutoTokenizer.from_pretrained(path, revision=revision or "main", trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, revision=revision or "main", trust_remote_code=trust_remote_code
+        )
     except (OSError, ValueError) as error:
         advice = "Give a folder that `save_pretrained` wrote, a hub id, or `nano` for the embedded model"
         missing = missing_folder(path)
         if missing is not None:
             raise ModelError(f"{missing}. {advice}.") from error
         raise ModelError(f"no tokenizer could be loaded from {path!r}: {str(error).rstrip('. ')}. {advice}.") from error
+    markers = {} if call_markers == "tokens" else marker_tokens(tokenizer)
+    ids = [] if call_markers == "auto" else list(markers.values())
+    if markers and call_markers == "auto":
+        with suppress(OSError, ValueError, SafetensorError):  # loading the model says what is wrong with its weights
+            rows = output_rows_in(weight_files(path, revision)) if isinstance(model, str) else output_rows(model)
+            ids = [] if rows is None else untrained_rows(rows, markers.values(), len(tokenizer))
+    return with_spelled(tokenizer, ids) if ids else tokenizer
+
+
+def markers_line(
+    tokenizer: Any, chat: ChatFormat, head: Callable[[], torch.Tensor | None], *, unmarked_calls: str
+) -> str | None:
+    """Return the start line about markers that are spelled, or that the model was never trained on, if there are any."""
+    spelled = spelled_markers(tokenizer)
+    markers = spelled or (chat.marker_ids if isinstance(chat, TemplateFormat) else {})
+    return untrained_line(head, markers, len(tokenizer), spelled=bool(spelled), unmarked_calls=unmarked_calls)

@@ -49,6 +49,16 @@ def seconds(default: float | None, text: str) -> Any:
     )
 
 
+def call_markers_option() -> Any:
+    """Return the field that says how calls are marked, for episodes and for supervised training."""
+    return option(
+        "auto",
+        "<tool_call> and its like: tokens (as the tokenizer has them), spelled (in ordinary pieces) or auto (spelled where "
+        "the model was never trained on the tokens).",
+        choices=("auto", "tokens", "spelled"),
+    )
+
+
 class Options:
     """A theme: its fields are checked one by one when it is made."""
 
@@ -116,6 +126,7 @@ class EpisodeOptions(Options):
     enable_thinking: bool | None = option(
         None, "Passed to chat templates that know it; a column `enable_thinking` decides for its row."
     )
+    call_markers: str = call_markers_option()
     unmarked_calls: str = option(
         "answer",
         "A call without its markers, bare or in a code fence: answer (say what the form is), accept (run it) or ignore "

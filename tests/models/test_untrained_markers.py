@@ -1,17 +1,25 @@
-"""A marker whose row is that of the tokens no text ever used is named at the start, and nothing else is."""
+"""A marker whose row is that of the tokens no text ever used is spelled and named at the start, and nothing else is."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from toolgrpo.models.untrained_markers import output_rows_in, untrained_line, untrained_rows
+from tests.support.chat_families import trl_tokenizer
+from toolgrpo.build import load_tokenizer, markers_line
+from toolgrpo.chat import resolve_format
+from toolgrpo.chat.encoding import marker_tokens, spelled_markers
+from toolgrpo.models.untrained_markers import output_rows_in, untrained_rows
 
-MARKERS = {"<tool_call>": 5, "</tool_call>": 6}
-N_TOKENS = 40
+TOKENIZER = trl_tokenizer("qwen2_5")
+MARKERS = marker_tokens(TOKENIZER)
+OPENING, CLOSING = MARKERS.values()
+N_TOKENS = len(TOKENIZER)
 
 
 def rows(*untrained: int, n_unused: int = 12, apart: float = 1e-3) -> torch.Tensor:
@@ -23,32 +31,70 @@ def rows(*untrained: int, n_unused: int = 12, apart: float = 1e-3) -> torch.Tens
     return made
 
 
+def said(head: torch.Tensor, tokenizer: Any = TOKENIZER, unmarked_calls: str = "answer") -> str | None:
+    return markers_line(tokenizer, resolve_format(tokenizer), lambda: head, unmarked_calls=unmarked_calls)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_markers_that_share_the_row_of_unused_tokens_are_named(dtype: torch.dtype) -> None:
-    line = untrained_line(rows(5, 6).to(dtype), MARKERS, N_TOKENS, "answer")
+    line = said(rows(OPENING, CLOSING).to(dtype))
     assert line is not None and "<tool_call> and </tool_call>: this model was never trained on them" in line
     assert "--unmarked_calls accept" in line
-    assert untrained_rows(rows(6).to(dtype), MARKERS.values(), N_TOKENS) == [6]
+    assert untrained_rows(rows(CLOSING).to(dtype), MARKERS.values(), N_TOKENS) == [CLOSING]
 
 
 @pytest.mark.parametrize(
     "weights",
-    [rows(), rows(5, 6, n_unused=3), rows(5, 6, apart=1.0), torch.zeros(N_TOKENS + 12, 64), torch.zeros(0)],
+    [
+        rows(),
+        rows(OPENING, CLOSING, n_unused=3),
+        rows(OPENING, CLOSING, apart=1.0),
+        torch.zeros(N_TOKENS + 12, 64),
+        torch.zeros(0),
+    ],
     ids=["trained", "hardly an unused token", "unused rows are random", "all zero", "split over processes"],
 )
 def test_nothing_is_said_where_the_weights_do_not_show_it(weights: torch.Tensor) -> None:
-    assert untrained_line(weights, MARKERS, N_TOKENS, "answer") is None
+    assert said(weights) is None
 
 
 def test_who_accepts_calls_without_markers_is_not_told_to() -> None:
-    line = untrained_line(rows(5), MARKERS, N_TOKENS, "accept")
-    assert line is not None and "are accepted" in line and "--unmarked_calls" not in line
+    line = said(rows(OPENING), unmarked_calls="accept")
+    assert line is not None and "--call_markers auto" in line and "--unmarked_calls" not in line
+
+
+@pytest.mark.parametrize(
+    ("untrained", "call_markers", "spelled"),
+    [
+        (MARKERS.values(), "auto", list(MARKERS)),
+        ([OPENING], "auto", ["<tool_call>"]),
+        ([], "auto", []),
+        (MARKERS.values(), "tokens", []),
+        ([], "spelled", list(MARKERS)),
+    ],
+)
+def test_untrained_markers_are_spelled_unless_the_flag_says_otherwise(
+    untrained: Iterable[int], call_markers: str, spelled: list[str], tmp_path: Path
+) -> None:
+    TOKENIZER.save_pretrained(tmp_path)
+    save_file({"lm_head.weight": rows(*untrained)}, tmp_path / "model.safetensors")
+    loaded = load_tokenizer(str(tmp_path), call_markers=call_markers)
+    assert list(spelled_markers(loaded)) == spelled
+    line = said(rows(*untrained), loaded)
+    assert (line is not None and "ordinary pieces, by a server" in line) == bool(spelled)
+    assert (line is not None and "never trained" in line) == bool(untrained)
+
+
+def test_weights_that_cannot_be_read_leave_the_tokenizer_as_it_is(tmp_path: Path) -> None:
+    TOKENIZER.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"cut")
+    assert not spelled_markers(load_tokenizer(str(tmp_path)))
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "model.embed_tokens.weight"])
 def test_the_head_is_found_in_files(name: str, tmp_path: Path) -> None:
     save_file({"model.layers.0.weight": torch.ones(2)}, tmp_path / "a.safetensors")
-    save_file({name: rows(5)}, tmp_path / "b.safetensors")
+    save_file({name: rows(OPENING)}, tmp_path / "b.safetensors")
     found = output_rows_in([tmp_path / "a.safetensors", tmp_path / "b.safetensors"])
-    assert found is not None and torch.equal(found, rows(5))
+    assert found is not None and torch.equal(found, rows(OPENING))
     assert output_rows_in([tmp_path / "a.safetensors"]) is None

@@ -17,6 +17,7 @@ from recipes.nano.demonstrations import demonstrate, draw_training_problem
 from recipes.nano.recipe import MINI
 from recipes.nano.toolsets import CANONICAL
 from recipes.nano.training import SupervisedLoss, collate
+from toolgrpo.chat.encoding import spelled_markers
 from toolgrpo.sft.encoder import ConversationEncoder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,8 +45,11 @@ def test_a_chat_model_learns_conversations_and_can_be_loaded(base: Path) -> None
         *("--model_name_or_path", str(base / "model"), "--dataset_id_or_path", str(base / "rows.jsonl")),
         *("--tools_script", "tools_funcs/arithmetic_tools.py", "--output_dir", str(base / "out")),
         *("--max_steps", "12", "--batch_size", "8", "--micro_batch_size", "4", "--learning_rate", "0.01"),
+        *("--call_markers", "spelled"),
     )
     assert done.returncode == 0, done.stderr
+    assert "<tool_call> and </tool_call>" in done.stderr and "in ordinary pieces" in done.stderr
+    assert "<tool_call>" in spelled_markers(AutoTokenizer.from_pretrained(base / "out"))
     assert (
         "24 conversations" in done.stderr and "to learn, 12 steps on" in done.stderr and "step 12 of 12" in done.stderr
     )

@@ -1,6 +1,7 @@
 """Real tokenizers and chat templates that need no network, where they are at hand.
 
 * `real-qwen3`, `real-qwen2_5`: from a folder that holds them, with TRL's template.
+* `spelled-qwen3`, `spelled-qwen2_5`: the same, with their markers in ordinary pieces.
 * `real-gptoss`: GPT-OSS's vocabulary out of the PyPI package `quicktok-v1`, of which only two data
   files are read. The vocabulary is checked against the SHA-256 that openai-harmony demands, so it
   is the genuine one.
@@ -20,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.chat_families import template_text
+from toolgrpo.chat.encoding import marker_tokens, with_spelled
 from toolgrpo.testing.chat import byte_tokenizer
 
-REAL_TOKENIZERS = ("real-qwen3", "real-qwen2_5", "real-gptoss", "smollm2")
+REAL_TOKENIZERS = (*("real-qwen3", "real-qwen2_5", "spelled-qwen3", "spelled-qwen2_5", "real-gptoss", "smollm2"),)
 
 _O200K_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 _N_SPECIAL = 21  # from <|startoftext|> to <|endofprompt|>; behind them a thousand are reserved, which nothing prints
@@ -52,12 +54,12 @@ def real_tokenizer(name: str, folder: Path) -> Any:
         return _smollm2()
     from transformers import AutoTokenizer
 
-    family = name.removeprefix("real-")
+    kind, _, family = name.partition("-")
     if not (folder / family).exists():
         raise NotAtHand(f"the real {family} tokenizer is not beside this checkout")
     tokenizer: Any = AutoTokenizer.from_pretrained(folder / family)
     tokenizer.chat_template = template_text(family)
-    return tokenizer
+    return with_spelled(tokenizer, marker_tokens(tokenizer).values()) if kind == "spelled" else tokenizer
 
 
 @cache

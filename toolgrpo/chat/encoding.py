@@ -17,12 +17,18 @@ Invariants:
 * A token that swallows the space beside it (`lstrip`, `rstrip`) does so here too.
 * An added token of nothing but white space, or of an element of HTML, that is not special is a way to write text, not control:
   Gemma has one for every run of line breaks, and one for `<table>`.
+
+Hermes' markers can be *spelled*: their tokens get names that no text has, so a marker is written and read as ordinary pieces.
+All ids stay, and a saved tokenizer says it by itself, so whoever loads it (a server, its parser) does the same.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -36,6 +42,8 @@ _ELEMENT = re.compile(
     r"</?(?:a|b|bbox|blockquote|body|caption|code|div|em|footer|h[1-6]|html|i|iframe|img|li|ol|s|span|strong|sub|sup|table|"
     r"tbody|td|tfoot|th|thead|tr|u|ul)>"
 )
+_MARKER = re.compile(r"</?tool_(?:call|response)>")
+_SPELLED = re.compile(r"<\|spelled:(/?tool_(?:call|response))\|>")
 _IN_LETTERS = {"\\ufdd0": _GUARD, "\\ufdd1": MARK}  # as repr and JSON write them
 
 
@@ -57,6 +65,40 @@ def _written(tokenizer: Any) -> dict[int, Any]:
             or (_ELEMENT.fullmatch(token.content) and token.content not in template)
         )
     }
+
+
+def marker_tokens(tokenizer: Any) -> dict[str, int]:
+    """Return Hermes' markers that are single tokens here, with their ids."""
+    added = tokenizer.added_tokens_decoder.items()
+    return {token.content: number for number, token in added if _MARKER.fullmatch(token.content)}
+
+
+def spelled_markers(tokenizer: Any) -> dict[str, int]:
+    """Return the markers that this tokenizer spells, with the ids that they had."""
+    named = ((_SPELLED.fullmatch(token.content), number) for number, token in tokenizer.added_tokens_decoder.items())
+    return {f"<{found[1]}>": number for found, number in named if found is not None}
+
+
+def with_spelled(tokenizer: Any, ids: Collection[int]) -> Any:
+    """Return this tokenizer, as saving and loading it gives it, with these markers spelled."""
+    with TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        path = Path(folder, "tokenizer.json")
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        for token in saved["added_tokens"]:
+            if token["id"] in ids:
+                token["content"] = f"<|spelled:{token['content'][1:-1]}|>"
+        path.write_text(json.dumps(saved, ensure_ascii=False), encoding="utf-8")
+        spelled = type(tokenizer).from_pretrained(folder)
+    spelled.name_or_path = tokenizer.name_or_path
+    if set(spelled.added_tokens_decoder) != set(tokenizer.added_tokens_decoder) or set(ids) & set(
+        marker_tokens(spelled).values()
+    ):
+        raise ChatFormatError(
+            f"the tokenizer of {tokenizer.name_or_path} cannot spell its markers: renaming their tokens moves others. Set "
+            f"--call_markers tokens"
+        )
+    return spelled
 
 
 def with_marks(rendered: str) -> str:

@@ -23,6 +23,7 @@ from toolgrpo.options import (
     Options,
     OverlapOptions,
     PassOptions,
+    call_markers_option,
     option,
 )
 
@@ -213,6 +214,7 @@ class SFTOptions(Options):
         wrong="{name} must be positive, got {value}",
     )
     logging_steps: float = option(1, "Steps between two entries of the log.")
+    call_markers: str = call_markers_option()
 
 
 _TRAINING = (

@@ -227,8 +227,8 @@ class CheckRun:
         report.add("model", f"{parts.model.model_name_or_path}: {n / 1e6:.3g} M parameters", parameters=n)
         report.add("engine", f"{choice.name} ({choice.why}), a window of {trainer.engine.max_model_len} tokens")
         report.add("chat", f"the {trainer.chat.name} format is proven on conversations of these rows")
-        if trainer.untrained_markers is not None:
-            said, _, do = trainer.untrained_markers.removeprefix("markers").strip().partition("; ")
+        if trainer.markers_line is not None:
+            said, _, do = trainer.markers_line.removeprefix("markers").strip().partition("; ")
             report.add("markers", said, warning=do)
         self._estimate_memory(model)
         return trainer

@@ -145,7 +145,7 @@ class EvaluationRun:
         for line in (
             None if demand.line is None else f"context   {demand.line}",
             precision_line(loaded.policy.dtype, loaded.policy.device),
-            parts.untrained_markers(loaded.head),
+            parts.markers_line(loaded.head),
         ):
             if line is not None:
                 self.terminal.say(line)

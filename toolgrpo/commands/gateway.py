@@ -69,6 +69,8 @@ class GatewayRun:
         built_of = loaded.parts(self.config)
         built = built_of.engine(loaded.policy)
         self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {built_of.chat.name} chat format")
+        if (line := built_of.markers_line(loaded.head)) is not None:
+            self.terminal.say(line)
         shared = EpisodeRunner(
             engine=built.engine,
             chat=built_of.chat,

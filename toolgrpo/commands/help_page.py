@@ -41,7 +41,8 @@ _DATA = ("dataset_id_or_path", "dataset_split", "max_rows", "system_prompt", "sk
 _HELD_OUT = ("eval_questions", "eval_share", "eval_dataset_id_or_path", "eval_split")
 _EPISODE = (
     *("max_completion_length", "max_turns", "max_user_turns", "max_turn_tokens", "max_tool_calls", "episode_timeout"),
-    *("context", "temperature", "top_p", "top_k", "enable_thinking", "unmarked_calls", "max_concurrent_episodes"),
+    *("context", "temperature", "top_p", "top_k", "enable_thinking", "call_markers", "unmarked_calls"),
+    "max_concurrent_episodes",
 )
 _ENGINE = (
     *("engine", "vllm_server_urls", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_enforce_eager"),
@@ -170,7 +171,7 @@ PAGES: dict[str, Page] = {
         {
             "where": ("port", "host", "api_key"),
             "model": _MODEL,
-            "answers": ("temperature", "top_p", "top_k", "enable_thinking", "unmarked_calls"),
+            "answers": ("temperature", "top_p", "top_k", "enable_thinking", "call_markers", "unmarked_calls"),
             "engine": _ENGINE,
         },
     ),
@@ -179,7 +180,7 @@ PAGES: dict[str, Page] = {
         {
             "model and data": (
                 *("model_name_or_path", "dataset_id_or_path", "tools_script", "environment", "mcp_config"),
-                *("system_prompt", "max_length", "output_dir"),
+                *("system_prompt", "call_markers", "max_length", "output_dir"),
             ),
             "training": (
                 *("max_steps", "num_train_epochs", "batch_size", "micro_batch_size", "learning_rate", "warmup_steps"),

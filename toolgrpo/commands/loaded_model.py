@@ -7,7 +7,6 @@ whole.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, PartialState
-from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations import unset_hf_deepspeed_config
@@ -28,7 +26,7 @@ from toolgrpo.errors import ModelError
 from toolgrpo.evaluation.run import policy_of_model
 from toolgrpo.hub import settle_hub
 from toolgrpo.models import missing_folder
-from toolgrpo.models.untrained_markers import output_rows, output_rows_in
+from toolgrpo.models.untrained_markers import output_rows, output_rows_in, weight_files
 from toolgrpo.rollout import Player
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer.backend_check import check_backend
@@ -73,24 +71,14 @@ def load_model(path: Path, init_kwargs: Mapping[str, Any], config: ToolGRPOConfi
         )
         raise ModelError(missing_folder(str(path)) or f"{what}: {error}") from error
     tokenizer = load_tokenizer(
-        str(path), revision=init_kwargs.get("revision"), trust_remote_code=config.trust_remote_code
+        str(path),
+        revision=init_kwargs.get("revision"),
+        trust_remote_code=config.trust_remote_code,
+        call_markers=config.call_markers,
     )
     if policy.model.device.type == "meta":
         return LoadedModel(policy, tokenizer, lambda: output_rows_in(weight_files(path, init_kwargs.get("revision"))))
     return LoadedModel(policy, tokenizer, lambda: output_rows(policy.model))
-
-
-def weight_files(path: Path, revision: str | None = None) -> list[Path]:
-    """Return the safetensors files that hold the model of this folder or hub id; none if there are none."""
-    folder = path
-    if not path.is_dir():
-        wanted = ["model*.safetensors", "model.safetensors.index.json"]
-        folder = Path(snapshot_download(str(path), revision=revision, allow_patterns=wanted))
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-    single = folder / "model.safetensors"
-    return [single] if single.is_file() else []
 
 
 def _policy_of_files(path: Path, kwargs: Mapping[str, Any], config: ToolGRPOConfig) -> Policy | None:

@@ -154,7 +154,9 @@ class ReplayRun:
         """Return a function that truncates results as in the episode; it loads a tokenizer only if a result was truncated."""
         if not any(result.truncated for result in self.then.results):
             return lambda result: result
-        tokenizer = load_tokenizer(self.parts.model_path(str(self.parts.model.model_name_or_path)))
+        tokenizer = load_tokenizer(
+            self.parts.model_path(str(self.parts.model.model_name_or_path)), call_markers=self.config.call_markers
+        )
         cutter = TokenCutter(tokenizer, self.config.max_tool_response_tokens)
 
         def cut(result: ToolResult) -> ToolResult:

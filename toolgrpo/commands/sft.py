@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -27,7 +28,7 @@ from transformers import (
 )
 from trl import ModelConfig, SFTConfig, get_peft_config, get_quantization_config
 
-from toolgrpo.build import load_tokenizer
+from toolgrpo.build import load_tokenizer, markers_line
 from toolgrpo.commands.arguments import SFTArguments, SFTOptions
 from toolgrpo.commands.given import parse_args
 from toolgrpo.commands.parts import shape_of, with_lora_modules
@@ -36,6 +37,7 @@ from toolgrpo.engines.policy import compute_dtype
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
 from toolgrpo.models import check_weights, folder_of
+from toolgrpo.models.untrained_markers import output_rows
 from toolgrpo.observe.progress import library_bars_off
 from toolgrpo.options import options_of, with_fields_of
 from toolgrpo.sft.carded_trainer import CardedSFTTrainer, StepProgress
@@ -138,13 +140,19 @@ def run_sft(
 
 def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: Console) -> SFTResult:
     path = str(folder_of(str(model.model_name_or_path)))
-    tokenizer = load_tokenizer(path, revision=model.model_revision, trust_remote_code=config.trust_remote_code)
+    tokenizer = load_tokenizer(
+        path,
+        revision=model.model_revision,
+        trust_remote_code=config.trust_remote_code,
+        call_markers=config.call_markers,
+    )
     check_weights(path)
     shape = shape_of(path, model, config.trust_remote_code)
     longest = config.max_length or int(shape.config.get_text_config().max_position_embeddings)
     rate = config.learning_rate or learning_rate_for(sum(parameter.numel() for parameter in shape.parameters()))
     schemas = _schemas(sft)
-    examples = _examples(sft, tokenizer, longest, schemas)
+    encode = ConversationEncoder(tokenizer)
+    examples = _examples(sft, encode, longest, schemas)
     n_tokens = sum(sum(example.mask) for example in examples)
     config = config.changed(
         learning_rate=rate,
@@ -184,8 +192,13 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
         f"precision, {config.world_size} process(es), learning rate {rate:.2g}"
     )
     precision = compute_dtype(trainer.model, trainer.accelerator.mixed_precision)
-    if (line := precision_line(precision, trainer.accelerator.device)) is not None:
-        progress.say(line)
+    head = partial(output_rows, trainer.accelerator.unwrap_model(trainer.model))
+    for line in (
+        precision_line(precision, trainer.accelerator.device),
+        markers_line(tokenizer, encode.chat, head, unmarked_calls="accept"),
+    ):
+        if line is not None:
+            progress.say(line)
     with storage_errors("the trained model", folder):
         resumed = _checkpoint(config)
         if resumed is not None:
@@ -295,9 +308,8 @@ def _schemas(sft: SFTArguments) -> Sequence[Mapping[str, Any]]:
 
 
 def _examples(
-    sft: SFTArguments, tokenizer: Any, max_length: int, schemas: Sequence[Mapping[str, Any]]
+    sft: SFTArguments, encode: ConversationEncoder, max_length: int, schemas: Sequence[Mapping[str, Any]]
 ) -> list[Example]:
-    encode = ConversationEncoder(tokenizer)
     examples = []
     for index, row in enumerate(read_conversations(str(sft.dataset_id_or_path))):
         messages = row["messages"]

@@ -10,11 +10,13 @@ a test), and weights that are split over processes. Nothing is said of these.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from safetensors import safe_open
 
 _FEWEST_UNUSED = 8
@@ -55,19 +57,42 @@ def output_rows_in(files: Iterable[Path]) -> torch.Tensor | None:
     return rows
 
 
+def weight_files(path: str | Path, revision: str | None = None) -> list[Path]:
+    """Return the safetensors files that hold the model of this folder or hub id; none if there are none."""
+    folder = Path(path)
+    if not folder.is_dir():
+        wanted = ["model*.safetensors", "model.safetensors.index.json"]
+        folder = Path(snapshot_download(str(path), revision=revision, allow_patterns=wanted))
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    single = folder / "model.safetensors"
+    return [single] if single.is_file() else []
+
+
 def untrained_line(
-    rows: torch.Tensor | None, markers: Mapping[str, int], n_tokens: int, unmarked_calls: str
+    head: Callable[[], torch.Tensor | None],
+    markers: Mapping[str, int],
+    n_tokens: int,
+    *,
+    spelled: bool,
+    unmarked_calls: str,
 ) -> str | None:
-    """Return the start line that names untrained markers and says what helps; None if there are none."""
+    """Return the start line about markers that are `spelled`, or untrained and not spelled; None if there are none."""
+    rows = head() if markers else None
     untrained = [] if rows is None else untrained_rows(rows, markers.values(), n_tokens)
-    names = " and ".join(text for text, one in markers.items() if one in untrained)
+    names = " and ".join(text for text, one in markers.items() if spelled or one in untrained)
     if not names:
         return None
-    cure = (
-        "calls that it writes without them are accepted"
-        if unmarked_calls == "accept"
-        else "--unmarked_calls accept runs the calls that it writes without them"
-    )
+    if spelled:
+        reason = ": this model was never trained on their tokens (their rows equal those of unused ones)"
+        return (
+            f"markers   {names} are written and read in ordinary pieces, by a server of the saved model too"
+            f"{reason if untrained else ''}"
+        )
+    cure = "--call_markers auto writes them in ordinary pieces"
+    if unmarked_calls != "accept":
+        cure += ", --unmarked_calls accept runs the calls that it writes without them"
     return (
         f"markers   {names}: this model was never trained on them (their rows equal those of unused tokens), so it can "
         f"neither read nor write them, and LoRA on its layers does not change that; {cure}, and `toolgrpo sft` of all "

@@ -100,7 +100,7 @@ class ConversationEncoder:
             raise ChatFormatError(
                 f"the chat format {found.name} cannot print what an assistant says; use a model with a chat template"
             )
-        self._chat = found
+        self.chat = found
 
     def __call__(self, messages: Sequence[Message], schemas: Schemas | None = None) -> Example:
         """Return the tokens of a conversation.
@@ -119,7 +119,7 @@ class ConversationEncoder:
             turn = self._turn(messages, index, tools)
             if last is None:
                 asked = messages[:index]
-                before = self._chat.prompt(asked, tools, enable_thinking=turn.enable_thinking)
+                before = self.chat.prompt(asked, tools, enable_thinking=turn.enable_thinking)
             else:
                 before = self._between(ids, messages[last + 1 : index], asked, tools, turn.enable_thinking)
             ids += before + turn.said
@@ -139,7 +139,7 @@ class ConversationEncoder:
             results += 1  # some templates end a turn with calls by what follows them
         for enable_thinking in (None, True, False):
             header, whole = (
-                self._chat.render(shown, tools, enable_thinking=enable_thinking, ask=ask)
+                self.chat.render(shown, tools, enable_thinking=enable_thinking, ask=ask)
                 for shown, ask in ((asked, True), ([*asked, *messages[index:results]], results > index + 1))
             )
             if whole.startswith(header):
@@ -147,7 +147,7 @@ class ConversationEncoder:
         plain = header.removesuffix("\n").removesuffix(_OPENED)
         if plain == header or not whole.startswith(plain):
             raise ChatFormatError(
-                f"the chat template of the {self._chat.name} format prints message {index} otherwise than its own "
+                f"the chat template of the {self.chat.name} format prints message {index} otherwise than its own "
                 f"header begins, so the assistant's tokens cannot be told apart. Use a template that prints what it asks for."
             )
         thought = messages[index].get("reasoning_content") or ""
@@ -155,9 +155,9 @@ class ConversationEncoder:
 
     def _until_end(self, text: str) -> list[int]:
         """Return the ids of a turn's text, up to and with the token that ends it."""
-        ids = self._chat.encode(text)
-        ends = [place for place, token in enumerate(ids) if token in self._chat.stop_ids]
-        return ids[: ends[0] + 1] if ends else [*ids, self._chat.stop_ids[0]]
+        ids = self.chat.encode(text)
+        ends = [place for place, token in enumerate(ids) if token in self.chat.stop_ids]
+        return ids[: ends[0] + 1] if ends else [*ids, self.chat.stop_ids[0]]
 
     def _between(
         self,
@@ -169,9 +169,9 @@ class ConversationEncoder:
     ) -> list[int]:
         """Return what stands between an assistant turn, with which `ids` ends, and the next one's text."""
         if between and all(message["role"] == "tool" for message in between):
-            return self._chat.bridge(ids, between, messages=asked, schemas=tools, enable_thinking=enable_thinking)
+            return self.chat.bridge(ids, between, messages=asked, schemas=tools, enable_thinking=enable_thinking)
         shown = [_QUESTION, {"role": "assistant", "content": _STUB}, *between]
-        after = self._chat.encode(self._chat.render(shown, [], enable_thinking=enable_thinking).rpartition(_STUB)[2])
+        after = self.chat.encode(self.chat.render(shown, [], enable_thinking=enable_thinking).rpartition(_STUB)[2])
         return after[1:] if after and after[0] == ids[-1] else after
 
     def _taken_apart(self, message: Message) -> Message:
@@ -184,7 +184,7 @@ class ConversationEncoder:
         if message["role"] != "assistant" or not isinstance(content, str) or message.get("tool_calls"):
             return message
         ids = self._tokenizer.encode(content, add_special_tokens=False)
-        parsed = self._chat.parse([*ids, self._chat.stop_ids[0]])
+        parsed = self.chat.parse([*ids, self.chat.stop_ids[0]])
         if parsed.reasoning is None and not parsed.attempts:
             return message
         return {**message, **assistant_message(parsed)}

@@ -79,7 +79,9 @@ def take_parts(
     eval_dataset = as_dataset(eval_dataset, "eval_dataset")
     trl_jobs.refuse_images(train_dataset)
     trl_jobs.refuse_images(eval_dataset)
-    tokenizer = tokenizer or load_tokenizer(model, revision=_revision(args), trust_remote_code=args.trust_remote_code)
+    tokenizer = tokenizer or load_tokenizer(
+        model, revision=_revision(args), trust_remote_code=args.trust_remote_code, call_markers=args.call_markers
+    )
     template = with_template_arguments(tokenizer, args.chat_template_kwargs)
     chat = chat or resolve_format(template)
     toolbox = _as_toolbox(tools, args, factory)

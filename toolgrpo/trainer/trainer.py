@@ -192,9 +192,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def _fit(self, given: GivenParts, built: BuiltEngine) -> None:
         """Leave the rows whose prompts fit, and open the training pass for them."""
         say = self.progress.say if self._is_main else lambda line: None
-        self.untrained_markers = given.untrained_markers(partial(output_rows, self.policy.base_model))
+        self.markers_line = given.markers_line(partial(output_rows, self.policy.base_model))
         if self._is_main:
-            for line in (precision_line(self.policy.dtype, self.policy.device), self.untrained_markers):
+            for line in (precision_line(self.policy.dtype, self.policy.device), self.markers_line):
                 if line is not None:
                     say(line)
         self.fitting = given.fitting(built.engine, self.progress.say)
