@@ -215,6 +215,29 @@ def test_what_differs_is_shown_then_and_now(folder: Path) -> None:
     assert "differs  reward accuracy 0.5, now 0.1" in shown
 
 
+def test_every_episode_under_another_reward(folder: Path, tmp_path: Path) -> None:
+    """The rewards that are given stand in place of the run's; each batch is asked as in the run."""
+    reward = tmp_path / "turns.py"
+    reward.write_text("def reward_func(completions, **_): return [1.0 * (len(one) > 1) for one in completions]\n")
+    differs, shown = replay(folder, "--all", "--reward_fn", str(reward))
+    assert differs and "6 of 8 episodes get another reward" in shown, shown
+    assert "mean reward 0.125, now 0.750; successes 2, now 6" in shown
+    table = shown.partition("reward then")[2]
+    assert table.index(" -1 ") < table.index(" 0.5 "), "the largest difference comes first"
+    with pytest.raises(ConfigError, match="reward_weights has 2 numbers for 1 reward"):
+        replay(folder, "--all", "--reward_fn", str(reward), "--reward_weights", "1", "1")
+
+
+def test_a_replay_without_a_model_needs_no_torch(folder: Path) -> None:
+    code = (
+        "import sys; from toolgrpo.commands.main import main; main(['replay', *sys.argv[1:]]); "
+        "sys.exit(bool({'torch', 'transformers', 'datasets'} & set(sys.modules)))"
+    )
+    for words in (["4"], ["--all"]):
+        done = subprocess.run([sys.executable, "-c", code, str(folder), *words], timeout=200, capture_output=True)
+        assert done.returncode == 0 and b"loading" not in done.stdout, done.stdout + done.stderr
+
+
 @pytest.mark.e2e
 def test_a_whole_episode_is_rendered_with_the_arguments_that_the_run_gave_its_template(folder: Path) -> None:
     flags = ("--with_model", "nano", "--engine", "transformers", "--use_cpu", "true", "--max_completion_length", "2")

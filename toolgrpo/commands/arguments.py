@@ -19,10 +19,12 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.options import (
     THEMES,
     DrawingOptions,
+    EpisodeOptions,
     LearningOptions,
     Options,
     OverlapOptions,
     PassOptions,
+    WatchOptions,
     call_markers_option,
     option,
 )
@@ -169,6 +171,15 @@ class ReplayArguments(Options):
     folder: str = option("", "The run's output folder.")
     episode: int = option(-1, "The number of the episode.")
     with_model: str | None = option(None, "Draw the whole episode again with this model: a folder, hub id or name.")
+    all: bool = option(False, "Ask the rewards about every recorded episode, in a table (in place of EPISODE).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions(EpisodeOptions, WatchOptions):
+    """Fields of a training that a replay reads without a model."""
+
+    output_dir: str = "trainer_output"
+    reward_weights: list[float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ TRACKERS = (
 
 def early_errors(command: str, argv: Sequence[str]) -> list[ToolGRPOError]:
     """Return an error for each unknown name, each wrong value and each file that is not there."""
-    words = argv[2:] if command == "replay" else argv  # behind DIR and EPISODE
+    words = argv[1 if "--all" in argv else 2 :] if command == "replay" else argv  # behind DIR and EPISODE
     flags = flags_of(command)
     try:
         given = read_given(flags, words)

@@ -62,7 +62,11 @@ class GivenKey:
 def parse_args(classes: Iterable[type[Any]], argv: Sequence[str]) -> tuple[Any, ...]:
     """Return one instance per dataclass, from `--config FILE.yaml` and the flags after it."""
     classes = tuple(classes)
-    values = given_values(classes, argv)
+    return made_of(classes, given_values(classes, argv))
+
+
+def made_of(classes: Iterable[type[Any]], values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return one instance per dataclass, of the values that are its fields."""
     made = []
     for kind in classes:
         names = [one.name for one in dataclasses.fields(kind) if one.init and one.name in values]

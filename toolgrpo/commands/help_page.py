@@ -159,7 +159,7 @@ PAGES: dict[str, Page] = {
         "toolgrpo replay DIR EPISODE: do the tool calls and rewards of a recorded episode again, or all of it. What "
         "the run was given is in DIR/run.yaml.",
         {
-            "what is replayed": ("with_model",),
+            "what is replayed": ("with_model", "all"),
             "tools": (*_TOOLS, *_TOOLS_LIMITS),
             "rewards": _REWARDS,
             "episode": _EPISODE,

@@ -233,7 +233,8 @@ def _show(arguments: list[str]) -> int:
 
 
 def _replay(arguments: list[str]) -> int:
-    terminal = Terminal.of_command("replay")
+    needs_model = any(word.partition("=")[0].replace("-", "_") == "__with_model" for word in arguments)
+    terminal = Terminal.of_command("replay", loads=needs_model)
     from toolgrpo.commands.replay import ReplayRun, parse_replay_arguments
 
     replay, script, config, model = parse_replay_arguments(arguments)

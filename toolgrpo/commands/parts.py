@@ -21,6 +21,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from toolgrpo.build import open_player
 from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.plugins import load_rewards, load_toolbox
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, load_tasks
 from toolgrpo.data.held_out import HeldOut, held_out_split, hold_out
@@ -33,15 +34,14 @@ from toolgrpo.observe.console import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.trackers import has_wandb_login
 from toolgrpo.plain_text import counted, without_secrets
-from toolgrpo.rewards import Reward, check_gold, get_reward, load_reward, refused_rows
-from toolgrpo.rewards.base import check_weights, source_text
+from toolgrpo.rewards import Reward, check_gold, refused_rows
+from toolgrpo.rewards.base import source_text
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout import Player
 from toolgrpo.rollout.row_tools import check_tool_names
 from toolgrpo.rollout.user_turns import check_user_turns
 from toolgrpo.storage import storage_errors
-from toolgrpo.tools import Toolbox, load_tools
-from toolgrpo.tools.arguments import signatures_text
+from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
@@ -107,26 +107,7 @@ class RunParts:
         return hold_out(self._all_rows["prompt"], share, self.config.seed) if share else None
 
     def toolbox(self) -> Toolbox | None:
-        script = self.script
-        spec = Path(script.tools_script) if script.tools_script else script.tool_functions_module
-        sources = [str(source) for source in (spec, script.environment, script.mcp_config) if source]
-        if not sources:
-            self.terminal.say("tools     none")
-            return None
-        toolbox = load_tools(
-            spec,
-            environment=script.environment,
-            mcp_config=script.mcp_config,
-            cache_tools=script.cache_tools,
-            workers=script.tool_workers,
-            tool_timeout_s=self.config.tool_timeout,
-            log_path=Path(self.config.output_dir) / "tools.log",
-        )
-        signatures = signatures_text(toolbox.schemas, indent=" " * 10)
-        self.terminal.say(f"tools     {signatures} from {', '.join(sources)}")
-        for notice in toolbox.notices:
-            self.terminal.say(f"          {notice}")
-        return toolbox
+        return load_toolbox(self.script, self.config, self.terminal)
 
     def player(self) -> Player | None:
         """Return what plays the episodes, if it is not our own loop."""
@@ -137,19 +118,7 @@ class RunParts:
         return player
 
     def rewards(self) -> list[Reward]:
-        """Return the built-in rewards, then those of files, in the order that weights have."""
-        rewards = [get_reward(name) for name in self.script.reward or ()]
-        files = [
-            load_reward(path, self.script.reward_function_name or "reward_func") for path in self.script.reward_fn or ()
-        ]
-        if len(files) > 1:  # each is logged under its own name
-            files = [replace(reward, name=f"{Path(reward.source).stem}.{reward.name}") for reward in files]
-        rewards = [
-            replace(reward, timeout_s=self.config.reward_timeout, say=self.terminal.say)
-            for reward in (*rewards, *files)
-        ]
-        check_weights(self.config.reward_weights, [reward.name for reward in rewards])
-        return rewards
+        return load_rewards(self.script, self.config, self.terminal)
 
     def check(
         self, rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward], heldout: Dataset | None = None

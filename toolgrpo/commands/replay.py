@@ -2,89 +2,160 @@
 
     toolgrpo replay DIR 17                    its tool calls and its rewards
     toolgrpo replay DIR 17 --with_model PATH  the whole episode, drawn by this model
+    toolgrpo replay DIR --all --reward_fn new.py     every episode under another reward, as a table
 
-Tools, rewards and limits are those of the run (`DIR/run.yaml`, or `--config`), with flags over them.
-Where a tool is stateless and fair, nothing differs; what does is a tool that depends on the time or
-on a network, a tool or reward that was changed since, or an environment that draws at random.
+Tools, rewards and limits are those of the run (`DIR/run.yaml`, or `--config`), with flags over them;
+rewards that are given as flags stand in place of all rewards of the run. Where a tool is stateless and
+fair, nothing differs; what does is a tool that depends on the time or on a network, a tool or reward that
+was changed since, or an environment that draws at random. Only a model needs PyTorch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
-from trl import ModelConfig
+from rich.table import Table
 
-from toolgrpo.build import load_tokenizer
 from toolgrpo.calls import ToolResult
-from toolgrpo.commands.arguments import ReplayArguments, ScriptArguments, check_arguments
-from toolgrpo.commands.given import given_values, parse_args
-from toolgrpo.commands.loaded_model import load_model
-from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.arguments import ReplayArguments, ReplayOptions, ScriptArguments, flags_of
+from toolgrpo.commands.given import made_of, read_given
+from toolgrpo.commands.plugins import load_rewards, load_toolbox
 from toolgrpo.commands.run_config import config_of_run
 from toolgrpo.commands.show import find_episode, recording_in
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError
+from toolgrpo.evaluation.grading import grade
 from toolgrpo.evaluation.replaying import Again, Answer, calls_again, episode_again, first_parting, rewards_again
 from toolgrpo.observe.episode_view import conversation
-from toolgrpo.observe.records import row_of
+from toolgrpo.observe.records import Record, iter_episodes, row_of
 from toolgrpo.plain_text import plain
 from toolgrpo.rewards import Reward
-from toolgrpo.rollout import Scored
+from toolgrpo.rollout import RolloutBatch, Scored
 from toolgrpo.rollout.truncation import TokenCutter
 from toolgrpo.tools import Toolbox
-from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trajectory import Trajectory
 
+if TYPE_CHECKING:
+    from toolgrpo.commands.parts import RunParts
+
 _SHOWN = 200  # characters of a result
+_ROWS = 40  # of the table of all episodes
+_REWARDS = ("reward", "reward_fn", "reward_function_name", "reward_weights")
 
 
 def parse_replay_arguments(
     argv: Sequence[str],
-) -> tuple[ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig]:
-    """Read DIR and EPISODE, and everything else as the training does, over the run's own file."""
-    if len(argv) < 2 or argv[0].startswith("-") or not argv[1].isdecimal():
-        raise ConfigError("give the run's output folder and the number of an episode: toolgrpo replay DIR EPISODE")
-    folder, number, *flags = argv
+) -> tuple[ReplayArguments, ScriptArguments, ReplayOptions, Sequence[str]]:
+    """Read DIR and EPISODE, and everything else as the training does, over the run's own file.
+
+    The words are what a training would be given.
+    """
+    takes_all = "--all" in argv
+    if not argv or argv[0].startswith("-") or not (takes_all or (len(argv) > 1 and argv[1].isdecimal())):
+        raise ConfigError(
+            "give the run's output folder and the number of an episode: toolgrpo replay DIR EPISODE (or --all)"
+        )
+    folder, number, flags = argv[0], "-1" if takes_all else argv[1], list(argv[1 if takes_all else 2 :])
+    known = flags_of("replay")
+    of_flags = read_given(known, flags).values.keys() if "--config" not in flags else ()
     if not any(flag == "--config" or flag.startswith("--config=") for flag in flags):
         flags = ["--config", str(config_of_run(recording_in(Path(folder)))), *flags]
-    kinds = (ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig)
-    replay, script, config, model = parse_args(kinds, [*flags, "--folder", folder, "--episode", number])
-    check_arguments(script, config, model, given_values(kinds, flags))
-    return replay, script, config, model
+    given = read_given(known, [*flags, "--folder", folder, "--episode", number])
+    if given.complaints:
+        raise ConfigError("\n".join(given.complaints))
+    chosen = not {"reward", "reward_fn"}.isdisjoint(of_flags)
+    values = {
+        name: value for name, value in given.values.items() if not chosen or name not in _REWARDS or name in of_flags
+    }
+    replay, script, config = made_of((ReplayArguments, ScriptArguments, ReplayOptions), values)
+    return replay, script, config, flags
 
 
 class ReplayRun:
-    """Replay one episode; `run` prints the differences and returns whether there are any."""
+    """Replay one episode, or ask rewards about all; `run` prints the differences and returns whether there are any."""
 
     def __init__(
         self,
         replay: ReplayArguments,
         script: ScriptArguments,
-        config: ToolGRPOConfig,
-        model: ModelConfig,
+        config: ReplayOptions,
+        words: Sequence[str],
         terminal: Terminal,
     ) -> None:
         self.replay = replay
+        self.script = script
         self.config = config
+        self.words = words
         self.terminal = terminal
-        self.parts = RunParts(script, config, model, terminal.in_log_only())
-        self.record = find_episode(recording_in(Path(replay.folder)), replay.episode)
-        self.row = row_of(self.record)
-        self.then = Trajectory.from_record(self.record)
+        self.folder = recording_in(Path(replay.folder))
+        if not replay.all:
+            self.record = find_episode(self.folder, replay.episode)
+            self.row = row_of(self.record)
+            self.then = Trajectory.from_record(self.record)
 
     def run(self) -> bool:
-        tools = self.parts.toolbox()
+        if self.replay.all:
+            return self._all(load_rewards(self.script, self.config, self.terminal.in_log_only()))
+        quiet = self.terminal.in_log_only()
+        tools = load_toolbox(self.script, self.config, quiet)
         try:
-            rewards = self.parts.rewards()
+            rewards = load_rewards(self.script, self.config, quiet)
             if self.replay.with_model is not None:
                 return self._whole(self.replay.with_model, tools, rewards)
             return self._calls_and_rewards(tools, rewards)
         finally:
             if tools is not None:
                 tools.close()
+
+    def _all(self, rewards: Sequence[Reward]) -> bool:
+        """Ask the rewards about every episode, batch by batch as in the run, and show what differs most."""
+        pairs: list[tuple[Record, Scored]] = []
+        for _, records in groupby(iter_episodes(self.folder), key=lambda record: (record["step"], record.get("mode"))):
+            batch = list(records)
+            episodes = tuple(Scored(row_of(record), Trajectory.from_record(record)) for record in batch)
+            graded = grade(
+                RolloutBatch(episodes=episodes, step=batch[0]["step"]),
+                rewards,
+                self.config.reward_weights,
+                threshold=self.config.success_threshold,
+            )
+            pairs += zip(batch, graded.episodes, strict=True)
+        if not pairs:
+            raise ConfigError(f"no line of the recording in {self.folder} is a whole episode")
+        differ = [pair for pair in pairs if not _alike(pair[0].get("reward_given"), pair[1].total)]
+        differ.sort(key=lambda pair: -abs((pair[1].total or 0.0) - (pair[0].get("reward_given") or 0.0)))
+        table = Table(title="episodes with another reward, the largest difference first", title_justify="left")
+        for column in ("episode", "step", "reward then", "now", "success then", "now"):
+            table.add_column(column, justify="right")
+        for record, now in differ[:_ROWS]:
+            table.add_row(
+                str(record.get("episode")),
+                str(record["step"]),
+                _number(record.get("reward_given")),
+                _number(now.total),
+                _yes(record.get("success")),
+                _yes(now.success),
+            )
+        if differ:
+            self.terminal.console.print(table)
+        more = f" ({_ROWS} are shown)" if len(differ) > _ROWS else ""
+        self.terminal.say(f"{len(differ)} of {len(pairs)} episodes get another reward{more}")
+        then = [record["reward_given"] for record, _ in pairs if record.get("reward_given") is not None]
+        totals = [one.total for _, one in pairs if one.total is not None]
+        if then and totals:
+            succeeded = (
+                sum(bool(record.get("success")) for record, _ in pairs),
+                sum(bool(one.success) for _, one in pairs),
+            )
+            self.terminal.say(
+                f"mean reward {fmean(then):.3f}, now {fmean(totals):.3f}; successes {succeeded[0]}, now {succeeded[1]}"
+            )
+        return bool(differ)
 
     def _calls_and_rewards(self, tools: Toolbox | None, rewards: Sequence[Reward]) -> bool:
         differ, then = False, self.then
@@ -115,15 +186,32 @@ class ReplayRun:
 
     def sampled_again(self, model: str, tools: Toolbox | None) -> Trajectory:
         """Return the episode as this model samples it, from the prompt that the training rendered."""
-        config = self.config
-        loaded = load_model(Path(self.parts.model_path(model)), self.parts.model_init_kwargs(), config)
-        parts = loaded.parts(config, toolbox=tools, player=self.parts.player())
-        rollouts = parts.rollouts(parts.engine(loaded.policy).engine, vocabulary=loaded.vocabulary)
+        from toolgrpo.commands.loaded_model import load_model
+
+        parts = self._parts()
+        config = parts.config
+        loaded = load_model(Path(parts.model_path(model)), parts.model_init_kwargs(), config)
+        built_of = loaded.parts(config, toolbox=tools, player=parts.player())
+        rollouts = built_of.rollouts(built_of.engine(loaded.policy).engine, vocabulary=loaded.vocabulary)
         try:
             rollouts.load_weights(loaded.policy.weights())
             return episode_again(rollouts, self.row, config.sampling_options(), config.seed)
         finally:
             rollouts.close()
+
+    def _parts(self) -> RunParts:
+        """Return the parts of a training, for what needs a model or its tokenizer."""
+        from trl import ModelConfig
+
+        from toolgrpo.commands.arguments import check_arguments
+        from toolgrpo.commands.given import given_values, parse_args
+        from toolgrpo.commands.parts import RunParts
+        from toolgrpo.trainer.config import ToolGRPOConfig
+
+        kinds = (ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig)
+        _, script, config, model = parse_args(kinds, self.words)
+        check_arguments(script, config, model, given_values(kinds, self.words))
+        return RunParts(script, config, model, self.terminal.in_log_only())
 
     def _whole(self, model: str, tools: Toolbox | None, rewards: Sequence[Reward]) -> bool:
         """Sample the episode again, and show where the two diverge and how they end."""
@@ -139,7 +227,7 @@ class ReplayRun:
         }
         console = self.terminal.console
         console.print(conversation(self.record))
-        console.print(f"\nnow, with {model} and the seed {self.config.seed}:\n", markup=False)
+        console.print(f"\nnow, with {model} and the run's seed:\n", markup=False)
         console.print(conversation(record))
         place = first_parting(self.then, now)
         if place is None:
@@ -154,9 +242,11 @@ class ReplayRun:
         """Return a function that truncates results as in the episode; it loads a tokenizer only if a result was truncated."""
         if not any(result.truncated for result in self.then.results):
             return lambda result: result
-        tokenizer = load_tokenizer(
-            self.parts.model_path(str(self.parts.model.model_name_or_path)), call_markers=self.config.call_markers
-        )
+        from toolgrpo.build import load_tokenizer
+
+        parts = self._parts()
+        path = parts.model_path(str(parts.model.model_name_or_path))
+        tokenizer = load_tokenizer(path, call_markers=parts.config.call_markers)
         cutter = TokenCutter(tokenizer, self.config.max_tool_response_tokens)
 
         def cut(result: ToolResult) -> ToolResult:
@@ -181,7 +271,7 @@ class ReplayRun:
         )
 
     def _say_number(self, what: str, then: float | None, now: float | None) -> bool:
-        same = then == now or (then is not None and now is not None and abs(then - now) < 1e-6)
+        same = _alike(then, now)
         self.terminal.say(
             f"same     {what} {_number(now)}" if same else f"differs  {what} {_number(then)}, now {_number(now)}"
         )
@@ -195,6 +285,14 @@ def _short(answer: Answer) -> str:
     text = " ".join(plain(content).split())
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
     return shown if error is None else f"[{error}] {shown}"
+
+
+def _alike(then: float | None, now: float | None) -> bool:
+    return then == now or (then is not None and now is not None and abs(then - now) < 1e-6)
+
+
+def _yes(value: bool | None) -> str:
+    return {True: "yes", False: "no", None: "?"}[value]
 
 
 def _number(value: float | None) -> str:

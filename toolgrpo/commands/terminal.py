@@ -180,14 +180,15 @@ class Terminal:
         return terminal
 
     @classmethod
-    def of_command(cls, name: str, *, quiet: bool = False) -> Terminal:
+    def of_command(cls, name: str, *, quiet: bool = False, loads: bool = True) -> Terminal:
         """Open the terminal of the command `name`; a quiet one shows errors alone.
 
         It logs into a temporary file until `log_into` knows better.
         """
         folder = Path(tempfile.mkdtemp(prefix="toolgrpo-"))
         terminal = cls.open(folder / f"{name}.log", main_process=cls.is_main_process() and not quiet)
-        terminal.say(LOADING)
+        if loads:
+            terminal.say(LOADING)
         return terminal
 
     @property

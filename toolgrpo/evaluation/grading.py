@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from transformers import TrainerState
-
 from toolgrpo.data.arithmetic import measure_of
 from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import ConfigError
@@ -112,6 +110,18 @@ class Grading:
         return batch.graded(grades, self.succeeded)
 
 
+class _StateElsewhere:
+    """Transformers' `TrainerState` outside of a training; it is imported where a reward reads more than the step."""
+
+    def __init__(self, step: int) -> None:
+        self.global_step = step
+
+    def __getattr__(self, name: str) -> Any:
+        from transformers import TrainerState
+
+        return getattr(TrainerState(global_step=self.global_step), name)
+
+
 class _Question:
     """One question to all rewards, about the same episodes."""
 
@@ -122,13 +132,13 @@ class _Question:
         self._drops: dict[int, DropEpisode] = {}
         self._columns: dict[str, list[Any]] = defaultdict(list)
         self._metrics: dict[str, list[float]] = defaultdict(list)
-        self._arguments = {
+        self._arguments: dict[str, Any] = {
             **{key: [row.get(key) for row in rows] for key in rows[0] if key not in _NO_COLUMNS},
             "prompts": [row["prompt"] for row in rows],
             "completions": [one.completion() for one in trajectories],
             "completion_ids": [list(one.ids) for one in trajectories],
             "trajectories": list(trajectories),
-            "trainer_state": TrainerState(global_step=step) if grading.state is None else grading.state(),
+            "trainer_state": _StateElsewhere(step) if grading.state is None else grading.state(),
             "log_metric": lambda name, value: self._metrics[name].append(value),
             "log_extra": lambda column, values: self._columns[column].extend(values),
         }

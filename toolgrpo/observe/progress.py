@@ -42,7 +42,6 @@ from toolgrpo.tools.arguments import signatures_text
 from toolgrpo.tools.base import ToolProvider
 
 _TITLES_EVERY = 25  # lines
-_ROLLOUT_SHOWN_AFTER_S = 2.0
 
 
 Log = Mapping[str, float]
@@ -187,6 +186,8 @@ class RunProgress(Observer, TrainerCallback):  # type: ignore[misc]  # transform
     def rollout_began(self, event: RolloutBegan) -> None:
         self._rollout_began, self._episodes_done = time.monotonic(), 0
         self._note(f"episodes 0/{event.n_episodes}")
+        if self._live and self._steps is None:
+            self._episodes = self._display().add_task(event.label, total=event.n_episodes, note="")
 
     def episode_done(self, event: EpisodeDone) -> None:
         self._episodes_done += 1
@@ -194,10 +195,8 @@ class RunProgress(Observer, TrainerCallback):  # type: ignore[misc]  # transform
         if self._steps is not None:
             self._note(f"episodes {self._episodes_done}/{rollout.n_episodes}")
             return
-        if not self._live or time.monotonic() - self._rollout_began < _ROLLOUT_SHOWN_AFTER_S:
-            return
         if self._episodes is None:
-            self._episodes = self._display().add_task(rollout.label, total=rollout.n_episodes, note="")
+            return
         total = max(event.rollout.n_episodes, self._episodes_done)  # more may be drawn than it began with
         self._display().update(self._episodes, completed=self._episodes_done, total=total)
 
@@ -206,6 +205,7 @@ class RunProgress(Observer, TrainerCallback):  # type: ignore[misc]  # transform
             self._rollout_s += time.monotonic() - self._rollout_began
         if self._episodes is not None:
             self._display().remove_task(self._episodes)
+            self._episodes = None
         if self._steps is None:
             self.stop_steps()
         else:
