@@ -119,7 +119,7 @@ def test_a_task_without_a_success_is_named_beside_others_that_have_some() -> Non
 def untrained(**changes: Any) -> Untrained:
     facts: dict[str, Any] = {name: Counter() for name in ("malformed", "failed", "stops")}
     facts |= {"n": 16, "k": 2, "episodes": 32, "calls": 32, "calling": 0.5, "rewards": (0.0, 1.0)}
-    return Untrained(**{**facts, "live": 0.5, "pass_1": 0.3, "pass_k": 0.5, "never": {}, **changes})
+    return Untrained(**{**facts, "live": 0.5, "pass_1": 0.3, "pass_k": 0.5, "copied": 0, "never": {}, **changes})
 
 
 def test_lines_are_one_line_and_nothing_in_them_steers_a_terminal() -> None:

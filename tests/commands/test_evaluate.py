@@ -70,6 +70,11 @@ def test_a_model_and_a_spoilt_one_side_by_side(
     assert {"add", "multiply"} & set(found["model"]["tools"])
     assert all(name in shown for name in ("pass@1", "maj@3", "difference", "calls per episode"))
     lines = shown.splitlines()
+    ends = [line for line in lines if line.startswith("ends ") and " of 36 episodes" in line]
+    assert [line.endswith(f"({label})") for line, label in zip(ends, ("baseline", "model"), strict=True)] == [
+        True,
+        True,
+    ]
     assert lines.index(f"baseline  {adapter}") < lines.index("model     nano")
     assert all(f"episodes  {tmp_path / label / 'episodes.jsonl'}" in lines for label in ("baseline", "model"))
     episodes = read_episodes(tmp_path / "model" / "episodes.jsonl")

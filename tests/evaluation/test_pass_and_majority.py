@@ -6,6 +6,7 @@ import io
 import json
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -147,6 +148,19 @@ def test_names_that_a_model_made_up_are_one_line_at_the_end() -> None:
     for table in Comparison("d.jsonl", 1.0, found, None).tables():
         Console(file=shown, width=100).print(table)
     assert shown.getvalue().index("add") < shown.getvalue().index("(names of no tool)")
+
+
+def test_what_the_episodes_met_is_said_with_the_flag_that_helps() -> None:
+    bad = call("add", ToolErrorKind.UNMARKED, 0.0)
+    cut = replace(episode(0, False, bad, bad), stop_reason="max_turns", repeats=True, copies=True)
+    found = ModelReport("m", (cut, cut, episode(1, True, call("add", None, 0.5))), samples=1, ks=(1,), seconds=1.0)
+    ends, calls, repeats, copies = found.lines(Path("out"))
+    assert ends == "ends      max_turns 2, finished 1 of 3 episodes; --max_turns allows more turns"
+    assert calls == "calls     4 of 5 failed: unmarked 4; --unmarked_calls accept runs such calls"
+    assert repeats.startswith("repeats   2 of 3 episodes") and copies.startswith("copies    2 of 3 answers")
+    raised = replace(found, episodes=(episode(0, False, call("add", ToolErrorKind.RAISED, 0.0)),))
+    ends, calls = raised.lines(Path("out"))
+    assert ends == "ends      finished 1 of 1 episodes" and calls.endswith("toolgrpo show out --cause raised has them")
 
 
 def test_two_models_side_by_side_as_json_and_as_a_table() -> None:

@@ -10,12 +10,12 @@ from toolgrpo import ToolGRPOConfig
 from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.learning.shaping import Overlong, loss_mask
 from toolgrpo.observe.metrics import rollout_metrics
-from toolgrpo.report.episode_data import VOID, flags_of
+from toolgrpo.report.episode_data import COPIED, VOID, flags_of
 from toolgrpo.rollout.batch import RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
 from toolgrpo.testing.episodes import run_episode
 from toolgrpo.trajectory import Turn
-from toolgrpo.void_turns import is_void, is_void_record
+from toolgrpo.void_turns import copies_result, is_void, is_void_record
 
 
 def test_what_is_asked_for_is_one_value() -> None:
@@ -62,3 +62,20 @@ def test_an_episode_with_a_void_turn_may_be_masked() -> None:
     assert metrics["turns/void"].value == pytest.approx(1 / 3)
     fine = run_episode(ScriptedEngine([ByteChat.say("3")]))
     assert loss_mask(fine, "mask_episode") == fine.mask and not flags_of(fine.to_record()) & VOID
+
+
+@pytest.mark.parametrize(
+    ("answer", "copied"),
+    [
+        ("<tool_response>\n3\n</tool_response>", True),
+        ("```json\n<tool_response>3", True),  # in a fence, cut
+        ("<tool_response>\n4\n</tool_response>", False),  # another number
+        ("The result is 3", False),
+    ],
+)
+def test_a_copy_of_the_last_result_is_told_from_an_answer(answer: str, copied: bool) -> None:
+    tools = ScriptedTools({"add": lambda a, b: str(a + b)})
+    whole = run_episode(ScriptedEngine([ByteChat.say(text) for text in ('call add {"a": 1, "b": 2}', answer)]), tools)
+    assert copies_result(whole.messages) is copied and bool(flags_of(whole.to_record()) & COPIED) is copied
+    batch = RolloutBatch(episodes=(Scored({}, whole),))
+    assert rollout_metrics(batch)["answers/copied_result"].value == float(copied)

@@ -37,6 +37,7 @@ HEALTHY = {
     "tools/latency_p95": 0.1,
     "tools/unmarked": 0.0,
     "turns/void": 0.01,
+    "answers/copied_result": 0.05,
     "sampling/sampling_logp_difference/mean": 0.004,
     "sampling/surprise": 0.7,
     "correction/masked_episodes/q1": 0.0,
@@ -99,6 +100,7 @@ TROUBLES: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["40 % of the longest quarter", "2 % of the shortest", "rollout_correction"],
     ),
     "void_turns": ({"turns/void": 0.3}, ["30 %"]),
+    "copied_results": ({"answers/copied_result": 0.6}, ["60 %", "a copy of the last result"]),
     "entropy_collapses": ({"entropy": FALLING}, ["from 0.7 to 0.0467"]),
     "tool_never_used": ({"tools/multiply/calls": 0.0, "tools/multiply/failures": 0.0}, ["multiply", "60 calls"]),
     "calls_given_up": (

@@ -140,6 +140,9 @@ def add_budget(report: CheckReport, facts: Untrained, batch: RolloutBatch, lengt
     episodes = spread([len(trajectory.ids) for trajectory in batch.trajectories])
     said = f"tokens of {len(batch)} episodes: {episodes}; they end with {_counts(facts.stops)}"
     report.add("length", said, warning=warning, stops=dict(facts.stops))
+    if facts.copied:
+        said = f"{facts.copied} of {len(batch)} episodes end with a copy of the last result in its <tool_response> tags"
+        report.add("answers", said, warning="Ask for an answer in --system_prompt, or show some first (toolgrpo sft)")
     if facts.stops["engine_failure"]:
         report.add("engine", f"{facts.stops['engine_failure']} episodes were lost", failure="See the log")
 

@@ -163,6 +163,9 @@ class EvaluationRun:
     def _show(self, comparison: Comparison) -> None:
         for table in comparison.tables():
             self.terminal.console.print(table)
+        for label, report in (("baseline", comparison.baseline), ("model", comparison.model)):
+            for line in [] if report is None else report.lines(Path(self.config.output_dir) / label):
+                self.terminal.say(f"{line} ({label})" if comparison.baseline else line)
         if not Terminal.is_main_process():
             return
         path = Path(self.evaluation.report or Path(self.config.output_dir) / "evaluation.json")

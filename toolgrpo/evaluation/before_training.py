@@ -28,6 +28,7 @@ from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
+from toolgrpo.void_turns import copies_result
 
 _ENOUGH = 8  # episodes of a task, to say of it that none succeeds
 _REHEARSED = 3  # rows
@@ -127,6 +128,7 @@ class Untrained:
     live: float  # share of the groups whose rewards differ
     pass_1: float
     pass_k: float
+    copied: int  # episodes that end with a copy of their last result
     never: Mapping[str, int]  # tasks of which no episode succeeds, and how many there were, beside others that do
 
     @property
@@ -157,6 +159,7 @@ def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
         live=fmean(not is_dead([episode.total for episode in group]) for group in groups),
         pass_1=fmean(batch.successes),
         pass_k=fmean(pass_at_k(sum(bool(one.success) for one in group), len(group), len(group)) for group in groups),
+        copied=sum(copies_result(trajectory.messages) for trajectory in batch.trajectories),
         never=_never_solved(batch.episodes),
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
@@ -19,6 +20,17 @@ from toolgrpo.calls import NO_NAME, WITHOUT_MARKERS, AttemptStatus, Call
 from toolgrpo.evaluation.measures import Difference, Share, majority_at_k, pass_at_k
 
 _UNKNOWN = "(names of no tool)"
+_GOOD_ENDS = ("finished", "stop_tool")
+_HELP = {  # by the end of an episode, or the cause of a failed call
+    "max_turns": "--max_turns allows more turns",
+    "max_user_turns": "--max_user_turns allows more of the user's",
+    "length": "--max_completion_length allows more tokens",
+    "context_full": "--vllm_max_model_length makes a larger window",
+    "deadline": "--episode_timeout allows more seconds",
+    "unmarked": "--unmarked_calls accept runs such calls",
+    "timeout": "--tool_timeout allows more seconds",
+    "limit": "--max_tool_calls allows more calls",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +47,8 @@ class EpisodeFacts:
     calls: tuple[Call, ...]  # those that were answered
     dropped: str | None = None  # the cause
     task: str | None = None  # of its row's column `task`
+    repeats: bool = False  # a call is made again whose result is there
+    copies: bool = False  # it ends with a copy of its last result
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +151,23 @@ class ModelReport:
             "seconds": self.seconds,
         }
 
+    def lines(self, folder: Path) -> list[str]:
+        """Return what the episodes met, a line each, with what helps; `folder` holds their recording."""
+        n, calls = len(self.episodes), [call for episode in self.episodes for call in episode.calls]
+        ends = Counter(episode.stop_reason for episode in self.episodes)
+        causes = Counter(call.error.value for call in calls if call.error is not None)
+        repeat, copy = sum(one.repeats for one in self.episodes), sum(one.copies for one in self.episodes)
+        teach = "show the whole way in --system_prompt, or teach it (toolgrpo sft)"
+        lines = [f"ends      {_counts(ends)} of {n} episodes{_help(ends, folder)}"]
+        if calls:
+            failed = f"{causes.total()} of {len(calls)} failed"
+            lines.append(f"calls     {failed}{f': {_counts(causes)}' if causes else ''}{_help(causes, folder)}")
+        if repeat:
+            lines.append(f"repeats   {repeat} of {n} episodes make a call again whose result they have; {teach}")
+        if copy:
+            lines.append(f"copies    {copy} of {n} answers are the last result with its <tool_response> tags; {teach}")
+        return lines
+
     def by_question(self) -> list[dict[str, Any]]:
         """Return successes and episodes by the key of each row, to select rows worth training on."""
         groups = self._scored_by_question().items() if self.keys else ()
@@ -238,6 +269,18 @@ class Comparison:
 def _tool(call: Call) -> str:
     """Return the tool of a call; all made-up names count as one tool."""
     return _UNKNOWN if call.status is AttemptStatus.UNKNOWN_TOOL else call.name or NO_NAME
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
+
+
+def _help(counts: Counter[str], folder: Path) -> str:
+    """Return what helps against the commonest of these ends or causes."""
+    cause = next((name for name, _ in counts.most_common() if name not in _GOOD_ENDS), None)
+    if cause is None:
+        return ""
+    return f"; {_HELP[cause]}" if cause in _HELP else f"; toolgrpo show {folder} --cause {cause} has them"
 
 
 def _with_interval(share: Share | Difference) -> dict[str, Any]:

@@ -10,7 +10,7 @@ training.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
+from toolgrpo.calls import Call
 from toolgrpo.data.rows import row_key
 from toolgrpo.engines.adapters import own_weights
 from toolgrpo.engines.base import SamplingOptions
@@ -28,6 +29,7 @@ from toolgrpo.evaluation.report import EpisodeFacts, ModelReport
 from toolgrpo.rollout import Rollouts, Scored
 from toolgrpo.rollout.batch import Row
 from toolgrpo.startup import give_memory_back
+from toolgrpo.void_turns import copies_result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +116,19 @@ def _facts(question: int, episode: Scored) -> EpisodeFacts:
         turns=len(trajectory.turns),
         sampled_tokens=trajectory.n_sampled,
         stop_reason=trajectory.stop_reason.value,
+        repeats=_repeats(trajectory.calls),
+        copies=copies_result(trajectory.messages),
         # without their texts, which no statistic wants: processes send these to each other
         calls=tuple(replace(call, arguments={}, result="") for call in trajectory.calls if call.result is not None),
     )
+
+
+def _repeats(calls: Sequence[Call]) -> bool:
+    """Return whether one of the calls was made before, and well."""
+    made: list[tuple[str | None, Mapping[str, Any]]] = []
+    for call in calls:
+        if (call.name, call.arguments) in made:
+            return True
+        if call.ok:
+            made.append((call.name, call.arguments))
+    return False

@@ -344,6 +344,15 @@ def _void_turns(logs: Logs) -> Iterator[str]:
         yield f"{_percent(share)} of the turns {logs.span} hold no call that can be read and no answer"
 
 
+def _copied_results(logs: Logs) -> Iterator[str]:
+    share = logs.mean("answers/copied_result")
+    if share >= 0.2:
+        yield (
+            f"{_percent(share)} of the episodes {logs.span} answer with a copy of the last result in its <tool_response> "
+            f"tags: the model continues the prompt instead of answering it"
+        )
+
+
 def _entropy_collapses(logs: Logs) -> Iterator[str]:
     values = logs.each("entropy")
     before, now = max(values[:3]), sum(values[-3:]) / 3
@@ -390,6 +399,7 @@ RULES: tuple[Rule, ...] = (
     Rule("engine_draws_oddly", "vllm-and-the-trainer-disagree", _SHORT, _engine_draws_oddly),
     Rule("lengths_weighted_unlike", "vllm-and-the-trainer-disagree", _SHORT, _lengths_weighted_unlike),
     Rule("void_turns", "length-and-truncation", _SHORT, _void_turns),
+    Rule("copied_results", "calls-that-fail", _SHORT, _copied_results),
     Rule("entropy_collapses", "entropy-collapse", _LONG, _entropy_collapses),
     Rule("tool_never_used", "the-model-does-not-call-tools", _LONG, _tool_never_used),
     Rule("calls_given_up", "the-model-does-not-call-tools", _LONG, _calls_given_up),

@@ -31,7 +31,7 @@ from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.observers import Observer
 from toolgrpo.trajectory import StopReason, Trajectory
-from toolgrpo.void_turns import is_void
+from toolgrpo.void_turns import copies_result, is_void
 
 EACH_TOOL = 32
 """Up to so many tools have metrics in every batch; of a larger catalogue only those that were called."""
@@ -177,6 +177,7 @@ def rollout_metrics(batch: RolloutBatch, known: Known | None = None) -> Metrics:
         "completions/mean_terminated_length": Metric(sum(finished) / len(finished) if finished else 0.0),
         "rollout/turns": Metric(sum(len(t.turns) for t in trajectories) / n),
         "turns/void": Metric(sum(map(is_void, turns)) / len(turns) if turns else 0.0),
+        "answers/copied_result": Metric(sum(copies_result(t.messages) for t in trajectories) / n),
         "rollout/sampled_tokens": Metric(float(sum(sampled)), sum),
         "rollout/context_tokens": Metric(float(sum(t.n_context for t in trajectories)), sum),
         **_surprise(trajectories),

@@ -224,6 +224,7 @@ _EXAMPLES = {
     "cut_by_length": {"ready": "cut"},
     "tool_fails": {"ready": "failedcall"},
     "void_turns": {"ready": "void"},
+    "copied_results": {"ready": "copied"},
     "reward_without_success": {"ready": "hack"},
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from toolgrpo.calls import RUNNABLE
 from toolgrpo.observe.records import ids_checksum
-from toolgrpo.void_turns import is_void_record
+from toolgrpo.void_turns import copies_result, is_void_record
 
 TEXT_LIMIT = 20_000  # characters
 
@@ -179,12 +179,12 @@ def _runs(mask: Sequence[int]) -> list[int]:
     return [0, *lengths] if mask and mask[0] else lengths or [0]
 
 
-REPEATED, VOID, NO_CALL, CUT = 1, 2, 4, 8
+REPEATED, VOID, NO_CALL, CUT, COPIED = 1, 2, 4, 8, 16
 _CUT_BY = ("length", "context_full", "max_turns", "max_user_turns", "deadline")
 
 
 def flags_of(record: Record) -> int:
-    """Return the flags of the page's ready-made filters: a sum of REPEATED, VOID, NO_CALL and CUT."""
+    """Return the flags of the page's ready-made filters: a sum of those above."""
     attempts = [attempt for turn in record["turns"] for attempt in turn["attempts"]]
     calls = [f"{one.get('name')} {one.get('arguments')!r}" for one in attempts if one["status"] in RUNNABLE]
     return (
@@ -192,4 +192,5 @@ def flags_of(record: Record) -> int:
         + VOID * any(map(is_void_record, record["turns"]))
         + NO_CALL * (not attempts)
         + CUT * (record["stop_reason"] in _CUT_BY)
+        + COPIED * copies_result(record.get("messages") or ())
     )

@@ -7,7 +7,7 @@ const REPORT = { runs: [], chunks: new Map(), rows: {}, groups: [], tools: [], c
 // Steps are recorded from 0 and shown from 1, as in the terminal: step 1 trains on the episodes of step 0.
 const shownStep = (step) => step + 1;
 
-const FLAGS = { repeated: 1, void: 2, nocall: 4, cut: 8 };
+const FLAGS = { repeated: 1, void: 2, nocall: 4, cut: 8, copied: 16 };
 
 const unpacked = new Map(); // block name -> promise of its value
 

@@ -182,6 +182,7 @@ function badges(row) {
   if (rows.failed[row]) marks.push(h("span.badge.warn", {}, plural(rows.failed[row], "failed call")));
   if (rows.flags[row] & FLAGS.repeated) marks.push(h("span.badge", {}, "repeats a call"));
   if (rows.flags[row] & FLAGS.void) marks.push(h("span.badge", {}, "void turn"));
+  if (rows.flags[row] & FLAGS.copied) marks.push(h("span.badge", {}, "copies a result"));
   if (rows.flags[row] & FLAGS.nocall && REPORT.tools.length) marks.push(h("span.badge", {}, "no call"));
   return marks;
 }

@@ -5,6 +5,7 @@ const READY = [
   ["hack", "reward high, but no success"],
   ["repeated", "the same call repeated"],
   ["void", "void turns"],
+  ["copied", "answers with a copy of a result"],
   ["nocall", "never called a tool"],
   ["failedcall", "a call failed"],
   ["cut", "cut by a limit"],
