@@ -379,6 +379,13 @@ def test_a_process_that_fails_ends_the_run_with_its_own_error(launches: Callable
     check_failure(launches(name))
 
 
+def test_a_rollout_may_take_longer_than_a_collective_call(launcher: Any, tiny_model: Path, tmp_path: Path) -> None:
+    job = {"slow_tool_s": 14.0, "collective_s": 10.0, "config": {"max_steps": 1}}
+    runs = launch(launcher, tmp_path, tiny_model, "cpu_ddp", {"slow": job})
+    assert max(runs.result("slow", 1)["rollout_seconds"]) > 10 > max(runs.result("slow", 0)["rollout_seconds"])
+    assert runs.result("slow")["weights"] == runs.result("slow", 1)["weights"]
+
+
 def test_zero2_in_short(launcher: Any, tiny_model: Path, tmp_path: Path) -> None:
     pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
     jobs = {"decoded": JOBS["decoded"], **MORE_JOBS["zero2"]}

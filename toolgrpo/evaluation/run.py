@@ -26,6 +26,7 @@ from toolgrpo.engines.policy import Backend, Policy, compute_dtype
 from toolgrpo.evaluation.grading import Grader, grade
 from toolgrpo.evaluation.measures import given_answer
 from toolgrpo.evaluation.report import EpisodeFacts, ModelReport
+from toolgrpo.meeting import wait_for_the_slowest
 from toolgrpo.rollout import Rollouts, Scored
 from toolgrpo.rollout.batch import Row
 from toolgrpo.startup import give_memory_back
@@ -83,6 +84,7 @@ def evaluate(
     own = range(policy.process_index, len(evaluation.rows), policy.backend.n_processes)
     asked = [evaluation.rows[question] for question in own for _ in range(evaluation.samples)]
     # 2. their episodes
+    wait_for_the_slowest()  # so that they know each other before anybody is slow
     rollouts.load_weights(policy.weights())
     give_memory_back()  # what the start and the weights' way have left
     batch = rollouts.run(asked, evaluation.options, mode="eval", label=label, group_size=evaluation.samples)
@@ -93,6 +95,7 @@ def evaluate(
     facts = [
         _facts(question, episode) for question, group in zip(own, batch.groups(), strict=True) for episode in group
     ]
+    wait_for_the_slowest()
     gathered: list[EpisodeFacts] = gather_object(facts)
     return ModelReport(
         model=name,

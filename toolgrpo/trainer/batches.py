@@ -122,6 +122,7 @@ class Batches:
         with point_to_messages(rows):
             answers = self.worth.grading.ask(rows, ran.trajectories, step=ran.step)
         graded = self.worth.graded(ran, answers)
+        self.processes.meet()  # rewards may take long too
         return TakenBatch(graded, graded.episodes, answers)
 
     def _numbered(self, batch: RolloutBatch, of_processes: Sequence[int]) -> RolloutBatch:

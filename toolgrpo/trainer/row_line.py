@@ -32,6 +32,7 @@ from toolgrpo.engines.base import Engine, SamplingOptions
 from toolgrpo.errors import ConfigError, PeerError
 from toolgrpo.learning.admission import Admission
 from toolgrpo.learning.row_order import RowOrder
+from toolgrpo.meeting import wait_for_the_slowest
 from toolgrpo.rollout.ahead import RolloutsAhead
 from toolgrpo.rollout.batch import Row
 from toolgrpo.rollout.group_line import GroupLine, Judge, LineDraw, Piece, Verdict
@@ -44,11 +45,14 @@ V = TypeVar("V", bound=Verdict)
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """This process among all of a run. `gather` gives the lists of all, in their order."""
+    """This process among all of a run. `gather` gives the lists of all, in their order; `meet` comes before
+    what is collective after a rollout.
+    """
 
     n: int = 1
     index: int = 0
     gather: Callable[[list[Any]], list[Any]] = gather_object
+    meet: Callable[[], None] = wait_for_the_slowest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +145,9 @@ class RowLine:
             )
 
         if not options.runs_ahead:
-            return take()
+            drawn = take()
+            processes.meet()
+            return drawn
         drawn = self._all_or_none(take)
         training.log(
             {
@@ -207,6 +213,7 @@ class RowLine:
             taken.append(take())
         except Exception as error:  # whatever ended it; it is raised below, when all know of it
             failure = error
+        self._processes.meet()
         told = self._processes.gather([None if failure is None else f"{type(failure).__name__}: {failure}"])
         failed = next(((number, text) for number, text in enumerate(told) if text is not None), None)
         if failed is None:

@@ -224,6 +224,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         """Open the road of a training batch: rows in line, grading, the batch between TRL's calls."""
         args = self.args
         processes = Processes(self.accelerator.num_processes, self.accelerator.process_index)
+        processes.meet()  # a first time, so that they know each other before anybody is slow
         rows_in_line = open_line(
             *(args, self.rollouts, trl_trainer.training_of(self, self._load_weights), processes),
             rows=self.train_dataset,
