@@ -191,10 +191,10 @@ def _engine(place: Place, model: Any, *, max_model_len: int, sleeps: bool = Fals
     if place.device == "cpu":
         return TransformersEngine(lambda: model, max_model_len=max_model_len)
     from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
-    from toolgrpo.engines.vllm_options import VLLMOptions
+    from toolgrpo.engines.vllm_options import VLLMOptions, served_config
     from toolgrpo.engines.vllm_seam import start_vllm
 
-    config = type(model.config).from_dict({**model.config.to_dict(), "architectures": [type(model).__name__]})
+    config = served_config(model)
     options = VLLMOptions(
         dtype=model.dtype, max_model_len=max_model_len, gpu_memory_utilization=0.4, enable_sleep_mode=sleeps
     )

@@ -73,11 +73,11 @@ def _vllm_server(request: pytest.FixtureRequest) -> Iterator[Subject]:
 
 def _vllm_colocate(request: pytest.FixtureRequest) -> Iterator[Subject]:
     from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
-    from toolgrpo.engines.vllm_options import VLLMOptions
+    from toolgrpo.engines.vllm_options import VLLMOptions, served_config
     from toolgrpo.engines.vllm_seam import start_vllm
 
     model = request.getfixturevalue("tiny_qwen3")(0)
-    config = type(model.config).from_dict({**model.config.to_dict(), "architectures": [type(model).__name__]})
+    config = served_config(model)
     vllm = start_vllm(config, VLLMOptions(dtype=torch.float32, max_model_len=MAX_MODEL_LEN))
     engine = VLLMColocateEngine(vllm)
     yield Subject(engine, model, lambda: int(vllm.has_work))

@@ -23,7 +23,7 @@ from toolgrpo.engines.adapters import own_weights  # noqa: E402
 from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions  # noqa: E402
 from toolgrpo.engines.server_weights import DiskWeights  # noqa: E402
 from toolgrpo.engines.vllm_colocate import VLLMColocateEngine  # noqa: E402
-from toolgrpo.engines.vllm_options import VLLMOptions  # noqa: E402
+from toolgrpo.engines.vllm_options import VLLMOptions, served_config  # noqa: E402
 from toolgrpo.engines.vllm_seam import start_vllm  # noqa: E402
 from toolgrpo.engines.vllm_server import VLLMServerEngine  # noqa: E402
 
@@ -61,7 +61,7 @@ def difference(model: Any, samples: Sequence[Sample]) -> float:
 )
 def test_what_it_draws_is_what_the_trainer_would(family: str) -> None:
     model, other = tiny_family(family), tiny_family(family, seed=1)
-    config = type(model.config).from_dict({**model.config.to_dict(), "architectures": [type(model).__name__]})
+    config = served_config(model)
     engine = VLLMColocateEngine(start_vllm(config, VLLMOptions(max_model_len=256, max_num_seqs=16)))
     try:
         for trained in (model, other, model):
@@ -92,7 +92,7 @@ def test_a_servers_experts_follow_too(tmp_path: Path) -> None:
 def test_what_is_refused_is_wrong_in_vllm(family: str) -> None:
     """Passes no more once vLLM is mended: then `engines/build.py` need not refuse the family."""
     model = tiny_family(family)
-    config = type(model.config).from_dict({**model.config.to_dict(), "architectures": [type(model).__name__]})
+    config = served_config(model)
     engine = VLLMColocateEngine(start_vllm(config, VLLMOptions(max_model_len=256, max_num_seqs=16)))
     try:
         engine.load_weights(own_weights(model))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from toolgrpo.engines.vllm_options import CPU_BLOCK_SIZE, VLLMOptions, config_folder
+from toolgrpo.engines.vllm_options import CPU_BLOCK_SIZE, VLLMOptions, config_folder, served_config
 
 
 def asked(*, shares_group: bool = False, has_weights: bool = False, **options: object) -> dict[str, object]:
@@ -46,6 +47,15 @@ def test_an_adapter_gets_the_smallest_rank_that_vllm_serves(rank: int, served: i
 def test_the_trainers_group_of_processes_is_shared_where_there_is_one() -> None:
     assert asked(on_cpu=True, shares_group=True)["distributed_executor_backend"] == "external_launcher"
     assert asked(on_cpu=True)["distributed_executor_backend"] is None
+
+
+def test_an_unpacked_checkpoint_is_not_served_as_a_packed_one(tiny_qwen3: Any, tmp_path: Path) -> None:
+    model = tiny_qwen3(0)
+    model.config.quantization_config = {"quant_method": "mxfp4"}
+    served_config(model).save_pretrained(tmp_path)
+    read = json.loads((tmp_path / "config.json").read_text())
+    assert "quantization_config" not in read and read["architectures"] == ["Qwen3ForCausalLM"]
+    assert model.config.quantization_config, "the trainer's own stays as it is"
 
 
 # The folder

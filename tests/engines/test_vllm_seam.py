@@ -32,7 +32,7 @@ from toolgrpo.errors import EngineError  # noqa: E402
 def started(tiny_qwen3: Any) -> Iterator[tuple[VLLMColocateEngine, Any, dict[str, Any]]]:
     """The engine, its model, and what was true of torch around its start."""
     model = tiny_qwen3(0)
-    config = type(model.config).from_dict({**model.config.to_dict(), "architectures": [type(model).__name__]})
+    config = vllm_options.served_config(model)
     around = {"function": torch.set_num_threads, "threads": torch.get_num_threads()}
     options = vllm_options.VLLMOptions(dtype=torch.float32, max_model_len=256, max_num_seqs=16)
     engine = VLLMColocateEngine(vllm_seam.start_vllm(config, options))
@@ -170,7 +170,7 @@ def test_a_second_engine_lives_beside_the_first_and_goes_without_it(started: Any
     """As when a notebook makes a trainer anew: vLLM would end the groups of both with either."""
     engine, model, around = started
     other = tiny_qwen3(3)
-    config = type(other.config).from_dict({**other.config.to_dict(), "architectures": [type(other).__name__]})
+    config = vllm_options.served_config(other)
     options = vllm_options.VLLMOptions(dtype=torch.float32, max_model_len=256, max_num_seqs=16)
     with contextlib.redirect_stdout(io.StringIO()):  # as in a notebook, where it may have no file number
         second = VLLMColocateEngine(vllm_seam.start_vllm(config, options))

@@ -20,6 +20,7 @@ STAND_INS = {
     "scontrol": 'if [ "$1" = show ]; then printf "%s\\n" ${3//,/ }; else echo "scontrol $*" >> "$NOTES"; fi',
     # each node of --nodelist runs the command, as a task with its place in SLURM_NODEID
     "srun": """
+echo "srun cores=$SRUN_CPUS_PER_TASK" >> "$NOTES"
 while [[ "$1" == --* ]]; do case "$1" in --nodelist=*) list=${1#*=} ;; esac; shift; done
 number=0; tasks=()
 for node in ${list//,/ }; do NODE=$node SLURM_NODEID=$number "$@" & tasks+=($!); number=$((number + 1)); done
@@ -49,7 +50,12 @@ class Job:
         self.notes = folder / "notes.txt"
         self.notes.touch()
         self.said = folder / "said.txt"
-        job = {"SLURM_JOB_NODELIST": nodes, "SLURM_JOB_NUM_NODES": str(nodes.count(",") + 1), "SLURM_JOB_ID": "7"}
+        job = {
+            "SLURM_JOB_NODELIST": nodes,
+            "SLURM_JOB_NUM_NODES": str(nodes.count(",") + 1),
+            "SLURM_JOB_ID": "7",
+            "SLURM_CPUS_PER_TASK": "64",
+        }
         own = {"NOTES": str(self.notes), "SERVERS": str(servers), "CODE": str(code), "STAYS": "1" if stays else ""}
         self.process = subprocess.Popen(
             ["bash", str(SBATCH), "some/model", "--config", "my config.yaml"],
@@ -89,6 +95,7 @@ def test_the_last_nodes_generate_and_the_first_train(job: Callable[..., Job]) ->
     assert [line.split()[0] for line in serving] == ["c", "c", "d", "d"]
     assert [line.split()[2] for line in serving] == ["gpus=0,1", "gpus=2,3"] * 2
     assert all("dev=1 serve some/model" in line and "--tensor-parallel-size 2" in line for line in serving)
+    assert run.lines("srun") == ["srun cores=64"] * 2
     training = run.lines("accelerate")
     assert [line.split()[0] for line in training] == ["a", "b"]
     for rank, line in enumerate(training):

@@ -84,10 +84,10 @@ def _replica(model: Any) -> Iterator[Engine]:
 def _colocated(model: Any) -> Iterator[Engine]:
     pytest.importorskip("vllm", reason="vLLM is not installed")
     from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
-    from toolgrpo.engines.vllm_options import VLLMOptions
+    from toolgrpo.engines.vllm_options import VLLMOptions, served_config
     from toolgrpo.engines.vllm_seam import start_vllm
 
-    config = type(model.config).from_dict({**model.config.to_dict(), "architectures": [type(model).__name__]})
+    config = served_config(model)
     engine = VLLMColocateEngine(start_vllm(config, VLLMOptions(dtype=torch.float32, max_model_len=512)))
     yield engine
     engine.shutdown()

@@ -19,7 +19,7 @@ from trl.trainer.utils import add_fused_lm_head
 from toolgrpo.errors import ModelError
 from toolgrpo.shared_pass import attention
 from toolgrpo.shared_pass.attention import NAME, fits, shared_attention
-from toolgrpo.shared_pass.scoring import SharedPass, unsupported
+from toolgrpo.shared_pass.scoring import SharedPass, is_shared, unsupported
 from toolgrpo.trainer.trl import trainer as trl_trainer
 
 VOCABULARY = 97
@@ -344,6 +344,29 @@ def test_what_only_trls_pass_computes_is_left_to_it_and_said_once(
     assert [why in record.message for record in caplog.records if "sharing" in record.message] == [True]
     with pytest.raises(ModelError, match=why):
         trl_trainer.shared_logps(None, SharedPass(mode="on"), model, rows.ids, rows.mask, COLUMNS, **asked)
+
+
+@pytest.mark.parametrize(
+    ("device", "packed", "padded", "width", "packs"),
+    [
+        ("cpu", 90, 100, 100, True),
+        ("cpu", 91, 100, 9000, False),
+        ("cuda", 90, 100, 2048, True),
+        ("cuda", 91, 100, 2048, False),
+        ("cuda", 40_000, 40_000, 2049, True),  # nothing in common and no padding: for the attention without a mask
+        ("mps", 99, 100, 4096, True),
+    ],
+)
+def test_what_auto_packs(device: str, packed: int, padded: int, width: int, packs: bool) -> None:
+    assert is_shared(device, packed, padded, width) is packs
+
+
+def test_padding_alone_is_worth_a_packing() -> None:
+    """Rows with nothing in common, of very different lengths."""
+    model, rows = make("qwen3"), batch([30, 4], 1, lengths=[20, 2])
+    scored = SharedPass().score_completions(model, rows.ids, rows.mask, COLUMNS, unwrapped=model)
+    assert scored is not None
+    assert_equal(shared(model, rows), padded(model, rows))
 
 
 def test_auto_leaves_rows_with_nothing_in_common_to_the_padded_pass_and_says_so_once(

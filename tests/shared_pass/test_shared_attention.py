@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch.nn.functional as F
 
 from toolgrpo.shared_pass import attention
 from toolgrpo.shared_pass.attention import PrefixLayout, _attend
-from toolgrpo.shared_pass.packing import Row, pack
+from toolgrpo.shared_pass.packing import Row, Segment, pack
 
 HEADS, KEY_VALUE_HEADS, WIDTH = 4, 2, 8
 
@@ -86,3 +88,72 @@ def test_outputs_and_gradients_are_those_of_the_row_alone(
     theirs = torch.autograd.grad((alone * upstream).sum(), (query, key, value))
     for gradient, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(gradient, expected)
+
+
+def _segment(n_before: int, length: int, start: int) -> Segment:
+    return Segment(start, start + length, n_before, ((0, n_before),) if n_before else ())
+
+
+@pytest.mark.parametrize(
+    ("lengths", "before", "window", "n_masked"),
+    [
+        ([16_384] * 4, 0, 512, 4 * 16_384),  # whole rows that a window cuts
+        ([2_000] * 3, 40_000, None, 3 * 2_000),  # short ends of a long row
+        ([3_000], 40_000, 1_024, 3_000),
+    ],
+)
+def test_masks_have_a_bound(lengths: list[int], before: int, window: int | None, n_masked: int) -> None:
+    starts = np.cumsum([before, *lengths])
+    segments = [_segment(before, length, int(start)) for start, length in zip(starts, lengths, strict=False)]
+    batches = [
+        one for one in attention.batches_of(segments, window, torch.device("cpu")).batches if one.mask is not None
+    ]
+    assert sum(len(one.wanted) for one in batches) == n_masked
+    sizes = [one.mask.numel() for one in batches if one.mask is not None]
+    assert max(sizes) <= attention.MOST_MASKED
+    assert sum(sizes) <= 4 * n_masked * (window or before + max(lengths)), "but for padding up to twice, each way"
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "head_dim", "taken"),
+    [
+        ((9, 0), torch.bfloat16, 128, True),
+        ((8, 0), torch.float16, 256, True),
+        ((9, 0), torch.float32, 128, False),
+        ((7, 5), torch.float16, 128, False),
+        ((9, 0), torch.bfloat16, 512, False),
+        (None, torch.bfloat16, 128, False),
+    ],
+)
+def test_queries_in_groups_are_for_flash_alone(
+    capability: tuple[int, int] | None, dtype: torch.dtype, head_dim: int, taken: bool
+) -> None:
+    assert attention.flash_takes_groups(capability, dtype, head_dim) is taken
+
+
+def test_keys_are_gathered_without_sorting_and_repeated_for_kernels_that_want_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = F.scaled_dot_product_attention
+
+    def spied(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+        assert not options["enable_gqa"] and key.shape[1] == query.shape[1]
+        few = (states[:, :: HEADS // KEY_VALUE_HEADS] for states in (key, value))
+        result: torch.Tensor = whole(query, key, value, **options)
+        torch.testing.assert_close(result, whole(query, *few, **{**options, "enable_gqa": True}))
+        return result
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spied)
+    packing = pack(TREES["halves"], min_shared=2)
+    states = [torch.randn(1, n, packing.n_tokens, WIDTH, requires_grad=True) for n in (HEADS, 2, 2)]
+    query, key, value = states
+    batches = PrefixLayout(packing.segments).batches(None, query.device)
+    names, left = set(), [attention.attend_in_batches(query, key, value, batches, None, 0.0).grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None:
+            names.add(type(node).__name__)
+            left += [before for before, _ in node.next_functions]
+    assert "_GatheredBackward" in names and not [
+        name for name in names if name.startswith("Index") and "Select" not in name
+    ]

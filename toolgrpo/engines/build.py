@@ -21,7 +21,13 @@ from toolgrpo.engines.decode_batch import bound_time_steps_as_trained
 from toolgrpo.engines.policy import Policy, head_size
 from toolgrpo.engines.transformers import TransformersOptions
 from toolgrpo.engines.vllm_colocate import ColocateOptions
-from toolgrpo.engines.vllm_options import CPU_DELTA_RULE_SIZES, CPU_HEAD_SIZES, vllm_available, vllm_is_for_cpu
+from toolgrpo.engines.vllm_options import (
+    CPU_DELTA_RULE_SIZES,
+    CPU_HEAD_SIZES,
+    served_config,
+    vllm_available,
+    vllm_is_for_cpu,
+)
 from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
 
@@ -175,7 +181,7 @@ def _vllm_colocate(policy: Policy, options: EngineOptions) -> Engine:
             "vllm_enable_sleep_mode gives GPU memory back between rollouts, but training is on the CPU; leave it out."
         )
     base = policy.base_model
-    config = type(base.config).from_dict({**base.config.to_dict(), "architectures": [type(base).__name__]})
+    config = served_config(base)
     start = replace(asked.vllm, dtype=policy.dtype, seed=asked.vllm.seed + policy.process_index)
     if asked.lora_sync == "merge":
         return VLLMColocateEngine(start_vllm(config, start))

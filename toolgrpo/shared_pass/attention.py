@@ -47,11 +47,13 @@ NAME = "toolgrpo_prefix_shared"
 #
 # A segment is either the end of a causal row, for which its ancestors' queries are computed again and
 # dropped, and padding on the right needs no mask; or, where the ancestors are much longer, its own
-# queries under a mask. Windows that cut a row are always masked.
+# queries under a mask. Windows that cut a row are always masked, in blocks of queries as long as the window.
 #
-# Invariant: every place of the packed sequence is the answer of exactly one query.
+# Invariants: every place of the packed sequence is the answer of exactly one query; no mask has more
+# than `MOST_MASKED` elements, unless one query sees more keys than that.
 
 _AGAIN = 4  # times its own length that a segment's row may have for its ancestors to be computed again
+MOST_MASKED = 2**26  # of one call; the kernels make 16 or 32 bits of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +76,40 @@ class SegmentBatches:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    places: torch.Tensor  # what one segment's tokens see, and they themselves at the end
-    n_own: int
+    places: torch.Tensor  # what the queries see; they themselves at the end
+    n_own: int  # queries whose answers are wanted, the last ones
     n_queries: int
-    first: int  # position of the first key that anybody here sees
 
 
 def batches_of(segments: Sequence[Segment], window: int | None, device: torch.device) -> SegmentBatches:
     """Sort segments into batches by the sizes of their queries and keys, each within a factor of two."""
     sorted_in: dict[tuple[bool, int, int], list[_Row]] = {}
     for segment in segments:
-        spans = (*segment.ancestors, (segment.start, segment.end))
-        places = torch.cat([torch.arange(start, end) for start, end in spans])
-        cut = window is not None and len(places) > window
-        masked = cut or len(places) > _AGAIN * segment.length
-        first = max(0, segment.position - window + 1) if cut and window is not None else 0
-        n_queries = segment.length if masked else len(places)
-        key = (masked, n_queries.bit_length(), (len(places) - first).bit_length())
-        sorted_in.setdefault(key, []).append(_Row(places[first:], segment.length, n_queries, first))
-    batches = tuple(_batch(rows, masked, window, device) for (masked, _, _), rows in sorted_in.items())
+        for masked, row in _rows_of(segment, window):
+            key = (masked, row.n_queries.bit_length(), len(row.places).bit_length())
+            sorted_in.setdefault(key, []).append(row)
+    batches = []
+    for (masked, queries, keys), rows in sorted_in.items():
+        at_a_time = max(1, MOST_MASKED >> (queries + keys)) if masked else len(rows)
+        for start in range(0, len(rows), at_a_time):
+            batches.append(_batch(rows[start : start + at_a_time], masked, window, device))
     answered = torch.cat([batch.queries.flatten()[batch.wanted] for batch in batches])
-    return SegmentBatches(batches, answered.argsort())
+    return SegmentBatches(tuple(batches), answered.argsort())
+
+
+def _rows_of(segment: Segment, window: int | None) -> Iterator[tuple[bool, _Row]]:
+    """Yield the rows of a segment, and whether each needs a mask."""
+    spans = (*segment.ancestors, (segment.start, segment.end))
+    places = torch.cat([torch.arange(start, end) for start, end in spans])
+    n_places = len(places)
+    seen = n_places if window is None else min(window, n_places)  # by one query
+    if seen == n_places <= _AGAIN * segment.length:
+        yield False, _Row(places, segment.length, n_places)
+        return
+    block = max(1, min(seen, MOST_MASKED // (2 * seen)))
+    for start in range(n_places - segment.length, n_places, block):
+        end = min(start + block, n_places)
+        yield True, _Row(places[max(0, start - seen + 1) : end], end - start, end - start)
 
 
 def _batch(rows: Sequence[_Row], masked: bool, window: int | None, device: torch.device) -> _Batch:
@@ -111,8 +126,8 @@ def _batch(rows: Sequence[_Row], masked: bool, window: int | None, device: torch
         queries[index, : row.n_queries] = row.places[length - row.n_queries :]
         wanted[index, row.n_queries - row.n_own : row.n_queries] = True
         if visible is not None:
-            behind = torch.arange(length - row.n_queries, length)[:, None] - torch.arange(length)
-            visible[index, 0, : row.n_queries, :length] = (behind >= 0) & (behind < (window or length))
+            own, seen = torch.arange(length - row.n_queries, length)[:, None], torch.arange(length)
+            visible[index, 0, : row.n_queries, :length] = (seen <= own) & (seen > own - (window or length))
             visible[index, 0, row.n_queries :, 0] = True  # padding sees something, so that it is a number
     return _Batch(
         queries.to(device),
@@ -132,11 +147,16 @@ def attend_in_batches(
 ) -> torch.Tensor:
     """Return (1, n_tokens, heads, head_dim): each token attends to what it sees of its row."""
     groups = query.shape[1] // key.shape[1]
+    device = query.device
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else query.dtype
+    grouped = flash_takes_groups(capability, dtype, query.shape[-1])
     answers = []
     for batch in batches.batches:
-        queries = query[0][:, batch.queries].transpose(0, 1)
-        keys, values = (states[0][:, batch.keys].transpose(0, 1) for states in (key, value))
-        if batch.mask is not None and groups > 1:  # the kernels that take a mask want as many keys as queries
+        queries = _gathered(query[0], batch.queries)
+        keys, values = (_gathered(states[0], batch.keys) for states in (key, value))
+        in_groups = groups > 1 and grouped and batch.mask is None
+        if groups > 1 and not in_groups:
             keys, values = (states.repeat_interleave(groups, 1) for states in (keys, values))
         answer = F.scaled_dot_product_attention(
             queries,
@@ -146,10 +166,43 @@ def attend_in_batches(
             is_causal=batch.mask is None,
             dropout_p=dropout,
             scale=scale,
-            enable_gqa=batch.mask is None and groups > 1,
+            enable_gqa=in_groups,
         )
-        answers.append(answer.transpose(1, 2).flatten(0, 1)[batch.wanted])
-    return torch.cat(answers)[batches.order][None]
+        answers.append(answer.transpose(1, 2).flatten(0, 1).index_select(0, batch.wanted))
+    return torch.cat(answers).index_select(0, batches.order)[None]
+
+
+def flash_takes_groups(capability: tuple[int, int] | None, dtype: torch.dtype, head_dim: int) -> bool:
+    """Return whether the flash kernel runs without a mask: it alone computes several queries for one key
+    without all the scores in memory. `capability` is that of a CUDA device.
+    """
+    in_half = dtype in (torch.float16, torch.bfloat16)
+    return capability is not None and capability >= (8, 0) and in_half and head_dim <= 256
+
+
+def _gathered(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return the states (heads, n_tokens, head_dim) at these places (B, N), as (B, heads, N, head_dim)."""
+    gathered: torch.Tensor = _Gathered.apply(states, places)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+class _Gathered(torch.autograd.Function):
+    """Indexing, whose own backward pass sorts the places at each call; that of `index_select` would sum the
+    gradients of a place in 16 bits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(places)
+        ctx.n_tokens = states.shape[1]
+        return states.index_select(1, places.flatten()).unflatten(1, tuple(places.shape)).transpose(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (places,), (grad,) = ctx.saved_tensors, grads
+        heads, exact = grad.transpose(0, 1).flatten(1, 2), _summed_in(grad.dtype)
+        total = torch.zeros(heads.shape[0], ctx.n_tokens, heads.shape[2], dtype=exact, device=grad.device)
+        return total.index_add_(1, places.flatten(), heads.to(exact)).to(grad.dtype), None
 
 
 # Exact attention over a packed prefix tree on the CPU, every pair of tokens computed once.

@@ -35,11 +35,20 @@ from toolgrpo.shared_pass.packing import Packing, Segment, pack_in_passes, rows_
 logger = logging.getLogger(__name__)
 
 MODES = ("auto", "on", "off")
-WORTH_IT = {"cpu": 0.9}
-"""`auto` shares where the packed sequence has at most this part of the padded tokens, by device (see
-benchmarks/training_pass.py)."""
-_WORTH_IT_ELSEWHERE = 0.75
-"""An accelerator gathers keys for its batches of segments, which must be won back; not measured."""
+_LONG_ROW = 2048  # tokens
+
+
+def is_shared(device_type: str, packed: int, padded: int, width: int) -> bool:
+    """Return whether `auto` packs, from the tokens of both passes and the width of the padded one.
+
+    A packing is never the longer one, for it has no padding, also where nothing is shared. On a CPU it
+    must save a tenth (benchmarks/training_pass.py). On an accelerator gathering takes about as much;
+    but the padded pass has a mask there, without which attention over long rows takes a fraction of
+    the time. Both numbers for accelerators are estimates, not measured.
+    """
+    if device_type != "cpu" and width > _LONG_ROW:
+        return packed <= padded
+    return packed <= 0.9 * padded
 
 
 class ScoredTokens(NamedTuple):
@@ -161,10 +170,11 @@ class SharedPass:
         at_a_time = min(batch_size or n_rows, n_rows)
         budget = self.max_tokens or (None if at_a_time == n_rows else at_a_time * width)
         packings = pack_in_passes(rows, budget)
-        plan = _agree_on_plan(packings, n_rows * width, input_ids.device)
-        worth_it = WORTH_IT.get(input_ids.device.type, _WORTH_IT_ELSEWHERE)
+        plan = _agree_on_plan(packings, n_rows * width, width, input_ids.device)
+        device = input_ids.device.type
         fits = self.max_tokens is None or plan.most_padded_tokens <= self.max_tokens
-        if self.mode == "auto" and fits and plan.packed_tokens > worth_it * plan.padded_tokens:
+        shared = is_shared(device, plan.packed_tokens, plan.padded_tokens, plan.width)
+        if self.mode == "auto" and fits and not shared:
             self._tell("prefix sharing: rows with too little in common and little padding use the padded pass")
             return None
         packings += [_idle_pass()] * (plan.n_passes - len(packings))
@@ -191,12 +201,13 @@ class _Plan(NamedTuple):
     padded_tokens: int  # of all processes
     most_padded_tokens: int  # of any process
     n_passes: int  # of every process
+    width: int  # the largest of any process
 
 
-def _agree_on_plan(packings: list[Packing], padded_tokens: int, device: torch.device) -> _Plan:
+def _agree_on_plan(packings: list[Packing], padded_tokens: int, width: int, device: torch.device) -> _Plan:
     """Settle the passes of all processes: each is collective under DDP, FSDP and ZeRO-3."""
     totals = torch.tensor([sum(packing.n_tokens for packing in packings), padded_tokens], device=device)
-    largest = torch.tensor([padded_tokens, max(1, len(packings))], device=device)
+    largest = torch.tensor([padded_tokens, max(1, len(packings)), width], device=device)
     if _several_processes():
         dist.all_reduce(totals, op=dist.ReduceOp.SUM)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
