@@ -103,7 +103,8 @@ def rows_of_batch(input_ids: torch.Tensor, attention_mask: torch.Tensor, scored_
     real = attention_mask.bool()
     scored = scored_mask.bool() & real
     labels = torch.where(scored, input_ids, -100)
-    batch = zip(*(part.cpu().numpy() for part in (input_ids, labels, real, scored)), strict=True)
+    parts = torch.stack([input_ids, labels, real.to(input_ids.dtype), scored.to(input_ids.dtype)]).cpu().numpy()
+    batch = zip(parts[0], parts[1], parts[2] > 0, parts[3] > 0, strict=True)
     for index, (row_ids, row_labels, is_real, is_scored) in enumerate(batch):
         places = is_real.nonzero()[0]
         last = int(is_scored[places].nonzero()[0].max(initial=0))

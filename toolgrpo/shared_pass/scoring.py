@@ -211,7 +211,7 @@ def _agree_on_plan(packings: list[Packing], padded_tokens: int, width: int, devi
     if _several_processes():
         dist.all_reduce(totals, op=dist.ReduceOp.SUM)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return _Plan(*totals.tolist(), *largest.tolist())
+    return _Plan(*torch.cat([totals, largest]).tolist())
 
 
 def _several_processes() -> bool:
