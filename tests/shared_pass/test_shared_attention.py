@@ -138,9 +138,9 @@ def test_keys_are_gathered_without_sorting_and_repeated_for_kernels_that_want_it
 
     def spied(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
         assert not options["enable_gqa"] and key.shape[1] == query.shape[1]
-        few = (states[:, :: HEADS // KEY_VALUE_HEADS] for states in (key, value))
+        few_keys, few_values = (states[:, :: HEADS // KEY_VALUE_HEADS] for states in (key, value))
         result: torch.Tensor = whole(query, key, value, **options)
-        torch.testing.assert_close(result, whole(query, *few, **{**options, "enable_gqa": True}))
+        torch.testing.assert_close(result, whole(query, few_keys, few_values, **{**options, "enable_gqa": True}))
         return result
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spied)

@@ -195,7 +195,8 @@ class _Gathered(torch.autograd.Function):
     def forward(ctx: Any, states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(places)
         ctx.n_tokens = states.shape[1]
-        return states.index_select(1, places.flatten()).unflatten(1, tuple(places.shape)).transpose(0, 1)
+        gathered = states.index_select(1, places.flatten())
+        return gathered.view(len(states), *places.shape, states.shape[-1]).transpose(0, 1)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
