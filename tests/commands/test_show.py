@@ -86,23 +86,23 @@ def show(*arguments: object) -> str:
 
 def test_the_groups_of_the_last_step(folder: Path) -> None:
     shown = show(folder)
-    assert "step 1: 2 groups, 4 episodes" in shown and "steps 0 to 1" in shown
+    assert "step 2: 2 groups, 4 episodes" in shown and "steps 1 to 2" in shown
     worst, best = (line for line in shown.splitlines() if "question" in line)
     assert "question 1" in worst and "-1 to 0.5" in worst and "0/2" in worst and "6-7" in worst
     assert "question 0" in best and "0 to 1" in best and "1/2" in best
-    assert "step 0: 2 groups" in show(folder, "--step", 0)
+    assert "step 1: 2 groups" in show(folder, "--step", 1)
 
 
 def test_the_last_step_is_that_of_all_processes(folder: Path, tmp_path: Path) -> None:
     for name in ("episodes", "episodes.rank1"):
         shutil.copy(folder / "episodes.jsonl", tmp_path / f"{name}.jsonl")
-    assert "step 1: 2 groups, 8 episodes" in show(tmp_path)
+    assert "step 2: 2 groups, 8 episodes" in show(tmp_path)
 
 
 def test_an_episode_as_a_conversation(folder: Path) -> None:
     shown = show(folder, 5)
     for text in (
-        *("episode 5, step 1, group 4, reward 0, no success, ended: finished", "user: question 0"),
+        *("episode 5, step 2, group 4, reward 0, no success, ended: finished", "user: question 0"),
         *("calls: divide(a=1, b=0)", "timeout: Error: divide: gave up", "says: No idea.", "accuracy 0  together 0"),
         'row: {"answer": "3"}',
     ):
@@ -142,7 +142,7 @@ def test_where_a_segment_begins() -> None:
     [
         (("--cause", "tiemout"), "has the cause 'tiemout'; there is finished, invalid_json, timeout"),
         (("99",), "there is no episode 99 .* the last one is 7"),
-        (("--step", "9"), "is of step 9; there are steps 0 to 1"),
+        (("--step", "9"), "is of step 9; there are steps 1 to 2"),
         (("--worst", "0"), "--worst must be at least 1"),
         (("--worst", "1", "--best", "1"), "exclude each other"),
         (("seven",), "give an episode's number"),

@@ -70,6 +70,10 @@ ANSWERS: Mapping[str, str] = {
     "device": "leave it out: the launcher decides (LAUNCH=cpu, single_gpu, multi_gpu, ...)",
     "mixed_precision": "write bf16: true (or fp16: true)",
     "use_lora": "write use_peft: true",
+    **dict.fromkeys(
+        ("reward_model", "reward_model_path", "reward_model_name_or_path"),
+        "the commands take functions (reward_fn, reward); a reward model is given to ToolGRPOTrainer in Python",
+    ),
 }
 
 _MOST_ITERATIONS = 8

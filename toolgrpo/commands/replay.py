@@ -32,7 +32,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.evaluation.grading import grade
 from toolgrpo.evaluation.replaying import Again, Answer, calls_again, episode_again, first_parting, rewards_again
 from toolgrpo.observe.episode_view import conversation
-from toolgrpo.observe.records import Record, iter_episodes, row_of
+from toolgrpo.observe.records import Record, iter_episodes, row_of, shown_step
 from toolgrpo.plain_text import plain
 from toolgrpo.rewards import Reward
 from toolgrpo.rollout import RolloutBatch, Scored
@@ -135,7 +135,7 @@ class ReplayRun:
         for record, now in differ[:_ROWS]:
             table.add_row(
                 str(record.get("episode")),
-                str(record["step"]),
+                str(shown_step(record)),
                 _number(record.get("reward_given")),
                 _number(now.total),
                 _yes(record.get("success")),

@@ -24,7 +24,7 @@ from rich.console import Console
 from toolgrpo.calls import AttemptStatus
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.observe.episode_view import causes_of, conversation, episode_table, group_table, tokens
-from toolgrpo.observe.records import episode_files, iter_episodes, read_vocabulary
+from toolgrpo.observe.records import episode_files, iter_episodes, read_vocabulary, shown_step
 from toolgrpo.plain_text import plain
 from toolgrpo.storage import storage_errors
 
@@ -46,7 +46,7 @@ def run_show(argv: Sequence[str], console: Console | None = None) -> None:
     add(
         "--step",
         type=int,
-        help="this step (0: the untrained model); default: the last one, with --cause or --successes all",
+        help="this step, the first is 1; default: the last one, with --cause or --successes all",
     )
     for name, which in (("worst", "least"), ("best", "most")):
         said = f"the N of the step with the {which} reward"
@@ -158,7 +158,7 @@ def _matching(
     folder: Path, step: int | None, cause: str | None = None, *, successes: bool = False
 ) -> Iterator[dict[str, Any]]:
     for record in iter_episodes(folder):
-        wanted = step in (None, record["step"]) and (cause is None or cause in causes_of(record))
+        wanted = step in (None, shown_step(record)) and (cause is None or cause in causes_of(record))
         if wanted and (record.get("success") or not successes):
             yield record
 
@@ -196,12 +196,12 @@ def _of_last_step(folder: Path) -> list[dict[str, Any]]:
 
 def _show_groups(folder: Path, step: int | None, console: Console) -> None:
     shown = _of_last_step(folder) if step is None else list(_matching(folder, step))
-    steps = {record["step"] for record in iter_episodes(folder)}
+    steps = {shown_step(record) for record in iter_episodes(folder)}
     if not steps:
         raise ConfigError(f"no line of the recording in {folder} is a whole episode: it is damaged, or has just begun")
     if not shown:
         raise ConfigError(f"no episode in {folder} is of step {step}; there are steps {min(steps)} to {max(steps)}")
-    console.print(group_table(shown[0]["step"], shown))
+    console.print(group_table(shown_step(shown[0]), shown))
     example = f"toolgrpo show {folder} {shown[0].get('episode')}"
     _say(console, f"steps {min(steps)} to {max(steps)}; one episode: {example}")
 

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toolgrpo.calls import RUNNABLE
+from toolgrpo.observe.records import shown_step
 from toolgrpo.plain_text import plain
 
 Record = Mapping[str, Any]
@@ -73,7 +74,7 @@ def episode_table(records: Sequence[Record], *, of: int) -> Table:
         _add_row(
             table,
             str(record.get("episode")),
-            str(record["step"]),
+            str(shown_step(record)),
             f"{_reward(record):g}",
             {True: "yes", False: "no"}.get(record.get("success"), "?"),  # type: ignore[arg-type]
             str(len(record["turns"])),
@@ -143,7 +144,7 @@ def _headline(record: Record) -> Text:
     success = {True: "success", False: "no success"}.get(record.get("success"), "")  # type: ignore[arg-type]
     parts = [
         f"episode {record.get('episode')}",
-        f"step {record['step']}",
+        f"step {shown_step(record)}",
         f"group {record.get('group')}",
         f"reward {_reward(record):g}",
         success,

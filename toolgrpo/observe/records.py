@@ -88,6 +88,11 @@ def prompt_messages(prompt: Any) -> list[Any]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt or ())
 
 
+def shown_step(record: Mapping[str, Any]) -> int:
+    """Return the step of an episode as people count: the first is 1; a record has how many were done before."""
+    return int(record["step"]) + 1
+
+
 def row_of(record: Mapping[str, Any]) -> Record:
     """Return the row that an episode came from, with its prompt, as a rollout takes it."""
     return {"prompt": record["prompt"], **record["row"]}
