@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ model:
 data:
   dataset: arithmetic
   max_samples: 64
+reward:
+  name: gsm8k
 training:
   lr: 2e-5
   group_size: 4
@@ -37,7 +40,9 @@ def parse(folder: Path, text: str, *flags: str) -> tuple[ScriptArguments, ToolGR
 
 
 def parse_flags(folder: Path, *flags: str) -> tuple[ScriptArguments, ToolGRPOConfig, ModelConfig]:
-    return parse(folder, "model_name_or_path: nano\ndataset_id_or_path: arithmetic\n", *flags)
+    file = "model_name_or_path: nano\ndataset_id_or_path: arithmetic\n"
+    reward = () if {"--reward_function_name", "--environment"} & {*flags} else ("--reward", "gsm8k")
+    return parse(folder, file, *flags, *reward)
 
 
 def test_an_older_file_is_understood(tmp_path: Path) -> None:
@@ -51,7 +56,7 @@ def test_an_older_file_is_understood(tmp_path: Path) -> None:
     "keys", ["lora_r: 8", "lora_alpha: 32", "lora_r: 8, lora_alpha: 32", "lora_r: 8, lora_dropout: 0.1"]
 )
 def test_lora_of_a_model_is_lora(tmp_path: Path, keys: str) -> None:
-    text = f"model: {{name: nano, {keys}}}\ndata: {{dataset: arithmetic}}\n"
+    text = f"model: {{name: nano, {keys}}}\ndata: {{dataset: arithmetic}}\nreward: gsm8k\n"
     assert (
         parse(tmp_path, text)[2].use_peft
         and given_values(KINDS, ["--config", str(tmp_path / "recipe.yaml")])["use_peft"]
@@ -107,9 +112,34 @@ def test_a_function_name_without_a_file_is_a_built_in_reward(tmp_path: Path) -> 
         parse_flags(tmp_path, "--reward_function_name", "score", "--reward", "gsm8k")
 
 
-def test_without_a_reward_the_default_is_accuracy(tmp_path: Path) -> None:
-    script, _, _ = parse_flags(tmp_path)
-    assert (script.reward, script.reward_is_default) == (["accuracy"], True)
+OF_TRL = """
+model_name_or_path: nano
+dataset_name: trl-lib/DeepMath-103K
+dataset_train_split: train[:100]
+dataset_test_split: test
+reward_funcs: [think_format_reward, my.rewards.custom]
+use_vllm: true
+env:
+  OF_THE_FILE: 3
+"""
+
+
+def test_a_file_of_trls_command_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OF_THE_FILE", raising=False)
+    script, config, _ = parse(tmp_path, OF_TRL)
+    assert (script.dataset_id_or_path, script.dataset_split) == ("trl-lib/DeepMath-103K", "train[:100]")
+    assert (script.eval_split, script.reward) == ("test", ["think_format_reward", "my.rewards.custom"])
+    assert config.use_vllm and os.environ["OF_THE_FILE"] == "3"
+    odd = "datasets: [{path: a/b}]\ndataset_config: main\nreward_model_name_or_path: a/b\n"
+    with pytest.raises(ConfigError, match=r"(?s)mixture file.*OWNER/NAME:CONFIG.*in Python"):
+        parse(tmp_path, OF_TRL + odd)
+
+
+def test_a_training_without_a_reward_asks_for_one(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="no reward is given, and it decides what the model learns: --reward exact_match"
+    ):
+        parse(tmp_path, "model_name_or_path: nano\ndataset_id_or_path: arithmetic\n")
     assert parse_flags(tmp_path, "--environment", "counter.py:Counter")[0].reward == ["environment"]
 
 

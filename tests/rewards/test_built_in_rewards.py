@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from fractions import Fraction
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
-from toolgrpo.errors import RewardError
+from toolgrpo.errors import ConfigError, PluginError, RewardError
 from toolgrpo.rewards import calls, final_answer, get_reward, last_tool_response, tool_counts
 from toolgrpo.rewards.base import Score
 from toolgrpo.rewards.gym import _is_formula, bare_answer
@@ -69,7 +71,30 @@ BROKEN = (CallAttempt(AttemptStatus.INVALID_JSON, "{"), ToolResult("Error", erro
     ],
 )
 def test_accuracy(completion: list[dict[str, Any]], expected: float) -> None:
-    assert score("accuracy", completion, "Paris ") == expected
+    assert score("accuracy", completion, "Paris ") == score("tool_result", completion, "Paris ") == expected
+
+
+def test_a_reward_of_trl_reads_the_final_response() -> None:
+    thought = said("<think>\nIt is 3.\n</think>\n3")
+    assert score("think_format_reward", [said("calls"), tool("3"), thought], "3") == 1.0
+    assert score("think_format_reward", [thought, tool("3"), said("3")], "3") == 0.0
+    assert score("think_format_reward", [{**said("3"), "reasoning_content": "It is 3."}], "3") == 1.0
+    if find_spec("math_verify") is None:
+        with pytest.raises(ConfigError, match="pip install math-verify"):
+            get_reward("accuracy_reward")
+
+
+def test_a_dotted_path_is_a_reward_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "rewards_of_mine.py").write_text(
+        "def half(completions, **kwargs):\n    return [0.5] * len(completions)\n"
+    )
+    assert score("rewards_of_mine.half", [said("x")], "y") == 0.5
+    with pytest.raises(PluginError, match="has no function quarter"):
+        get_reward("rewards_of_mine.quarter")
+    with pytest.raises(PluginError, match="no_such_rewards.one cannot be imported"):
+        get_reward("no_such_rewards.one")
 
 
 @pytest.mark.parametrize(

@@ -98,3 +98,6 @@ def test_prompt_and_completion_are_a_conversation_too(tmp_path: Path) -> None:
     row = {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}
     file.write_text(json.dumps(row) + "\n")
     assert [m["role"] for m in read_conversations(file)[0]["messages"]] == ["user", "assistant"]
+    (tmp_path / "test.jsonl").write_text(json.dumps({"messages": [*row["prompt"], *row["completion"]] * 2}) + "\n")
+    file.rename(tmp_path / "train.jsonl")
+    assert [len(read_conversations(tmp_path, split)[0]["messages"]) for split in ("train", "test")] == [2, 4]

@@ -76,7 +76,7 @@ class ScriptArguments(Options):
     reward_function_name: str | None = option(
         None, "Name of the function in the reward files (reward_func); without a file, of a built-in."
     )
-    reward: list[str] | None = option(None, "Built-in rewards by name, e.g. accuracy.")
+    reward: list[str] | None = option(None, "Built-in rewards by name, e.g. exact_match; TRL's, and dotted paths.")
     dataset_id_or_path: str | None = option(
         None, "A file, a hub id, or a named task set such as `arithmetic` or `gsm8k`."
     )
@@ -124,7 +124,7 @@ class ScriptArguments(Options):
                 )
             self.reward = self.reward or [self.reward_function_name]
         if not self.reward:
-            self.reward = ["environment" if self.environment or self.agent else "accuracy"]
+            self.reward = ["environment" if self.environment or self.agent else "tool_result"]
             self.reward_is_default = True
 
 
@@ -200,7 +200,8 @@ class GatewayArguments(Options):
 class SFTArguments(Options):
     """Arguments of `sft`."""
 
-    dataset_id_or_path: str | None = option(None, "A .jsonl file of conversations; it must be given.")
+    dataset_id_or_path: str | None = option(None, "Conversations: a file, a folder or a hub id; it must be given.")
+    dataset_split: str = option("train", "Split to learn from.")
     tools_script: str | None = option(None, "Tools that rows without a column `tools` are rendered with.")
     environment: str | None = option(None, "A class with state, whose tools come beside those: PATH.py:Class.")
     mcp_config: str | None = option(None, "Path of an mcp.json that names MCP servers, whose tools come beside those.")
@@ -307,6 +308,12 @@ def check_arguments(
     ):
         if not flag:
             raise ConfigError(is_missing(name))
+    if trains and script.reward == ["tool_result"] and script.reward_is_default:
+        raise ConfigError(
+            "no reward is given, and it decides what the model learns: --reward exact_match (the answer stands in the final "
+            "response), tool_result (the last tool response is the answer, whatever the model says after it) or another "
+            "built-in (docs/how-to/rewards.md), or --reward_fn my_reward.py"
+        )
     _check_agent(script)
     if script.tools_script and script.tool_functions_module:
         raise ConfigError("--tools_script and --tool_functions_module exclude each other; give one")

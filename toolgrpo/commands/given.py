@@ -7,7 +7,8 @@ Every field is a flag and a YAML key.
 * YAML keys may stand under headings (`model:`, `data:`, ...), which are for the reader only;
 * a value is checked against the type of its field; YAML's traps are taken out of the way (a bare `no` stays
   the text "no" where text is wanted, `1e-5` is a number, a key that stands twice is an error);
-* keys of other recipes (`lr`, `group_size`) are taken where they can mean one thing only (`other_names.py`);
+* keys of other recipes (`lr`, `group_size`, those of TRL's commands) are taken where they can mean one thing only
+  (`other_names.py`); the variables under `env` are set;
 * an unknown key or flag is an error that names the nearest known one; abbreviated flags are not guessed;
 * whatever is wrong is a `ConfigError`, a line for each mistake, also where a dataclass itself refuses its values.
 
@@ -17,6 +18,7 @@ Not covered: what the values mean; the dataclasses check that.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from argparse import SUPPRESS, ArgumentError, ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
@@ -153,6 +155,9 @@ def _unknown_flag(flag: str, known: Iterable[str]) -> str:
 def _file_values(path: str | Path, known: Mapping[str, Flag]) -> tuple[dict[str, Any], list[str]]:
     """Return the values of a YAML file by known key, and all that is wrong with it, a line for each."""
     content = _keys_in(path, known)
+    for variable, value in next((one.value for one in content if _sets_variables(one)), {}).items():
+        os.environ[str(variable)] = str(value)
+    content = [one for one in content if not _sets_variables(one)]
     complaints = _unknown_keys(content, path, known)
     values: dict[str, Any] = {}
     for given in content:
@@ -170,6 +175,11 @@ def _file_values(path: str | Path, known: Mapping[str, Flag]) -> tuple[dict[str,
     if "use_peft" in known and any(given.heading == "model" and given.name in _MEAN_LORA for given in content):
         values.setdefault("use_peft", True)
     return values, complaints
+
+
+def _sets_variables(given: GivenKey) -> bool:
+    """Return whether a key is TRL's `env`, the variables of the environment."""
+    return given.name == "env" and isinstance(given.value, Mapping)
 
 
 def _unknown_keys(content: Iterable[GivenKey], path: str | Path, known: Mapping[str, Flag]) -> list[str]:
@@ -218,7 +228,7 @@ def _keys_in(path: str | Path, known: Mapping[str, Flag]) -> list[GivenKey]:
     for name, value in _load_yaml(Path(path)).items():
         if isinstance(value, Mapping) and name in HEADINGS:
             found += [GivenKey(name, str(key), inner) for key, inner in value.items()]
-        elif isinstance(value, Mapping) and name not in known:
+        elif isinstance(value, Mapping) and name not in (*known, "env"):
             meant = nearest(str(name), HEADINGS)[0]
             found += [GivenKey(None, str(name), value), *(GivenKey(meant, str(key), of) for key, of in value.items())]
         elif value is None and name in HEADINGS and name not in known:

@@ -311,7 +311,7 @@ def _examples(
     sft: SFTArguments, encode: ConversationEncoder, max_length: int, schemas: Sequence[Mapping[str, Any]]
 ) -> list[Example]:
     examples = []
-    for index, row in enumerate(read_conversations(str(sft.dataset_id_or_path))):
+    for index, row in enumerate(read_conversations(str(sft.dataset_id_or_path), sft.dataset_split)):
         messages = row["messages"]
         if sft.system_prompt and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": sft.system_prompt}, *messages]

@@ -23,7 +23,7 @@ from datasets import Dataset
 
 from toolgrpo.data.files import READERS
 from toolgrpo.data.mixture import Mixture, is_mixture
-from toolgrpo.data.rows import Convert, OnBadRow, Row, good_rows, raise_bad_row, with_opening
+from toolgrpo.data.rows import Convert, OnBadRow, RawRow, Row, good_rows, raise_bad_row, with_opening
 from toolgrpo.data.sources import FORMATS, EmbeddedTasks, FileRows, GymTasks, HubPlace, HubRows, Source
 from toolgrpo.data.table import write_rows
 from toolgrpo.errors import DataError
@@ -71,6 +71,11 @@ def task_rows(
     """Yield the checked rows of anything but a mixture."""
     source, convert = _resolve(spec, split, limit)
     return good_rows(source.rows(), convert, on_bad_row)
+
+
+def source_rows(spec: str, split: str) -> Iterator[RawRow]:
+    """Yield the rows of a file, a folder or the hub as they are there."""
+    yield from _resolve(spec, split, None).source.rows()
 
 
 def _limited_rows(spec: str, split: str, limit: int | None, on_bad_row: OnBadRow) -> Iterator[Row]:

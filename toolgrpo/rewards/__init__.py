@@ -5,14 +5,17 @@ Knows no torch, TRL or vLLM.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from toolgrpo.calls import Call
 from toolgrpo.errors import ConfigError
 from toolgrpo.rewards.accuracy import accuracy
-from toolgrpo.rewards.base import Reward, RewardFunction, load_reward
+from toolgrpo.rewards.base import Reward, RewardFunction, import_reward, load_reward
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rewards.code_exec import code_exec, rows_refused
 from toolgrpo.rewards.environment import environment
@@ -31,6 +34,7 @@ from toolgrpo.rewards.gsm8k import gsm8k
 from toolgrpo.rewards.gym import reasoning_gym
 from toolgrpo.rewards.math import math
 from toolgrpo.rewards.tool_use import tool_use
+from toolgrpo.trajectory import Message
 
 __all__ = [
     "BUILT_IN",
@@ -60,20 +64,46 @@ BUILT_IN = {
     "gsm8k": _built_in(gsm8k, gold=as_answer),
     "math": _built_in(math, gold=as_boxed_answer),
     "reasoning_gym": _built_in(reasoning_gym, gold=as_boxed_answer),
+    "tool_result": Reward(accuracy, "tool_result", "built in", gold=as_result_and_answer),
     "tool_use": _built_in(tool_use),
 }
+OF_TRL = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 
 
 def get_reward(name: str) -> Reward:
-    """Return a built-in reward by its name."""
+    """Return a built-in reward by its name, one of TRL's, or the function of a dotted path."""
     if name == "by_task":
         return Reward(ByTask(_named_or_file), name, "built in")
+    if name in OF_TRL:
+        return _of_trl(name)
+    if re.fullmatch(r"\w+(\.\w+)+", name):
+        return import_reward(name)
     if name not in BUILT_IN:
         raise ConfigError(
-            f"there is no built-in reward {name!r}; there are {', '.join((*BUILT_IN, 'by_task'))}. A reward of your own is "
+            f"there is no built-in reward {name!r}; there are {', '.join((*BUILT_IN, 'by_task', *OF_TRL))}. A reward of your own is "
             f"given as a file: --reward_fn FILE.py"
         )
     return BUILT_IN[name]
+
+
+def _of_trl(name: str) -> Reward:
+    """Return a reward of TRL's, which reads one message: the final response of an episode."""
+    if "accuracy" in name and find_spec("math_verify") is None:
+        raise ConfigError(f"TRL's reward {name} needs math_verify: pip install math-verify")
+    of_trl = import_reward(f"trl.rewards.{name}")
+
+    @wraps(of_trl.function)
+    def of_final_response(completions: Sequence[Any], **kwargs: Any) -> Any:
+        return of_trl.function([[_one_text(messages)] for messages in completions], **kwargs)
+
+    return Reward(of_final_response, name, "TRL")
+
+
+def _one_text(messages: Sequence[Message]) -> Message:
+    """Return the last message as TRL's rewards read it, its thinking in the text."""
+    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else {}
+    thought, text = last.get("reasoning_content"), str(last.get("content") or "")
+    return {"role": "assistant", "content": text if thought is None else f"<think>{thought}</think>{text}"}
 
 
 def named_rewards(rewards: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`accuracy`: the last tool response against the answer.
+"""`tool_result`: the last tool response against the answer. `accuracy` is its old name, which recipes have.
 
 1.0 if it is the answer (case and outer space ignored), 0.1 if a tool was called but the answer
 differs, 0.0 without a call.

@@ -23,17 +23,20 @@ import functools
 import inspect
 import logging
 import numbers
+import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import ConfigError, PluginError, RewardError, WorldError
 from toolgrpo.plain_text import counted
-from toolgrpo.plugin_files import import_file
+from toolgrpo.plugin_files import import_failed, import_file
 from toolgrpo.rewards.guard import Guard, guarded_exit, line_of
 from toolgrpo.trajectory import Message
 
@@ -282,6 +285,21 @@ def load_reward(path: str | Path, name: str = "reward_func") -> Reward:
         there = f"It has {', '.join(functions)}; choose one with --reward_function_name." if functions else ""
         raise PluginError(f"{file} has no {name}. {there or f'Write one, e.g. `{_EXAMPLE}`.'}")
     return Reward(getattr(module, name), name=name, source=str(file))
+
+
+def import_reward(path: str) -> Reward:
+    """Import the function of a dotted path, `package.module.function`, also from the working folder."""
+    module, _, name = path.rpartition(".")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        with guarded_exit():
+            found = import_module(module)
+    except Exception as error:  # a module may raise anything
+        raise PluginError(import_failed(path, error)) from error
+    if not callable(getattr(found, name, None)):
+        raise PluginError(f"{module} has no function {name}")
+    return Reward(getattr(found, name), name=name, source=module)
 
 
 def source_text(reward: Any) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 from toolgrpo.chat import resolve_format
 from toolgrpo.chat.base import assistant_message
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.data.files import read_file
+from toolgrpo.data.load import source_rows
 from toolgrpo.errors import ChatFormatError, DataError
 from toolgrpo.named_files import located, no_conversations
 from toolgrpo.trajectory import Message
@@ -46,19 +46,18 @@ class Example:
             )
 
 
-def read_conversations(path: str | Path) -> list[dict[str, Any]]:
-    """Read a file's rows as {"messages": ..., "tools": schemas or None}; a bad row is an error."""
-    path = located(path)
-    if not path.is_file():
-        raise DataError(no_conversations(path))
-    rows = list(_checked(path))
+def read_conversations(path: str | Path, split: str = "train") -> list[dict[str, Any]]:
+    """Read the rows of a file or of a data set of the hub as {"messages": ..., "tools": schemas or None}; a bad row is an error."""
+    if str(path).endswith((".jsonl", ".json", ".ndjson")) and not located(path).is_file():
+        raise DataError(no_conversations(Path(path)))
+    rows = list(_checked(str(path), split))
     if not rows:
         raise DataError(f"{path} has no conversations; one {{'messages': [...]}} per line is expected")
     return rows
 
 
-def _checked(path: Path) -> Iterator[dict[str, Any]]:
-    for row in read_file(path):
+def _checked(spec: str, split: str) -> Iterator[dict[str, Any]]:
+    for row in source_rows(spec, split):
         if row.columns is None:
             raise DataError(f"{row.where}: {row.problem}")
         columns = row.columns
