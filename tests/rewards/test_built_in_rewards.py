@@ -93,7 +93,7 @@ def test_a_dotted_path_is_a_reward_of_the_working_folder(tmp_path: Path, monkeyp
     assert score("rewards_of_mine.half", [said("x")], "y") == 0.5
     with pytest.raises(PluginError, match="has no function quarter"):
         get_reward("rewards_of_mine.quarter")
-    with pytest.raises(PluginError, match="no_such_rewards.one cannot be imported"):
+    with pytest.raises(PluginError, match=r"no_such_rewards\.one cannot be imported"):
         get_reward("no_such_rewards.one")
 
 

@@ -147,6 +147,22 @@ def test_a_configuration_that_cannot_be_used(tmp_path: Path, content: str, says:
     assert says in str(caught.value) and "mcp.json" in str(caught.value)
 
 
+def test_variables_of_the_environment_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_A_TEST", "here")
+    monkeypatch.delenv("OF_NO_TEST", raising=False)
+    entry = {"url": "http://${OF_NO_TEST:-127.0.0.1}:80/mcp", "headers": {"Authorization": "Bearer ${OF_A_TEST}"}}
+    (server,) = read_mcp_config({"mcpServers": {"one": entry}})
+    assert (server.url, server.headers) == ("http://127.0.0.1:80/mcp", {"Authorization": "Bearer here"})
+    with pytest.raises(ConfigError, match="server 'one' reads the variable OF_NO_TEST, which is not set"):
+        read_mcp_config({"mcpServers": {"one": {"command": "x", "args": ["$OF_A_TEST", "${OF_NO_TEST}"]}}})
+
+
+def test_without_the_package_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with pytest.raises(ConfigError, match=r"pip install 'toolgrpo\[mcp\]'"):
+        load_tools(mcp_config={"mcpServers": {"one": STDIO}})
+
+
 def test_the_server_of_the_docs_works(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "tools.md").read_text()
     (source,) = [block for block in page.split("```python\n") if block.startswith("# prices_server.py")]

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -93,6 +94,10 @@ def load_tools(
         notices = [*_undescribed(spec for backend in backends for spec in backend.specs), *([slow] if slow else ())]
         if mcp_config is not None:
             servers = read_mcp_config(mcp_config)
+            if find_spec("mcp") is None:
+                raise ConfigError(
+                    "MCP servers need the package mcp, which is not installed: pip install 'toolgrpo[mcp]'"
+                )
             from toolgrpo.tools.mcp.servers import McpBackend  # the SDK takes a second to import
 
             remote = McpBackend(servers, tool_timeout_s, load_timeout_s, max_result_chars, OutputLog(log_file))

@@ -4,6 +4,8 @@
         "time": {"command": "mcp-server-time", "args": ["--local-timezone=UTC"], "env": {}},
         "web": {"url": "http://localhost:8000/mcp", "headers": {"Authorization": "..."}, "session": "trajectory"}}}
 
+`${VAR}` and `${VAR:-default}` in a text are replaced by variables of the environment.
+
 Ours: `session` ("run", the default: one connection that all episodes share; "trajectory": one per
 episode), `prefix` (put before every tool name) and `tools` (only these). Keys that only desktop
 applications need are passed over.
@@ -12,6 +14,8 @@ applications need are passed over.
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +24,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from toolgrpo.errors import ConfigError
 from toolgrpo.named_files import located, no_mcp_config
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
 
 
 class McpServerConfig(BaseModel):
@@ -60,6 +66,26 @@ def read_mcp_config(config: str | Path | Mapping[str, Any]) -> list[McpServerCon
     return [_server(name, entry, label) for name, entry in used.items()]
 
 
+def _expanded(value: Any, where: str) -> Any:
+    """Return a value with the variables in its texts replaced."""
+    if isinstance(value, Mapping):
+        return {key: _expanded(one, where) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_expanded(one, where) for one in value]
+    if not isinstance(value, str):
+        return value
+
+    def variable(found: re.Match[str]) -> str:
+        name, default = found[1], found[2]
+        if name not in os.environ and default is None:
+            raise ConfigError(
+                f"{where} reads the variable {name}, which is not set; set it, or write ${{{name}:-default}}"
+            )
+        return os.environ.get(name) or default or ""
+
+    return _VARIABLE.sub(variable, value)
+
+
 def _server(name: str, entry: object, label: str) -> McpServerConfig:
     where = f"{label}: server '{name}'"
     if not isinstance(entry, dict):
@@ -70,7 +96,7 @@ def _server(name: str, entry: object, label: str) -> McpServerConfig:
     if entry.get("type") == "sse":
         raise ConfigError(f"{where} asks for the old SSE transport; only stdio and streamable HTTP are supported")
     try:
-        return McpServerConfig(**entry | {"name": name})
+        return McpServerConfig(**_expanded(entry, where) | {"name": name})
     except ValidationError as error:
         wrong = error.errors()[0]
         key = ".".join(map(str, wrong["loc"]))
