@@ -178,6 +178,9 @@ class AgentProcess:
         os.environ.update(
             OPENAI_BASE_URL=self._url, OPENAI_API_BASE=self._url, OPENAI_API_KEY=self._key, OPENAI_MODEL=self._model
         )
+        os.environ.update(
+            ANTHROPIC_BASE_URL=self._url.removesuffix("/v1"), ANTHROPIC_API_KEY=self._key, ANTHROPIC_MODEL=self._model
+        )
         for name in ("no_proxy", "NO_PROXY"):
             os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1"]))
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -71,6 +71,10 @@ class _Request:
     include_usage: bool = False
     token_ids: bool = False
     number: str = ""  # the answer's own id
+    named_events: ClassVar[bool] = False  # an event of a stream has its type in front
+
+    def error(self, refused: Refused) -> dict[str, Any]:
+        return error_body(refused)
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.number, "object": kind, "created": int(time.time()), "model": self.model}
@@ -154,7 +158,7 @@ class TextRequest(_Request):
         return {**self._head("text_completion"), "choices": [choice]}
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
     model: str
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
@@ -184,7 +188,7 @@ class _Body(BaseModel):
         }
 
 
-class _ChatBody(_Body):
+class _ChatBody(Body):
     messages: list[dict[str, Any]] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
@@ -195,7 +199,7 @@ class _ChatBody(_Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class _TextBody(_Body):
+class _TextBody(Body):
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: int | None = None
     echo: bool | None = False
@@ -203,7 +207,7 @@ class _TextBody(_Body):
 
 def read_chat(body: Any, number: str) -> ChatRequest:
     """Return what a body asks of `/v1/chat/completions`."""
-    asked = _validated(_ChatBody, body)
+    asked = validated(_ChatBody, body)
     if asked.functions:
         raise Refused(400, "unsupported_value", "`functions` is the old form of tools; give them in `tools`")
     kind = (asked.response_format or {}).get("type", "text")
@@ -212,8 +216,8 @@ def read_chat(body: Any, number: str) -> ChatRequest:
     thinking = (asked.chat_template_kwargs or {}).get("enable_thinking")
     given = asked.asked(f"chatcmpl-{number}")
     return ChatRequest(
-        messages=tuple(_message(message, place) for place, message in enumerate(asked.messages)),
-        tools=() if asked.tool_choice == "none" else tuple(map(_tool, asked.tools or ())),
+        messages=tuple(message_of(message, place) for place, message in enumerate(asked.messages)),
+        tools=() if asked.tool_choice == "none" else tuple(map(tool_of, asked.tools or ())),
         enable_thinking=None if thinking is None else bool(thinking),
         logprobs=bool(asked.logprobs),
         **{**given, "max_tokens": asked.max_completion_tokens or asked.max_tokens},
@@ -222,7 +226,7 @@ def read_chat(body: Any, number: str) -> ChatRequest:
 
 def read_text(body: Any, number: str) -> TextRequest:
     """Return what a body asks of `/v1/completions`."""
-    asked = _validated(_TextBody, body)
+    asked = validated(_TextBody, body)
     prompt: Any = asked.prompt
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         if len(prompt) > 1:
@@ -239,7 +243,7 @@ def read_text(body: Any, number: str) -> TextRequest:
     )
 
 
-def _validated(kind: type[Any], body: Any) -> Any:
+def validated(kind: type[Any], body: Any) -> Any:
     if not isinstance(body, dict):
         raise Refused(400, "invalid_value", f"the body must be a JSON object, got a {type(body).__name__}")
     try:
@@ -258,7 +262,7 @@ def _validated(kind: type[Any], body: Any) -> Any:
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
-def _message(message: Mapping[str, Any], place: int) -> Message:
+def message_of(message: Mapping[str, Any], place: int) -> Message:
     """Return a message as chat formats take it: text for content, calls with objects for arguments."""
     role = _ROLES.get(str(message.get("role")))
     if role is None:
@@ -319,7 +323,7 @@ def read_arguments(text: str) -> Any:
         return text
 
 
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+def tool_of(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tool as the toolbox would show it: what only a server reads (`strict`) is left out."""
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):

@@ -18,9 +18,10 @@ import secrets
 import socket
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol
 
 from toolgrpo.errors import ConfigError
 from toolgrpo.gateway.openai_forms import (
@@ -33,6 +34,7 @@ from toolgrpo.gateway.openai_forms import (
     read_chat,
     read_text,
 )
+from toolgrpo.gateway.other_forms import error_of_messages, read_messages, read_responses
 from toolgrpo.loopback import is_foreign
 from toolgrpo.tools.bounds import read_json
 
@@ -101,8 +103,7 @@ class Endpoint:
                 routes=[
                     self._route("GET", "/v1/models", self._list_models),
                     self._route("GET", "/v1/models/{name:path}", self._show_model),
-                    self._route("POST", "/v1/chat/completions", self._chat),
-                    self._route("POST", "/v1/completions", self._text),
+                    *(self._route("POST", path, partial(self._asked, read)) for path, read in _READERS.items()),
                 ],
                 exception_handlers={404: _not_found, 405: _not_found, Exception: _failed},
             ),
@@ -152,7 +153,7 @@ class Endpoint:
                     raise Refused(403, "foreign_page", says, kind=_AUTH)
                 return await handle(request)
             except Refused as refused:
-                return _refusal(refused)
+                return _refusal(refused, request.url.path)
             except ClientDisconnect:
                 return Response(status_code=499)
 
@@ -167,17 +168,13 @@ class Endpoint:
         name = self._served(request.path_params["name"])
         return JSONResponse(model_list([name], self._window)["data"][0])
 
-    async def _chat(self, request: Request) -> Response:
+    async def _asked(self, read: Reader, request: Request) -> Response:
         admitted = self._speaker(request)
-        asked = _read(read_chat, await self._body(request))
+        asked = _read(read, await self._body(request))
         self._served(asked.model)
-        return await _spoken(request, admitted.loop, admitted.speaker.chat(asked), asked)
-
-    async def _text(self, request: Request) -> Response:
-        admitted = self._speaker(request)
-        asked = _read(read_text, await self._body(request))
-        self._served(asked.model)
-        return await _spoken(request, admitted.loop, admitted.speaker.text(asked), asked)
+        speaker = admitted.speaker
+        said = speaker.text(asked) if isinstance(asked, TextRequest) else speaker.chat(asked)
+        return await _spoken(request, admitted.loop, said, asked)
 
     async def _body(self, request: Request) -> Any:
         """Return the JSON of a body, which is counted as it comes; half a character in it is replaced."""
@@ -205,7 +202,7 @@ class Endpoint:
     def _speaker(self, request: Request) -> _Admitted:
         """Return who answers the key of a request."""
         kind, _, key = request.headers.get("authorization", "").partition(" ")
-        key = key.strip() if kind.lower() == "bearer" else ""
+        key = key.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
         admitted = self._admitted.get(key) or (self._admitted.get("") if self._everyone else None)
         if admitted is not None:
             return admitted
@@ -260,10 +257,16 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
 
 
 _AUTH = "authentication_error"
-R = TypeVar("R", ChatRequest, TextRequest)
+Reader = Callable[[Any, str], ChatRequest | TextRequest]
+_READERS: Mapping[str, Reader] = {
+    "/v1/chat/completions": read_chat,
+    "/v1/completions": read_text,
+    "/v1/responses": read_responses,
+    "/v1/messages": read_messages,
+}
 
 
-def _read(reader: Callable[[Any, str], R], body: Any) -> R:
+def _read(reader: Reader, body: Any) -> ChatRequest | TextRequest:
     """Return what a body asks for; whatever is wrong with it is a refusal of this request."""
     try:
         return reader(body, secrets.token_hex(8))
@@ -306,10 +309,11 @@ async def _stream(speaking: asyncio.Future[Said], asked: ChatRequest | TextReque
             yield ": sampling\n\n"
         try:
             for chunk in asked.chunks(_result(speaking)):
-                yield _event(chunk)
+                yield _event(chunk, asked.named_events)
         except Refused as refused:
-            yield _event(error_body(refused))
-        yield "data: [DONE]\n\n"
+            yield _event(asked.error(refused), asked.named_events)
+        if not asked.named_events:
+            yield "data: [DONE]\n\n"
     finally:
         speaking.cancel()
 
@@ -326,17 +330,19 @@ async def _left(request: Request) -> None:
         pass
 
 
-def _event(chunk: dict[str, Any]) -> str:
-    return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n"
+def _event(chunk: dict[str, Any], named: bool) -> str:
+    head = f"event: {chunk.get('type', 'error')}\n" if named else ""
+    return f"{head}data: {json.dumps(chunk, separators=(',', ':'))}\n\n"
 
 
-def _refusal(refused: Refused) -> Response:
+def _refusal(refused: Refused, path: str = "") -> Response:
     unread = refused.status in (408, 413)  # the rest of such a request is not waited for
-    return JSONResponse(error_body(refused), refused.status, {"connection": "close"} if unread else None)
+    body = error_of_messages(refused) if path == "/v1/messages" else error_body(refused)
+    return JSONResponse(body, refused.status, {"connection": "close"} if unread else None)
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    served = "/v1/models, /v1/chat/completions and /v1/completions"
+    served = f"/v1/models, {', '.join(_READERS)}"
     return _refusal(
         Refused(404, "not_found", f"{request.method} {request.url.path} is not served here; there are {served}")
     )
