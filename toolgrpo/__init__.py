@@ -14,14 +14,16 @@ from toolgrpo.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from toolgrpo.trainer.config import ToolGRPOConfig
+    from toolgrpo.trainer.rollout_func import rollout_func
     from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
 __version__ = "0.1.0"
-__all__ = ["DropEpisode", "ToolGRPOConfig", "ToolGRPOTrainer", "Trajectory"]
+__all__ = ["DropEpisode", "ToolGRPOConfig", "ToolGRPOTrainer", "Trajectory", "rollout_func"]
 
 _LAZY = {
     "ToolGRPOConfig": "toolgrpo.trainer.config",
     "ToolGRPOTrainer": "toolgrpo.trainer.trainer",
+    "rollout_func": "toolgrpo.trainer.rollout_func",
 }
 
 

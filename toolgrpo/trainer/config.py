@@ -6,7 +6,7 @@ import copy
 import math
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -70,6 +70,25 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             self.record_episodes: RecordedShare = RecordedShare(self.record_episodes)
         except ArgumentTypeError as error:
             raise ConfigError(f"record_episodes {error}") from None
+        self._check_own_fields()
+
+    @classmethod
+    def of_trl(cls, args: GRPOConfig, **options: Any) -> Self:
+        """Return the config of a trainer of TRL's that is made already, with these fields set.
+
+        Not by calling the class: that would set accelerate up anew, under that trainer.
+        """
+        config = cls.__new__(cls)
+        defaults = {
+            one.name: one.default if one.default_factory is MISSING else one.default_factory() for one in fields(cls)
+        }
+        for name, value in {**defaults, **vars(args)}.items():
+            setattr(config, name, value)
+        config = config.changed(**options)
+        config._check_own_fields()
+        return config
+
+    def _check_own_fields(self) -> None:
         for theme in THEMES:
             options_of(self, theme)
         self.episode_limits()

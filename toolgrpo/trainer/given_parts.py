@@ -84,7 +84,7 @@ def take_parts(
     )
     template = with_template_arguments(tokenizer, args.chat_template_kwargs)
     chat = chat or resolve_format(template)
-    toolbox = _as_toolbox(tools, args, factory)
+    toolbox = opened_toolbox(tools, args, factory)
     if toolbox is not None and toolbox is not tools:
         opened.callback(toolbox.close)
     player = open_player(agent, toolbox, args)
@@ -113,9 +113,10 @@ def take_parts(
     )
 
 
-def _as_toolbox(
+def opened_toolbox(
     tools: Tools | None, args: ToolGRPOConfig, factory: Callable[[], Any] | None = None
 ) -> ToolProvider | None:
+    """Return the tools that a user gives, loaded where they are not."""
     if factory is not None:
         if isinstance(tools, ToolProvider):
             raise ConfigError(

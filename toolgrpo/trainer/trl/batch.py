@@ -68,6 +68,12 @@ def as_trl(trajectories: Sequence[Trajectory], pad_id: int, void_turns: str = "k
     )
 
 
+def as_rollout_func(trajectories: Sequence[Trajectory], pad_id: int) -> dict[str, Any]:
+    """Return episodes as a `rollout_func` of TRL's does."""
+    prompt_ids, ids, mask, _, logps, extra, *_ = as_trl(trajectories, pad_id)
+    return {"prompt_ids": prompt_ids, "completion_ids": ids, "env_mask": mask, "logprobs": logps, **extra}
+
+
 def engine_logps(trajectories: Sequence[Trajectory]) -> list[list[float]]:
     """Return the engine's log-probabilities; TRL masks context tokens, and wants a number there."""
     return [[0.0 if lp is None else lp for lp in one.logprobs] or [0.0] for one in trajectories]

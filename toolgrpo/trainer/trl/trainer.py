@@ -133,7 +133,7 @@ def policy_of(trainer: GRPOTrainer, backend: Backend) -> Policy:
     accelerator = trainer.accelerator
     return Policy(
         get_model=lambda: accelerator.unwrap_model(trainer.model),
-        weights=lambda: iter_named_params(trainer),
+        weights=lambda: iter_named_params(trainer, backend),
         dtype=compute_dtype(trainer.model, accelerator.mixed_precision),
         device=accelerator.device,
         backend=backend,
@@ -200,14 +200,15 @@ def count_tokens(trainer: GRPOTrainer, n_tokens: int) -> None:
     trainer._metrics[mode_of(trainer)]["num_tokens"] = [trainer.state.num_input_tokens_seen]
 
 
-def iter_named_params(trainer: GRPOTrainer) -> Iterator[tuple[str, torch.Tensor]]:
+def iter_named_params(trainer: GRPOTrainer, backend: Backend | None = None) -> Iterator[tuple[str, torch.Tensor]]:
     """Walk the weights under their checkpoint names.
 
     Every process must walk them to the end: gathering is collective.
     """
     from trl.generation.vllm_generation import VLLMGeneration
 
-    if not trainer.backend.splits_parameters and merges_exactly(trainer.model):
+    backend = backend or trainer.backend
+    if not backend.splits_parameters and merges_exactly(trainer.model):
         yield from merged_parameters(trainer.model)
         return
     walker = VLLMGeneration.__new__(VLLMGeneration)  # its __init__ would start an engine

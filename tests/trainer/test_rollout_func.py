@@ -1,0 +1,73 @@
+"""TRL's own trainer with our episodes: what it trains on, with weights that follow it, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+import toolgrpo
+from toolgrpo.errors import ConfigError
+from toolgrpo.models import folder_of
+
+
+def add(a: int, b: int) -> int:
+    """Add two integers.
+
+    Args:
+        a: The first integer.
+        b: The second integer.
+    """
+    return a + b
+
+
+def trainer(folder: Path, reward: Any, episodes: Any, **changes: Any) -> GRPOTrainer:
+    rows = Dataset.from_list([{"prompt": [{"role": "user", "content": f"What is {n} plus 5?"}]} for n in (3, 14)])
+    config = GRPOConfig(
+        **{
+            **{"output_dir": str(folder), "per_device_train_batch_size": 4, "num_generations": 2, "max_steps": 2},
+            **{"max_completion_length": 64, "learning_rate": 1e-3, "report_to": "none", "use_cpu": True, "bf16": False},
+            **{"save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, **changes},
+        }
+    )
+    return GRPOTrainer(folder_of("nano"), reward, config, rows, rollout_func=episodes)
+
+
+def test_trls_trainer_trains_on_what_the_model_said(tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    def reward(completions: list[Any], trajectories: list[Any], **kwargs: Any) -> list[float]:
+        heard.extend(trajectories)
+        return [float(place % 2) for place in range(len(completions))]
+
+    with toolgrpo.rollout_func(tools=[add], engine="transformers", max_turns=2) as episodes:
+        one = trainer(tmp_path, reward, episodes)
+        seen: list[dict[str, Any]] = []
+        scored = one._generate_and_score_completions
+
+        def keep(inputs: Any) -> dict[str, Any]:
+            seen.append(scored(inputs))
+            return seen[-1]
+
+        one._generate_and_score_completions = keep
+        one.train()
+    assert len(heard) == 8 and any(call.ok for episode in heard for call in episode.calls)
+    for output, episodes_of_step in zip(seen, (heard[:4], heard[4:]), strict=True):
+        masks = [[int(x) for x in row] for row in output["tool_mask"]]
+        assert [row[: len(episode.mask)] for row, episode in zip(masks, episodes_of_step, strict=True)] == [
+            list(episode.mask) for episode in episodes_of_step
+        ]
+    assert all(0 in episode.mask for episode in heard if episode.calls), "results of calls are not trained on"
+    logs = [log for log in one.state.log_history if "loss" in log]
+    assert len(logs) == 2 and logs[0]["grad_norm"] > 0
+
+
+def test_a_second_engine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    episodes = toolgrpo.rollout_func(tools=[add])
+    one = trainer(tmp_path, lambda completions, **kwargs: [0.0] * len(completions), episodes)
+    one.use_vllm = True
+    with pytest.raises(ConfigError, match="would start a second one: leave use_vllm out"):
+        episodes([[{"role": "user", "content": "q"}]], one)
