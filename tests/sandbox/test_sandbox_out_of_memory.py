@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,8 @@ from toolgrpo.rewards.code_exec import _SHARED
 from toolgrpo.sandbox import RunStatus, Sandbox
 from toolgrpo.sandbox.client import host_process
 
+_REST_S = 5.0
+
 KILLS_ITSELF = """
 import ctypes, time
 libc = ctypes.CDLL(None)
@@ -31,9 +34,27 @@ time.sleep(5)
 """
 
 
-def rest() -> str:
-    """The beginning of a program that has not ended within the next five seconds, however often it is run in them."""
-    return f"import time\ntime.sleep(max(0.0, {time.time() + 5.0} - time.time()))\n"
+def rest(until: float) -> str:
+    """The beginning of a program that has not ended before this time, however often it is run."""
+    return f"import time\ntime.sleep(max(0.0, {until} - time.time()))\n"
+
+
+def killed_while_it_runs(counter: Counter, sandbox: Sandbox, run: Callable[[str], None]) -> None:
+    """Let the kernel kill a program that `run` has run; again where a busy machine let it end before that."""
+    for _ in range(10):
+        until = time.time() + _REST_S
+        thread = threading.Thread(target=run, args=(rest(until),))
+        thread.start()
+        wait_for(lambda: len(sandbox._resting) < sandbox._workers)
+        time.sleep(0.1)
+        counter.count()
+        for process in confined(sandbox):
+            process.kill()
+        in_time = time.time() < until
+        thread.join()
+        if in_time:
+            return
+    pytest.fail(f"ten programs ended before they could be killed, each after {_REST_S:g} s")
 
 
 class Counter:
@@ -57,11 +78,6 @@ def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter:
 def confined(sandbox: Sandbox) -> list[psutil.Process]:
     """The processes that run code or wait for it: those without a child."""
     return [psutil.Process(pid) for pid in family_of(sandbox._host.pid) if not children_of(pid)]
-
-
-def wait_until_it_runs(sandbox: Sandbox, workers: int) -> None:
-    wait_for(lambda: len(sandbox._resting) < workers)
-    time.sleep(0.1)
 
 
 def test_a_session_killed_by_the_kernel_is_an_error(counter: Counter) -> None:
@@ -90,14 +106,8 @@ def test_a_run_killed_by_the_kernel_is_run_once_more(counter: Counter) -> None:
     answers = []
     with Sandbox(workers=1, preload=[]) as sandbox:
         before = {*children_of(sandbox._host.pid)}
-        thread = threading.Thread(target=lambda: answers.append(sandbox.run(f"{rest()}42", timeout=60.0)))
-        thread.start()
-        wait_until_it_runs(sandbox, 1)
-        counter.count()
-        for process in confined(sandbox):
-            process.kill()
-        thread.join()
-        assert answers[0].value == 42
+        killed_while_it_runs(counter, sandbox, lambda head: answers.append(sandbox.run(f"{head}42", timeout=120.0)))
+        assert answers[-1].value == 42
         after = {*children_of(sandbox._host.pid)}
         assert not before & after, "another worker ran it"
 
@@ -112,24 +122,18 @@ def test_a_run_that_kills_itself_is_killed_whatever_the_kernel_did_meanwhile(cou
 
 def test_code_exec_scores_no_program_that_the_kernel_killed(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_SHARED, "_sandbox", None)
-    program = f"{rest()}def twice(x):\n    return 2 * x"
-    completion = [{"role": "assistant", "content": f"```python\n{program}\n```"}]
     scores: list[Score] = []
 
-    def score() -> None:
+    def score(head: str) -> None:
+        program = f"```python\n{head}def twice(x):\n    return 2 * x\n```"
+        completion = [{"role": "assistant", "content": program}]
         scores.extend(get_reward("code_exec")(completions=[completion], tests=[["assert twice(2) == 4"]]))
 
-    thread = threading.Thread(target=score)
-    thread.start()
-    wait_for(lambda: _SHARED._sandbox is not None)
+    score("")  # starts the sandbox
     first = _SHARED._sandbox
     assert first is not None
-    wait_until_it_runs(first, first._workers)
-    counter.count()
-    for process in confined(first):
-        process.kill()
-    thread.join()
-    assert scores == [1.0]
+    killed_while_it_runs(counter, first, score)
+    assert set(scores) == {1.0}
     assert _SHARED._sandbox is not first, "scored by a second sandbox"
     first.close()
     _SHARED.use(Sandbox.close)
