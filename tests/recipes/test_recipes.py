@@ -73,7 +73,7 @@ PROMISED: dict[str, dict[str, Any]] = {
     },
     "smollm2_135m": {
         **{"model_name_or_path": "outputs/smollm2_135m_shown", "dataset_id_or_path": "arithmetic"},
-        **{"reward": ["accuracy", "exact_match"], "rollout_correction": "bypass", "eval_questions": 120},
+        **{"reward": ["tool_result", "exact_match"], "rollout_correction": "bypass", "eval_questions": 120},
     },
 }
 
