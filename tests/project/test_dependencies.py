@@ -24,7 +24,7 @@ def plain(name: str) -> str:
 
 def imported() -> dict[str, str]:
     """Return the top-level names that the package imports, each with a file that does."""
-    found = {}
+    found: dict[str, str] = {}
     for path in (ROOT / "toolgrpo").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
