@@ -32,7 +32,7 @@ from toolgrpo.trainer.trl import trainer as trl_trainer
 
 
 class RolloutFunc:
-    """What TRL's trainer calls with the prompts of a batch; it opens tools and engine at the first call."""
+    """The callable of one trainer; it opens tools and engine at the first call."""
 
     def __init__(self, tools: Tools | None, options: dict[str, Any]) -> None:
         self._tools = tools
