@@ -16,7 +16,7 @@ ON_CPU = pytest.mark.skipif(
     not sys.platform.startswith("linux") or os.path.exists("/proc/driver/nvidia"), reason="about Linux without a GPU"
 )
 
-LEFT_OUT = ("MALLOC_", "GLIBC_", "THP_", "ONEDNN_", "TORCHINDUCTOR_", "ATEN_")
+LEFT_OUT = ("PYTORCH_", "MALLOC_", "GLIBC_", "THP_", "ONEDNN_", "TORCHINDUCTOR_", "ATEN_")
 
 # Prints a JSON object: resident MiB at several moments, and what is in the environment.
 SCRIPT = """
@@ -84,6 +84,22 @@ def test_compiled_code_of_other_instructions_is_not_found_again() -> None:
     assert restricted["TORCHINDUCTOR_CACHE_DIR"].endswith("_avx2")
     assert run(ATEN_CPU_CAPABILITY="default")["TORCHINDUCTOR_CACHE_DIR"] != restricted["TORCHINDUCTOR_CACHE_DIR"]
     assert run(TORCHINDUCTOR_CACHE_DIR="/mine")["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
+
+
+@pytest.mark.parametrize(
+    ("given", "allocator"),
+    [
+        ({}, "expandable_segments:True"),
+        ({"PYTORCH_ALLOC_CONF": "backend:native"}, "backend:native"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, None),  # the older name is a choice too
+    ],
+)
+def test_on_an_nvidia_gpu_the_allocator_takes_segments_that_grow(
+    given: dict[str, str], allocator: str | None, tmp_path: Path
+) -> None:
+    ask = "import json, os; from toolgrpo import startup; startup._DRIVER = {!r}; startup.prepare(); print(json.dumps(os.environ.get('PYTORCH_ALLOC_CONF')))"
+    assert run(ask.format(str(tmp_path)), **given) == allocator
+    assert run(ask.format(str(tmp_path / "none")), **given) == given.get("PYTORCH_ALLOC_CONF")
 
 
 @ON_CPU

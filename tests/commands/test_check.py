@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from toolgrpo.commands.check import CheckRun, parse_check_arguments
-from toolgrpo.commands.check_lines import CheckReport, Verdict, add_calls, add_success
+from toolgrpo.commands.check_lines import CheckLine, CheckReport, Verdict, add_calls, add_success
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.evaluation.before_training import Untrained
 from toolgrpo.rollout import RolloutBatch
@@ -132,6 +134,64 @@ def test_lines_are_one_line_and_nothing_in_them_steers_a_terminal() -> None:
     assert report.exit_code == 1 and report.closing() == "3 checks: 1 failed, 1 with a warning, 1 passed"
     assert seen[1] == "warning  calls       none of them\\x1b[2J. Teach the form first"
     assert json.loads(report.as_json())["checks"][1]["numbers"] == {"share": 0.0}
+
+
+QWEN3: dict[str, Any] = {"model_type": "qwen3", "head_dim": 128, "hidden_size": 2048, "intermediate_size": 6144}
+QWEN3 |= {"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8}
+SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen3-1.7B": QWEN3,
+    "Qwen/Qwen3-0.6B": {**QWEN3, "hidden_size": 1024, "intermediate_size": 3072},
+    "Qwen/Qwen2.5-0.5B-Instruct": {
+        **{"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24},
+        **{"num_attention_heads": 14, "num_key_value_heads": 2},
+    },
+}
+LOCAL = {"gsm8k": "gsm8k:recipes/data/gsm8k_30.jsonl", "mbpp": "mbpp:recipes/data/mbpp_10.jsonl"}
+NAMED = re.compile(r"GPU of (\d+) GB")
+PROMISES = [path for path in sorted((ROOT / "recipes" / "configs").rglob("*.yaml")) if NAMED.search(path.read_text())]
+
+
+def estimated(folder: Path, name: str, gb: str, *flags: str) -> dict[str, CheckLine]:
+    """What is said of a model of which there is nothing but the config."""
+    sizes = {**SHAPES[name], "vocab_size": 151936, "tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(sizes))
+    given = ["--model_name_or_path", str(folder), "--output_dir", str(folder / "out"), "--card", f"{gb}GB"]
+    parsed = parse_check_arguments([*flags, *given])
+    return {line.what: line for line in CheckRun(*parsed, Terminal(None, io.StringIO(), quiet=False)).run().lines}
+
+
+@pytest.mark.parametrize("path", PROMISES, ids=lambda path: path.stem)
+def test_a_recipe_fits_the_gpu_that_it_names(path: Path, tmp_path: Path) -> None:
+    """By the estimate. T4, L4 and A10 leave less of their memory than other cards of their size."""
+    (gb,) = NAMED.findall(path.read_text().splitlines()[0])
+    without_engine: list[str] = []
+    if path.parent.name == "sft":  # the same model and adapter, in batches of as many
+        path = ROOT / "recipes" / "configs" / "gsm8k_qwen3_1.7b.yaml"
+        without_engine = ["--engine", "vllm_server", "--vllm_server_urls", "http://none"]
+    recipe = {key: value for part in yaml.safe_load(path.read_text()).values() for key, value in part.items()}
+    spec = recipe["dataset_id_or_path"]
+    flags = ["--config", str(path), "--dataset_id_or_path", LOCAL.get(spec, spec), *without_engine]
+    flags += ["--eval_questions", "0"] if spec in LOCAL else []
+    for share, fits in ((1, True), (0.94, True), (0.3, False)):
+        lines = estimated(tmp_path, recipe["model_name_or_path"], f"{share * int(gb):g}", *flags)
+        assert (lines["memory"].verdict is Verdict.PASS) is fits, lines["memory"].said
+        assert without_engine or (lines["cache"].verdict is not Verdict.FAILURE) is fits, lines["cache"].said
+
+
+def test_the_command_of_the_readme_fits_the_gpu_that_it_names(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    ((sentence, command),) = re.findall(r"(One command trains.*?)```\n(toolgrpo train .*?)```", text, re.DOTALL)
+    words = command.replace("\\\n", " ").split()[2:]
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    assert {"--tools_script", "--reward_fn"} <= given.keys(), "the files that the page shows; others are as long"
+    given |= {"--tools_script": "tools_funcs/calculator_tools.py", "--reward_fn": "rewards/math_reward.py"}
+    given["--dataset_id_or_path"] = LOCAL["gsm8k"]
+    (gb,) = NAMED.findall(sentence)
+    flags = [word for pair in given.items() for word in pair]
+    lines = estimated(tmp_path, given["--model_name_or_path"], gb, *flags)
+    assert lines["memory"].verdict is Verdict.PASS and lines["cache"].verdict is Verdict.PASS
+    assert "float32, 596 M are trained" in lines["model"].said
+    assert estimated(tmp_path, "Qwen/Qwen3-1.7B", gb, *flags)["memory"].verdict is Verdict.FAILURE
 
 
 @pytest.mark.e2e

@@ -23,7 +23,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = [pytest.mark.contract, pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 from toolgrpo.engines import vllm_options, vllm_seam  # noqa: E402
-from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions  # noqa: E402
+from toolgrpo.engines.base import HasCache, Sample, SampleRequest, SamplingOptions  # noqa: E402
 from toolgrpo.engines.vllm_colocate import VLLMColocateEngine  # noqa: E402
 from toolgrpo.errors import EngineError  # noqa: E402
 
@@ -126,6 +126,14 @@ def test_torchs_threads_are_put_back(started: Any) -> None:
         "vLLM changes torch's thread count; torch_threads_kept puts it back"
     )
     assert around["function after"] is around["function"], "vLLM replaces torch.set_num_threads on the CPU"
+
+
+def test_it_says_how_many_tokens_its_cache_holds(started: Any) -> None:
+    engine = started[0]
+    config = engine._vllm._engine.vllm_config.cache_config
+    room = engine.cache
+    assert isinstance(engine, HasCache) and room is not None and (room.window, room.at_a_time) == (256, 16)
+    assert room.tokens == config.num_gpu_blocks * config.block_size, "vLLM keeps the number under another name"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about the CPU")

@@ -218,9 +218,11 @@ def test_on_one_gpu_handles_of_its_memory_are_told_by_the_main_process_alone(
     from vllm.distributed.weight_transfer.packed_tensor import PackedIpcChunk
 
     sizes: list[int] = []
+    segments = ["expandable_segments:True,max_split_size_mb:512"]  # of which each time the last is in force
 
     def packed(*, iterator: Any, gpu_uuid: str, buffer_size_bytes: int, **_: Any) -> Iterator[PackedIpcChunk]:
         sizes.append(buffer_size_bytes)
+        assert segments[-1] == segments[0].replace("True", "False"), "or other processes could not open the memory"
         ((name, tensor),) = iterator
         dtype = str(tensor.dtype).removeprefix("torch.")
         yield PackedIpcChunk([name], [list(tensor.shape)], [dtype], [tensor.nbytes], {gpu_uuid: ("handle", name)})
@@ -233,11 +235,14 @@ def test_on_one_gpu_handles_of_its_memory_are_told_by_the_main_process_alone(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Device())
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", segments[0])
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", segments.append)
     for server in servers:
         server.weight_transfer = {"backend": "ipc"}
     route_of("ipc").push(iter(weights()), controls(servers))
     follower = route_of("ipc", process_index=1)
     follower.follow(iter(weights()))
+    assert segments[-1] == segments[0]
     assert sizes == [16, 12, 16, 12], "each process shares what lies on its GPU, in buffers that hold a chunk"
     for server in servers:
         assert [path for path, _ in server.posted] == ["/init_weight_transfer_engine", *PHASES]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from toolgrpo.calls import ToolErrorKind, ToolResult
+from toolgrpo.engines.base import CacheRoom
 from toolgrpo.ledger import Ledger
 from toolgrpo.observe.doctor import findings
 from toolgrpo.observe.metrics import (
@@ -76,6 +77,15 @@ def metrics_of_catalogue(n_tools: int, *results: ToolResult) -> dict[str, float]
     tools = [f"tool{number}" for number in range(n_tools)]
     known = Known(tools, EpisodeLimits(max_completion_length=9))
     return merged([rollout_metrics(batch(trajectory(1, 0, results, StopReason.FINISHED)), known)])
+
+
+def test_the_demand_on_the_cache_is_logged_where_its_size_is_known() -> None:
+    room = CacheRoom(tokens=23_808, window=2304, at_a_time=200)
+    assert str(room) == "23,808 tokens, 10 full episodes of 2,304; 200 asked for"
+    known = Known([], EpisodeLimits(max_completion_length=9), room)
+    own = batch(trajectory(1, 0, (), StopReason.FINISHED))
+    assert rollout_metrics(own, known)["engine/cache_demand"].value == pytest.approx(200 * 1152 / 23_808)
+    assert "engine/cache_demand" not in rollout_metrics(own)
 
 
 CALLED = ToolResult("3", "tool0")

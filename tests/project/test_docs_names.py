@@ -17,6 +17,7 @@ from toolgrpo.calls import AttemptStatus as Status
 from toolgrpo.calls import CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments
 from toolgrpo.commands.given import ALIASES
+from toolgrpo.engines.base import CacheRoom
 from toolgrpo.learning.correction import weight_metrics, weights_of_rows
 from toolgrpo.ledger import Ledger
 from toolgrpo.observe.metrics import Known, batch_metrics
@@ -75,7 +76,7 @@ def known_metrics() -> set[str]:
     found |= {"signal/rows_skipped", "signal/tokens_skipped", "sampling/dropped_episodes"}
     rows = weights_of_rows(torch.zeros(4, 1), torch.ones(4, 1), torch.ones(4, 1))
     found |= set(weight_metrics(rows))
-    run = Known(["NAME"], EpisodeLimits(max_completion_length=9))
+    run = Known(["NAME"], EpisodeLimits(max_completion_length=9), CacheRoom(9, 9, 9))
     found |= set(batch_metrics(batch, run)) | {"tools/error/CAUSE", "reward/groups_without_spread"}
     found |= set(re.findall(r'_metrics\[mode\]\["([^"]+)"\]', TRL_SOURCE))
     parts: dict[str, float] = {}

@@ -11,11 +11,13 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
+from toolgrpo import ToolGRPOConfig
+from toolgrpo.engines.base import CacheRoom
 from toolgrpo.errors import ConfigError
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.testing import ByteChat
 from toolgrpo.testing.trainers import tiny_trainer
-from toolgrpo.trainer.memory import PassShape, free_bytes, most_tokens
+from toolgrpo.trainer.memory import Device, PassShape, RunShape, estimate, free_bytes, most_tokens
 
 GIB = 2**30
 LORA = 366_592  # weights of rank 16 in a layer of Qwen2.5-0.5B
@@ -44,6 +46,69 @@ def test_what_a_pass_keeps_is_what_its_shape_says() -> None:
     counted = sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in own)
     of_layers = shape.bytes_per_token - replace(shape, layers=0).bytes_per_token
     assert counted == pytest.approx(600 * of_layers, rel=0.15)
+
+
+def test_what_a_step_holds_is_what_the_model_says(tmp_path: Path) -> None:
+    """Counted: weights, gradients and averages of a real step."""
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=320, hidden_size=64, intermediate_size=128, num_hidden_layers=2))
+    frozen = model.model.embed_tokens.weight.requires_grad_(False)
+    run = RunShape.of(model, ToolGRPOConfig(str(tmp_path), beta=0.1), dtype=torch.float32, context=9, **COLOCATED)
+    optimizer = torch.optim.AdamW(weight for weight in model.parameters() if weight.requires_grad)
+    ids = torch.arange(12).reshape(2, 6)
+    model(ids, labels=ids).loss.backward()
+    optimizer.step()
+
+    def held(tensors: Any) -> int:
+        return sum(one.numel() * one.element_size() for one in tensors if one is not None and one.dim())
+
+    weights = list(model.parameters())
+    assert run.weights == run.reference == held(weights) and run.n_weights * 4 == run.weights
+    assert run.gradients == held(weight.grad for weight in weights) == run.weights - 4 * frozen.numel()
+    assert run.optimizer == held(state for one in optimizer.state.values() for state in one.values())
+
+
+COLOCATED: Any = {"engine": "vllm_colocate", "at_a_time": 16}
+GPU = Device.named("16GB")
+SIZES: Any = {
+    **{"n_weights": GIB, "weights": 4 * GIB, "gradients": 4 * GIB, "optimizer": 8 * GIB, "reference": 0},
+    **{"head_gradient": GIB, "casts": 0, "passes": None, "vocabulary": 1000, "rows": 2, "context": 1024},
+    **{"itemsize": 2, "cached_token": 2**10, "own_copy": False, "share": 0.25, "cpu_cache": GIB, "sleeps": False},
+}
+RUN = RunShape(**SIZES, **COLOCATED)
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "needed"),
+    [
+        ({}, GPU, 17.6 + 0.25 * 16 * 0.98),  # weights, gradients, Adam, head, CUDA, and a quarter of the card
+        ({}, Device(16 * GIB, is_cpu=True), 17 + 3),  # a copy of the weights, and the cache; no CUDA
+        ({"reference": 4 * GIB}, GPU, 21.6 + 0.25 * 16 * 0.98),
+        ({"casts": 2 * GIB}, GPU, 18.6 + 0.25 * 16 * 0.98),  # in the forward pass, when the head has no gradient yet
+        ({"engine": "vllm_server"}, GPU, 17.6),
+        ({"engine": "transformers", "cached_token": 2**19}, GPU, 20.6),  # 8 GiB of cache instead of a pass of 5
+        ({"engine": "transformers", "own_copy": True}, GPU, 19.6),
+        ({"sleeps": True}, GPU, 17.6),  # vLLM's part is smaller than a pass, and there only before it
+    ],
+)
+def test_the_parts_are_added_up(changes: dict[str, Any], device: Device, needed: float) -> None:
+    found = estimate(replace(RUN, **changes), device)
+    assert found.needed / GIB == pytest.approx(needed, abs=0.02) and not found.fits
+    assert f"of {device.n_bytes / GIB:.1f} GiB (weights 4.0, " in str(found)
+    assert found.fixed < found.needed
+
+
+def test_the_cache_is_what_weights_and_graphs_leave_of_the_share() -> None:
+    small = estimate(replace(RUN, n_weights=GIB // 2), GPU).cache
+    assert small is not None and small.tokens == pytest.approx((0.25 * 15.68 - 1 - 0.85) * 2**20, rel=0.001)
+    assert estimate(replace(RUN, share=0.1), GPU).cache == CacheRoom(0, 1024, 16), "not even the weights"
+    assert estimate(replace(RUN, cached_token=None), GPU).cache is None
+
+
+@pytest.mark.parametrize(("text", "gib"), [("24GB", 23.52), ("22.5 GiB", 22.5)])
+def test_a_card_is_named_by_its_memory(text: str, gib: float) -> None:
+    assert Device.named(text).n_bytes / GIB == pytest.approx(gib)
+    with pytest.raises(ConfigError, match=r"as 24GB .*; got 'T4'"):
+        Device.named("T4")
 
 
 def decided(shape: PassShape, free_gib: float, *, given: int | None = None, shares: bool = True) -> tuple[Any, str]:

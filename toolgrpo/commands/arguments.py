@@ -140,6 +140,10 @@ class CheckArguments(Options):
         wrong="{name} must be at least 2, got {value}",
     )
     step: bool = option(True, "Also do one training step (nothing of it is kept).")
+    estimate: bool = option(False, "Only estimate the memory, from the model's config: no weights are loaded.")
+    card: str | None = option(
+        None, "Estimate for a GPU with this much memory, as 24GB or 22.5GiB; default: this machine."
+    )
     json: bool = option(False, "Print the result as JSON instead of lines.")
 
 

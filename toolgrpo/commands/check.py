@@ -25,11 +25,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import psutil
 import torch
 from datasets import Dataset
+from peft import get_peft_model
+from transformers import AutoConfig
 from trl import ModelConfig
 
+from toolgrpo.build import load_tokenizer, put_together
 from toolgrpo.commands.arguments import CheckArguments, ScriptArguments, check_arguments
 from toolgrpo.commands.check_lines import (
     CheckReport,
@@ -41,9 +43,12 @@ from toolgrpo.commands.check_lines import (
     add_success,
 )
 from toolgrpo.commands.given import given_values, parse_args
+from toolgrpo.commands.loaded_model import model_without_weights
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.errors import ConfigError, SandboxError, ToolGRPOError
+from toolgrpo.engines.base import MORE_ROOM
+from toolgrpo.engines.vllm_options import vllm_available
+from toolgrpo.errors import ConfigError, ModelError, SandboxError, ToolGRPOError
 from toolgrpo.evaluation.agreement import differences, drawn_tokens, largest_rounding
 from toolgrpo.evaluation.before_training import WRITINGS, nonsense, rehearse, score_made_up, untrained_facts
 from toolgrpo.rewards import Reward, check_gold
@@ -52,6 +57,7 @@ from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.sandbox.rungs.ladder import choose_rung
 from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.memory import Device, Estimate
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
 _NAMES_SHOWN = 24
@@ -63,7 +69,10 @@ def parse_check_arguments(argv: Sequence[str]) -> tuple[CheckArguments, ScriptAr
     """Read the command line over the YAML file of the training over the defaults."""
     kinds = (CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig)
     check, script, config, model = parse_args(kinds, argv)
-    check_arguments(script, config, model, given_values(kinds, argv))
+    given = given_values(kinds, argv)
+    check_arguments(script, config, model, given)
+    if check.card is not None:  # what a GPU trains in, whatever this machine has
+        config = config.changed(bf16=given.get("bf16", not config.fp16))
     return check, script, config, model
 
 
@@ -115,6 +124,10 @@ class CheckRun:
                 stage = "tools"
                 tools = self.parts.toolbox()
                 self._tools(tools)
+                if self.check.estimate or self.check.card is not None:
+                    stage = "model"
+                    self._planned(rows, tools)
+                    return self.report
                 stage = "reward"
                 rewards = self.parts.rewards()
                 rows = self.parts.rows_to_score(rows, rewards, "the training rows")
@@ -230,19 +243,79 @@ class CheckRun:
         if trainer.markers_line is not None:
             said, _, do = trainer.markers_line.removeprefix("markers").strip().partition("; ")
             report.add("markers", said, warning=do)
-        self._estimate_memory(model)
+        self._add_memory(parts.estimate_of(trainer, rows))
         return trainer
 
-    def _estimate_memory(self, model: Any) -> None:
-        """Estimate the memory of weights, gradients and an Adam optimizer; activations come on top."""
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        trained = sum(p.numel() * (p.element_size() + 8) for p in model.parameters() if p.requires_grad)
-        needed, there = (weights + trained) / _GIB, _memory_there(model) / _GIB
-        said = (
-            f"weights, gradients and Adam take about {needed:.2f} GiB of {there:.1f}; activations and the engine more"
+    def _add_memory(self, found: Estimate) -> None:
+        """Add the estimate: a failure where no length of the episodes would help."""
+        warning = "Shorter episodes, fewer at a time, --use_peft, or --vllm_enable_sleep_mode" if not found.fits else ""
+        failure = "Use --use_peft, ZeRO or FSDP, or a smaller model" if found.fixed > found.there else ""
+        numbers = {f"{name}_gib": size / _GIB for name, size in found.parts.items()}
+        self.report.add(
+            "memory",
+            str(found),
+            warning=warning,
+            failure=failure,
+            needed_gib=found.needed / _GIB,
+            there_gib=found.there / _GIB,
+            **numbers,
         )
-        failure = "Use --use_peft, ZeRO or FSDP, or a smaller model" if needed > there else ""
-        self.report.add("memory", said, failure=failure, needed_gib=needed, there_gib=there)
+
+    # what is estimated
+
+    def _planned(self, rows: Dataset, tools: Toolbox | None) -> None:
+        """Estimate the memory from the shape of the model."""
+        parts, config, asked = self.parts, self.parts.config, self.parts.model
+        device = Device.named(self.check.card) if self.check.card else Device.here(config.device)
+        path = parts.model_path(str(asked.model_name_or_path))
+        kwargs = {**parts.model_init_kwargs(), "trust_remote_code": config.trust_remote_code}
+        try:
+            shape = AutoConfig.from_pretrained(
+                path, revision=asked.model_revision, trust_remote_code=config.trust_remote_code
+            )
+        except (OSError, ValueError) as error:
+            raise ModelError(
+                f"--model_name_or_path {asked.model_name_or_path} has no config that can be read: {error}"
+            ) from error
+        model = model_without_weights(shape, kwargs)
+        peft = parts.peft_config()
+        if peft is not None:
+            with torch.device("meta"):
+                model = get_peft_model(model, peft)
+        guessed = ""
+        try:
+            tokenizer = load_tokenizer(path, revision=asked.model_revision, trust_remote_code=config.trust_remote_code)
+            chat = put_together(config, tokenizer, vocabulary=shape.get_text_config().vocab_size).chat
+        except ToolGRPOError as error:
+            chat, guessed = None, f"; the prompt is guessed, by its bytes: {error}"
+        bits = 4 if asked.load_in_4bit else 8 if asked.load_in_8bit else 16
+        stored = next(model.parameters()).dtype
+        found, window = parts.estimate(
+            *(model, chat, tools, rows, parts.heldout_rows() or ()),
+            dtype=torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else stored,
+            engine=self._planned_engine(bits),
+            device=device,
+            bits=bits,
+        )
+        counts = [
+            sum(one.numel() for one in model.parameters() if one.requires_grad or every) for every in (True, False)
+        ]
+        said = f"{asked.model_name_or_path}: {counts[0] / 1e6:.4g} M parameters in {stored}, {counts[1] / 1e6:.4g} M are trained"
+        self.report.add("model", said.replace("torch.", ""), parameters=counts[0], trained=counts[1])
+        self.report.add("context", f"{window}{guessed}", longest_prompt=window.longest_prompt, context=window.tokens)
+        self._add_memory(found)
+        if found.cache is not None:
+            warning = f"Some would be computed again ({MORE_ROOM})" if found.cache.demand > 2 else ""
+            failure = f"vLLM does not start ({MORE_ROOM})" if found.cache.tokens < found.cache.window else ""
+            self.report.add("cache", str(found.cache), warning=warning, failure=failure, tokens=found.cache.tokens)
+
+    def _planned_engine(self, bits: int) -> str:
+        config = self.parts.config
+        if config.engine != "auto":
+            return str(config.engine)
+        if config.server_urls():
+            return "vllm_server"
+        return "vllm_colocate" if bits == 16 and (self.check.card or vllm_available()) else "transformers"
 
     # what is drawn
 
@@ -307,13 +380,6 @@ class CheckRun:
         rollout_s = episode_s * episodes
         said = f"a rollout of {episodes} episodes about {rollout_s:.1f} s; the training pass was not tried"
         self.report.add("time", said, rollout_s=rollout_s)
-
-
-def _memory_there(model: Any) -> float:
-    device = next(model.parameters()).device
-    if device.type == "cuda":
-        return float(torch.cuda.get_device_properties(device).total_memory)
-    return float(psutil.virtual_memory().total)
 
 
 def _some(names: Sequence[str]) -> str:

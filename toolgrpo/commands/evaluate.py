@@ -34,6 +34,7 @@ from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
 from toolgrpo.rollout import Player, Rollouts
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.storage import storage_errors, write_whole
+from toolgrpo.trainer.assembly import cache_of
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.hardware import precision_line
 
@@ -142,8 +143,10 @@ class EvaluationRun:
         demand = parts.demand(loaded.policy, (), rows, samples=self.evaluation.samples)
         built = parts.engine(loaded.policy, demand)
         self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {parts.chat.name} chat format")
+        cache = cache_of(built.engine)
         for line in (
             None if demand.line is None else f"context   {demand.line}",
+            None if cache is None else f"cache     {cache}",
             precision_line(loaded.policy.dtype, loaded.policy.device),
             parts.markers_line(loaded.head),
         ):

@@ -93,16 +93,23 @@ def _policy_of_files(path: Path, kwargs: Mapping[str, Any], config: ToolGRPOConf
     files = weight_files(path, kwargs.get("revision"))
     if not files:
         return None
-    asked = kwargs.get("dtype", "float32")
-    dtype = shape.dtype or torch.float32 if asked == "auto" else getattr(torch, str(asked).removeprefix("torch."))
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(shape, dtype=dtype, trust_remote_code=kwargs["trust_remote_code"])
     policy = policy_of_model(
-        model, PartialState(), mixed_precision=config.mixed_precision, weights=partial(_weights_of, files)
+        model_without_weights(shape, kwargs),
+        PartialState(),
+        mixed_precision=config.mixed_precision,
+        weights=partial(_weights_of, files),
     )
     # A vLLM that is for other devices leaves the work to the transformers engine, which wants a model.
     chosen = choose_engine(options.engine, server_urls=list(options.vllm_server.urls), policy=policy)
     return policy if chosen.name == "vllm_colocate" else None
+
+
+def model_without_weights(shape: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Return the model of this config on the meta device, in the dtype that is asked for."""
+    asked = kwargs.get("dtype", "float32")
+    dtype = shape.dtype or torch.float32 if asked == "auto" else getattr(torch, str(asked).removeprefix("torch."))
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(shape, dtype=dtype, trust_remote_code=kwargs["trust_remote_code"])
 
 
 def _weights_of(files: Sequence[Path]) -> Iterator[tuple[str, torch.Tensor]]:

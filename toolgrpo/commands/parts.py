@@ -7,7 +7,7 @@ Each part says one line about what was loaded. Shared by training and evaluation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from toolgrpo.build import open_player
+from toolgrpo.chat.base import ChatFormat
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.plugins import load_rewards, load_toolbox
 from toolgrpo.commands.terminal import Terminal
@@ -28,6 +29,7 @@ from toolgrpo.data.held_out import HeldOut, held_out_split, hold_out
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.evaluation.before_training import rehearse
 from toolgrpo.folder_claim import other_run_in
+from toolgrpo.gateway.agents import PROMPT_ROOM
 from toolgrpo.models import NAMED_MODELS, folder_of
 from toolgrpo.models import check_weights as check_weight_files
 from toolgrpo.observe.console import show_engine_lines
@@ -38,11 +40,15 @@ from toolgrpo.rewards import Reward, check_gold, refused_rows
 from toolgrpo.rewards.base import source_text
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout import Player
+from toolgrpo.rollout.demand import MOST_AT_A_TIME, Window, measure_window
 from toolgrpo.rollout.row_tools import check_tool_names
 from toolgrpo.rollout.user_turns import check_user_turns
 from toolgrpo.storage import storage_errors
 from toolgrpo.tools import Toolbox
+from toolgrpo.tools.base import ToolProvider
+from toolgrpo.trainer.assembly import cache_of
 from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.memory import Device, Estimate, RunShape, estimate
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
 # The projections of attention and MLP, as model families call them; PEFT takes those that the model
@@ -222,7 +228,52 @@ class RunParts:
         self.terminal.say(f"engine    {choice.name} ({choice.why}), {trainer.chat.name} chat format")
         if trainer.demand.line is not None:
             self.terminal.say(f"context   {trainer.demand.line}")
+        cache = cache_of(trainer.engine)
+        if cache is not None:
+            self.terminal.say(f"cache     {cache}")
         return trainer
+
+    def estimate(
+        self,
+        model: Any,
+        chat: ChatFormat | None,
+        tools: ToolProvider | None,
+        rows: Sequence[Mapping[str, Any]],
+        heldout: Sequence[Mapping[str, Any]] = (),
+        *,
+        dtype: torch.dtype,
+        engine: str,
+        device: Device,
+        bits: int = 16,
+    ) -> tuple[Estimate, Window]:
+        """Return what training on these rows takes of a device, and the window; the model may be on the meta device."""
+        config = self.config
+        window = measure_window(
+            [*rows, *heldout],
+            chat,
+            tools,
+            max_completion_length=config.episode_limits().max_completion_length,
+            enable_thinking=config.enable_thinking,
+            room=PROMPT_ROOM if self.script.agent else 0,
+        )
+        assert window is not None
+        at_a_time = config.engine_options().vllm_colocate.vllm.max_num_seqs
+        if not device.is_cpu and config.max_concurrent_episodes is None:
+            at_a_time = max(at_a_time, min(len(heldout), MOST_AT_A_TIME))
+        context = min(window.tokens, config.vllm_max_model_length or window.tokens)
+        run = RunShape.of(model, config, dtype=dtype, engine=engine, context=context, at_a_time=at_a_time, bits=bits)
+        return estimate(run, device), window
+
+    def estimate_of(
+        self, trainer: ToolGRPOTrainer, rows: Sequence[Mapping[str, Any]], heldout: Sequence[Mapping[str, Any]] = ()
+    ) -> Estimate:
+        """Return what this trainer takes of the device that it is on."""
+        policy, engine = trainer.policy, trainer.engine_choice.name
+        model, device = policy.get_model(), Device.here(policy.device)
+        found, _ = self.estimate(
+            model, trainer.chat, trainer.toolbox, rows, heldout, dtype=policy.dtype, engine=engine, device=device
+        )
+        return found
 
     def peft_config(self) -> Any:
         """Return LoRA on the attention and MLP projections, unless the user names other modules."""

@@ -109,6 +109,8 @@ class TrainingRun:
         trainer, heldout = self._load()
         try:
             if self.script.dry_run:
+                said = self.parts.estimate_of(trainer, trainer.train_dataset, list(heldout or ()))
+                self.terminal.say(f"memory    {said}")
                 self.terminal.say("dry run: everything was loaded and checked")
                 return None
             (earlier,) = broadcast_object_list([self._earlier() if self.terminal.is_main_process() else None])

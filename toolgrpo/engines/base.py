@@ -55,6 +55,33 @@ class Sample:
     taken_over: tuple[tuple[int, int], ...] = ()  # from which token on which later step's did; empty too if unknown
 
 
+MORE_ROOM = (
+    "--vllm_gpu_memory_utilization, 0.6 with --vllm_enable_sleep_mode true; on a CPU --vllm_kv_cache_gib; or bound "
+    "--max_concurrent_episodes"
+)
+"""What gives the episodes more room in the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRoom:
+    """The tokens that an engine's cache holds, and what it is asked to hold."""
+
+    tokens: int
+    window: int  # tokens of the longest episode
+    at_a_time: int  # episodes that may be open
+
+    @property
+    def demand(self) -> float:
+        """Return how often the cache would be full if all of them were half as long as they may be."""
+        return self.at_a_time * self.window / 2 / max(1, self.tokens)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tokens:,} tokens, {self.tokens // self.window} full episodes of {self.window:,}; {self.at_a_time} "
+            f"asked for"
+        )
+
+
 class Engine(Protocol):
     """One generation engine.
 
@@ -114,6 +141,14 @@ class CountsTokens(Protocol):
     def n_drawn_before_load(self, request: SampleRequest) -> int:
         """Return how many tokens of this open request the weights before the last `load_weights` drew."""
         ...
+
+
+@runtime_checkable
+class HasCache(Protocol):
+    """An engine whose cache has a size that is known when it has started."""
+
+    @property
+    def cache(self) -> CacheRoom | None: ...
 
 
 @runtime_checkable

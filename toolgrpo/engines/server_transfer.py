@@ -62,6 +62,7 @@ from toolgrpo.engines.server_weights import (
 )
 from toolgrpo.engines.vllm_http import ServerControl, in_thread
 from toolgrpo.engines.vllm_options import vllm_available
+from toolgrpo.engines.vllm_seam import fixed_segments
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 
 BACKENDS = ("nccl", "ipc")
@@ -235,7 +236,8 @@ class _Sender:
         self._engine.source = _source(chunk)
         if self._backend == "ipc":  # where a tensor larger than the buffer is refused; NCCL's size was agreed on
             self._engine.packed_buffer_size_bytes = sum(tensor.nbytes for tensor in chunk.values())
-        self._watched("send weights", self._engine.send_weights)
+        with fixed_segments() if self._backend == "ipc" else nullcontext():
+            self._watched("send weights", self._engine.send_weights)
 
     def end(self) -> None:
         """Leave the group."""

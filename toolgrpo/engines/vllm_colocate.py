@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from toolgrpo.engines.base import Sample, SampleRequest
+from toolgrpo.engines.base import CacheRoom, Sample, SampleRequest
 from toolgrpo.engines.checks import BadAnswer, check_request, checked_sample
 from toolgrpo.engines.vllm_options import VLLMOptions
 from toolgrpo.engines.vllm_seam import StepEngine
@@ -80,6 +80,10 @@ class VLLMColocateEngine:
     @property
     def max_model_len(self) -> int:
         return self._vllm.max_model_len
+
+    @property
+    def cache(self) -> CacheRoom | None:
+        return self._vllm.cache
 
     @property
     def takes_weights_while_open(self) -> bool:

@@ -11,6 +11,7 @@ of these changes):
 * `collective_rpc("reload_weights", weights_iterator=...)`: replaces weights on every platform
   (loading parameter by parameter crashes on the CPU, where vLLM has repacked them); its logger
   complains of layers that have no weights in any checkpoint, which is filtered;
+* `cache_config.kv_cache_size_tokens`: the tokens that its cache holds, once it has measured its memory;
 * `LLMEngine.sleep(level)` and `wake_up(tags)`; `reset_prefix_cache`, which says whether it could;
 * `ModelConfig.compute_hash`, which has the model's path in it (`vllm_options.py`);
 * `EngineArgs(enable_lora=...)`, `LoRARequest` and `LLMEngine.remove_lora`: an adapter beside the
@@ -27,6 +28,7 @@ of these changes):
   kernel away whenever experts are processed;
 * as it starts it silences libraries by the file number of `sys.stdout`, which that of a notebook
   need not have: it gets the process's own meanwhile;
+* `alloc_conf`, which rewrites PyTorch's allocator settings whole;
 * on the CPU vLLM sets torch's thread count to 1 and replaces `torch.set_num_threads` by a function
   that does nothing, and everywhere it sets the precision of float32 products: all are put back,
   because the training pass runs in the same process;
@@ -54,7 +56,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
+from toolgrpo.engines.base import CacheRoom, FinishReason, Sample, SampleRequest
 from toolgrpo.engines.vllm_options import VLLMOptions, config_folder, vllm_version
 from toolgrpo.errors import EngineError, FinalEngineError
 
@@ -125,6 +127,21 @@ def _environment_of_the_start(*, takes_a_gpu: bool) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def fixed_segments() -> Iterator[None]:
+    """Allocate outside of segments that grow (`startup.prepare`), whose memory other processes may not open."""
+    from vllm.device_allocator.alloc_conf import EXPANDABLE_SEGMENTS, current_alloc_conf, set_alloc_conf, with_conf_flag
+
+    before = current_alloc_conf()
+    try:
+        if before:
+            set_alloc_conf(with_conf_flag(before, EXPANDABLE_SEGMENTS, False))
+        yield
+    finally:
+        if before:
+            set_alloc_conf(before)
 
 
 def _prepare_environment(options: VLLMOptions) -> None:
@@ -246,6 +263,12 @@ class StepEngine:
     def vocabulary(self) -> int:
         """Return how many ids the model can draw."""
         return int(self._engine.model_config.get_vocab_size())
+
+    @property
+    def cache(self) -> CacheRoom | None:
+        config = self._engine.vllm_config
+        tokens = config.cache_config.kv_cache_size_tokens
+        return None if tokens is None else CacheRoom(tokens, self.max_model_len, config.scheduler_config.max_num_seqs)
 
     @property
     def has_work(self) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolgrpo.calls import INFRASTRUCTURE_CAUSES, NO_NAME, NO_TOOL
+from toolgrpo.engines.base import MORE_ROOM
 from toolgrpo.named_files import shipped_root
 from toolgrpo.observe.call_lookalikes import FORMS
 
@@ -338,6 +339,15 @@ def _lengths_weighted_unlike(logs: Logs) -> Iterator[str]:
         )
 
 
+def _cache_is_small(logs: Logs) -> Iterator[str]:
+    demand = logs.last("engine/cache_demand")
+    if demand > 2:
+        yield (
+            f"the engine's cache is small: the episodes that may run at a time need {demand:.1f} times its tokens when they "
+            f"are half grown, and those without room are computed again ({MORE_ROOM})"
+        )
+
+
 def _void_turns(logs: Logs) -> Iterator[str]:
     share = logs.mean("turns/void")
     if share >= 0.1:
@@ -397,6 +407,7 @@ RULES: tuple[Rule, ...] = (
     Rule("tool_fails", "calls-that-fail", _SHORT, _tool_fails),
     Rule("engine_differs", "vllm-and-the-trainer-disagree", _SHORT, _engine_differs),
     Rule("engine_draws_oddly", "vllm-and-the-trainer-disagree", _SHORT, _engine_draws_oddly),
+    Rule("cache_is_small", "out-of-memory", _SHORT, _cache_is_small),
     Rule("lengths_weighted_unlike", "vllm-and-the-trainer-disagree", _SHORT, _lengths_weighted_unlike),
     Rule("void_turns", "length-and-truncation", _SHORT, _void_turns),
     Rule("copied_results", "calls-that-fail", _SHORT, _copied_results),

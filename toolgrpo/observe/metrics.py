@@ -24,6 +24,7 @@ from typing import NamedTuple
 from accelerate.utils import gather_object
 
 from toolgrpo.calls import INFRASTRUCTURE_CAUSES, NO_TOOL, WITHOUT_MARKERS, ToolErrorKind
+from toolgrpo.engines.base import CacheRoom
 from toolgrpo.learning.advantages import is_dead
 from toolgrpo.learning.shaping import Member, Shaping, members_of
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
@@ -53,13 +54,14 @@ Metrics = dict[str, Metric]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The tools that a run offers, and its limits.
+    """The tools that a run offers, its limits, and the cache of its engine.
 
     The metrics of tools, causes and limits that it knows are there in every batch.
     """
 
     tools: Sequence[str]
     limits: EpisodeLimits
+    cache: CacheRoom | None = None
 
 
 def limit_metrics(trajectories: Sequence[Trajectory], limits: EpisodeLimits) -> Metrics:
@@ -186,6 +188,7 @@ def rollout_metrics(batch: RolloutBatch, known: Known | None = None) -> Metrics:
         **{f"stop/{reason}": Metric(stops[reason] / n) for reason in StopReason},
         "world/failed_episodes": Metric(sum(map(failed_by_infrastructure, trajectories)) / n),
         **({} if known is None else limit_metrics(trajectories, known.limits)),
+        **({} if known is None or known.cache is None else {"engine/cache_demand": Metric(known.cache.demand, max)}),
         **tool_metrics(trajectories, () if known is None else known.tools),
         "tools/unmarked": Metric(float(unmarked), sum),  # answered or run, as `unmarked_calls` says
     }

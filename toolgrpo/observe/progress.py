@@ -36,6 +36,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from toolgrpo.engines.base import CacheRoom
 from toolgrpo.plain_text import plain
 from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded
 from toolgrpo.tools.arguments import signatures_text
@@ -307,6 +308,7 @@ def loaded_lines(
     engine: str,
     chat: str,
     context: str | None,
+    cache: CacheRoom | None,
 ) -> list[str]:
     """Return a line per loaded part; `rewards` maps each reward to its source."""
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
@@ -320,4 +322,5 @@ def loaded_lines(
         *(f"reward    {reward}: {source}" for reward, source in rewards.items()),
         f"engine    {engine}, {chat} chat format",
         *([] if context is None else [f"context   {context}"]),
+        *([] if cache is None else [f"cache     {cache}"]),
     ]

@@ -27,6 +27,7 @@ MOST_AT_A_TIME = 256
 """Episodes of an evaluation that one accelerator decodes together; more gain little."""
 _MOST_MEASURED = 512  # rows whose prompts are rendered: the longest by their text
 _STEP = 64  # tokens: runs that differ by a few share one compiled engine
+_BYTES = 3  # of a token, about, where no tokenizer is at hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def suit(
 
 def measure_window(
     rows: Sequence[Mapping[str, Any]],
-    chat: ChatFormat,
+    chat: ChatFormat | None,
     tools: ToolProvider | None,
     *,
     max_completion_length: int,
@@ -122,7 +123,7 @@ def measure_window(
     """Return the window for these rows; None if there are none.
 
     Of more than a few hundred rows only the longest, by their text and their tools, are rendered,
-    and an eighth of the longest prompt is added.
+    and an eighth of the longest prompt is added. Without a chat format it is a guess.
     """
     if not rows:
         return None
@@ -140,6 +141,8 @@ def measure_window(
 
     measured = rows if len(rows) <= _MOST_MEASURED else heapq.nlargest(_MOST_MEASURED, rows, key=size)
     longest = 0
+    if chat is None:
+        return Window(max(map(size, measured)) // _BYTES, max_completion_length, room)
     for row in measured:
         thinking = thinking_of(row, enable_thinking)
         longest = max(longest, len(chat.prompt(as_messages(row["prompt"]), schemas_of(row), enable_thinking=thinking)))

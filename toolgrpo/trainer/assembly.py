@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from toolgrpo.engines.base import Engine
+from toolgrpo.engines.base import CacheRoom, Engine, HasCache
 from toolgrpo.engines.build import BuiltEngine, EngineChoice
 from toolgrpo.engines.policy import Policy
 from toolgrpo.learning.turn_rewards import TurnRewards, get_turn_reward, load_turn_reward
@@ -63,6 +63,11 @@ def open_engine(
     built = given.engine(policy, demand)
     opened.callback(built.engine.shutdown)
     return built
+
+
+def cache_of(engine: Engine) -> CacheRoom | None:
+    """Return the room in the cache of an engine that knows it."""
+    return engine.cache if isinstance(engine, HasCache) else None
 
 
 def open_pass(given: GivenParts, policy: Policy, rows: Any, say: Callable[[str], None]) -> SharedPass:
@@ -128,6 +133,7 @@ class Watchers:
 def open_watchers(
     given: GivenParts,
     *,
+    cache: CacheRoom | None,
     progress: RunProgress,
     callbacks: list[TrainerCallback],
     log: Callable[[Mapping[str, float]], None],
@@ -164,7 +170,7 @@ def open_watchers(
         step_log=step_log,
         metrics=MetricsLog(
             log_unless_world_fails,
-            Known(tool_names, args.episode_limits()),
+            Known(tool_names, args.episode_limits(), cache),
             args.shaping(),
         ),
         tables=RolloutTables(callbacks, with_tables=args.log_completions),
@@ -203,6 +209,7 @@ def loaded_parts(
         engine=f"{built.choice.name} ({built.choice.why})",
         chat=given.chat.name,
         context=context,
+        cache=cache_of(built.engine),
     )
     for line in lines:
         logger.info("%s", line)

@@ -1,25 +1,38 @@
-"""Memory of a training pass on a CPU: what it will need, and what the machine has.
+"""Memory of a training: what it will need of one device, and what the machine has.
 
-The need is arithmetic on a model's sizes; `tests/trainer/test_memory.py` has what was measured beside it. It is meant
-for decoders with attention and a gated MLP, whose passes are nearly all of that kind. Not covered: accelerators, and
-prompts that become longer than the rows' (environments, agents).
+The need is arithmetic on a model's sizes, which a model on the meta device has too. `tests/trainer/test_memory.py` has
+what was measured of passes on a CPU beside it; nothing was measured on a GPU. It is meant for decoders with attention
+and a gated MLP, whose passes are nearly all of that kind. Not covered: weights that several processes share out
+(FSDP2, ZeRO), and prompts that become longer than the rows' (environments, agents).
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+import torch
+
+from toolgrpo.engines.base import CacheRoom
+from toolgrpo.engines.policy import kv_bytes_per_token
 from toolgrpo.errors import ConfigError
 
 _ALWAYS = 2**26  # tiles of the output head, attention, what libraries load at their first use
 _LARGE = 2**30  # bytes of activations, from which on memory counts more than a few percent of time
 _USABLE = 0.9  # of the free memory: the rest is for rollouts, tools, and what the sum leaves out
+_OF_A_CARD = 0.98  # of the GB that a card is sold with, in GiB; T4, L4 and A10 leave 0.92
+_CUDA = int(0.6 * 2**30)  # context and libraries of this process: estimated, as what vLLM takes for its graphs
+_GRAPHS = int(0.85 * 2**30)
+_BATCHED = 4096  # tokens of one step of vLLM (`engines/vllm_options.py`)
+_HEAD_TILE = (4096, 32768)  # tokens and vocabulary of a tile of TRL's output head
+_ENGINES = {"vllm_colocate": "vLLM", "transformers": "generation"}
+_WITH_SCALES = 1.125  # of packed weights: each block of 64 has a scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +46,13 @@ class PassShape:
     n_trained: int  # weights that are trained
     itemsize: int  # bytes of an activation
     checkpointing: bool
+    residual: int | None = None  # bytes of what goes from layer to layer; None: the same
 
     @classmethod
     def of(cls, model: Any, *, checkpointing: bool) -> Self | None:
-        """Return the shape of a model, or None if its config does not have these sizes."""
+        """Return the shape of a model that computes in the dtype of its trained weights; None if its config does not
+        have these sizes.
+        """
         config = model.config.get_text_config()
         layers, width, heads, inner = (
             getattr(config, name, None)
@@ -68,8 +84,10 @@ class PassShape:
     def bytes_per_token(self) -> int:
         """Activations that are kept for the backward pass, and what that works on at a time."""
         layer = 8 * self.width + self.heads + 4 * self.inner
-        kept = self.layers * self.width + layer if self.checkpointing else self.layers * layer
-        return self.itemsize * (kept + 3 * self.inner)
+        if not self.checkpointing:
+            return self.itemsize * (self.layers * layer + 3 * self.inner)
+        between = self.layers * self.width * (self.residual or self.itemsize)
+        return between + self.itemsize * (layer + 3 * self.inner)
 
     def bytes_of(self, tokens: int) -> int:
         """Return the bytes that a pass over these tokens adds, with its gradients and the optimizer's averages."""
@@ -140,6 +158,172 @@ def _helpful(shape: PassShape) -> str:
 
 def _gib(n_bytes: float) -> str:
     return f"{n_bytes / 2**30:.1f} GiB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunShape:
+    """The sizes of a run in one process that decide what it takes of its device, in bytes where nothing else is said."""
+
+    n_weights: int
+    weights: int  # as the trainer holds them
+    gradients: int
+    optimizer: int
+    reference: int
+    head_gradient: int  # of an output head that is trained: it is added up in float32
+    casts: int  # copies of trained weights that autocast keeps during a forward pass
+    passes: PassShape | None
+    vocabulary: int
+    rows: int  # of a training pass
+    context: int  # tokens of the longest episode, with its prompt
+    itemsize: int  # of a number that is computed with
+    cached_token: int | None  # keys and values of one; None: attention that keeps something else
+    engine: str
+    own_copy: bool  # an engine `transformers` with weights of its own
+    at_a_time: int  # episodes that the engine may be asked for
+    share: float  # of a GPU, for vLLM
+    cpu_cache: int  # of vLLM on a CPU
+    sleeps: bool
+
+    @classmethod
+    def of(
+        cls, model: Any, config: Any, *, dtype: torch.dtype, engine: str, context: int, at_a_time: int, bits: int = 16
+    ) -> Self:
+        """Return the sizes of training this model as `config` says, computing in `dtype`; it may be on the meta device.
+
+        `bits` are those of the weights of linear layers, where they are going to be packed.
+        """
+        base = model.get_base_model() if hasattr(model, "peft_config") else model
+        sizes, head, embedding = (
+            base.config.get_text_config(),
+            base.get_output_embeddings(),
+            base.get_input_embeddings(),
+        )
+        weights = sum(map(_n_bytes, model.parameters()))
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        for module in base.modules() if bits < 16 else ():
+            if isinstance(module, torch.nn.Linear) and module is not head and not module.weight.requires_grad:
+                weights -= _n_bytes(module.weight) - int(module.weight.numel() * bits / 8 * _WITH_SCALES)
+        passes = PassShape.of(model, checkpointing=config.gradient_checkpointing)
+        if passes is not None:
+            passes = replace(passes, itemsize=dtype.itemsize, residual=embedding.weight.element_size())
+        in_float32 = [weight for weight in trained if weight.dim() > 1 and weight.element_size() > dtype.itemsize]
+        vllm = config.engine_options().vllm_colocate.vllm
+        return cls(
+            n_weights=sum(one.numel() for one in base.parameters() if base is model or not one.requires_grad),
+            weights=weights,
+            gradients=sum(map(_n_bytes, trained)),
+            optimizer=sum(_states(weight, str(config.optim).lower()) for weight in trained),
+            reference=weights if config.beta and base is model else 0,
+            head_gradient=4 * head.weight.numel() if head.weight.requires_grad else 0,
+            casts=sum(dtype.itemsize * one.numel() for one in in_float32 if one is not embedding.weight),
+            passes=passes,
+            vocabulary=sizes.vocab_size,
+            rows=config.per_device_train_batch_size,
+            context=context,
+            itemsize=dtype.itemsize,
+            cached_token=kv_bytes_per_token(sizes, dtype),
+            engine=engine,
+            own_copy=config.runs_ahead,
+            at_a_time=at_a_time,
+            share=vllm.gpu_memory_utilization,
+            cpu_cache=vllm.kv_cache_gib * 2**30,
+            sleeps=vllm.enable_sleep_mode,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The bytes that a run takes of one device, part by part, and what its engine can hold."""
+
+    parts: Mapping[str, int]
+    needed: int  # at the most, in a training pass or in a rollout
+    fixed: int  # whatever the length of the episodes
+    there: int
+    cache: CacheRoom | None  # of colocated vLLM
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.there
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in self.parts.items() if size)
+        return f"estimated: {self.needed / 2**30:.1f} of {self.there / 2**30:.1f} GiB ({parts})"
+
+
+def estimate(run: RunShape, device: Device) -> Estimate:
+    """Return what a run takes of a device if all its episodes are as long as they may be and share no prompt."""
+    tokens = run.rows * run.context
+    width, inner = (0, 0) if run.passes is None else (run.passes.width, run.passes.inner)
+    tile = 0 if device.is_cpu else min(tokens, _HEAD_TILE[0]) * min(run.vocabulary, _HEAD_TILE[1]) * run.itemsize
+    head = tile + run.head_gradient + 4 * tokens * width
+    copy = run.n_weights * run.itemsize
+    engine, cache = 0, None
+    if run.engine == "vllm_colocate" and device.is_cpu:
+        engine, cache = copy + run.cpu_cache, run.cpu_cache
+    elif run.engine == "vllm_colocate":
+        reading = _BATCHED * (3 * inner + 2 * width) * run.itemsize + 12 * run.at_a_time * run.vocabulary
+        engine = int(run.share * device.n_bytes)
+        cache = max(0, engine - copy - reading - _GRAPHS)
+    elif run.engine == "transformers":
+        engine = run.at_a_time * run.context * (run.cached_token or 0)
+    parts = {
+        "weights": run.weights,
+        "reference model": run.reference,
+        "gradients": run.gradients,
+        "optimizer": run.optimizer,
+        "activations": 0 if run.passes is None else tokens * run.passes.bytes_per_token,
+        "head": max(head, run.casts),
+        "CUDA": 0 if device.is_cpu else _CUDA,
+        "the engine's copy": copy if run.engine == "transformers" and run.own_copy else 0,
+        _ENGINES.get(run.engine, run.engine): engine,
+    }
+    a_pass = parts["gradients"] + parts["activations"] + parts["head"]
+    kept = sum(parts.values()) - a_pass - engine
+    in_turn = run.sleeps or run.engine == "transformers"  # what the engine takes is given back before a pass
+    room = None
+    if cache is not None and run.cached_token:
+        room = CacheRoom(cache // run.cached_token, run.context, run.at_a_time)
+    return Estimate(
+        parts=parts,
+        needed=kept + (max(a_pass, engine) if in_turn else a_pass + engine),
+        fixed=kept + parts["gradients"] + (0 if in_turn else engine),
+        there=device.n_bytes,
+        cache=room,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The memory of a GPU, or of a machine without one."""
+
+    n_bytes: int
+    is_cpu: bool = False
+
+    @classmethod
+    def named(cls, text: str) -> Self:
+        """Return a card by its size: 24GB as it is sold, or 22.5GiB as `nvidia-smi` has it."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(GB|GiB)", text)
+        if found is None:
+            raise ConfigError(f"--card is the memory of a GPU, as 24GB or 22.5GiB; got {text!r}")
+        return cls(int(float(found[1]) * 2**30 * (_OF_A_CARD if found[2] == "GB" else 1)))
+
+    @classmethod
+    def here(cls, device: torch.device) -> Self:
+        """Return this device of this machine."""
+        if device.type == "cuda":
+            return cls(torch.cuda.get_device_properties(device).total_memory)
+        return cls(psutil.virtual_memory().total, is_cpu=True)
+
+
+def _n_bytes(weight: torch.Tensor) -> int:
+    return weight.numel() * weight.element_size()
+
+
+def _states(weight: torch.Tensor, optimizer: str) -> int:
+    """Return the bytes that an optimizer of this name keeps for a weight: two averages, unless it is known for less."""
+    if "8bit" in optimizer:
+        return 2 * weight.numel()
+    return 0 if "sgd" in optimizer or "adafactor" in optimizer else 2 * _n_bytes(weight)
 
 
 def free_bytes() -> int | None:

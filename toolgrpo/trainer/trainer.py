@@ -42,6 +42,7 @@ from toolgrpo.storage import saved_into
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.assembly import (
+    cache_of,
     loaded_parts,
     model_card,
     open_engine,
@@ -141,7 +142,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.progress = progress or RunProgress(SteadyConsole(stderr=True, quiet=args.quiet or not self._is_main))
         built = self._open_engine(given, engine, heldout)
         self._fit(given, built)
-        self._open_watchers(given)
+        self._open_watchers(given, built.engine)
         vocabulary = self.policy.base_model.config.get_text_config().vocab_size
         self.rollouts = given.rollouts(built.engine, self._watchers.observers(observers), vocabulary=vocabulary)
         self._open_road(built.engine)
@@ -203,12 +204,13 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._shared_pass = open_pass(given, self.policy, self.train_dataset, say)
         self.turn_rewards = open_turn_rewards(given.config, self.train_dataset)
 
-    def _open_watchers(self, given: GivenParts) -> None:
+    def _open_watchers(self, given: GivenParts, engine: Engine) -> None:
         """Open what watches, and the callbacks that stop and save."""
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
         self._watchers = watchers = open_watchers(
             given,
+            cache=cache_of(engine),
             progress=self.progress,
             callbacks=self.callback_handler.callbacks,
             log=partial(trl_trainer.log_metrics, self),
