@@ -22,6 +22,7 @@ class AttemptStatus(StrEnum):
     MISSING_NAME = "missing_name"
     UNKNOWN_TOOL = "unknown_tool"
     BAD_ARGUMENTS = "bad_arguments"
+    XML = "xml"  # in XML tags where JSON belongs; not run unless `unmarked_calls` is `accept`
     UNMARKED = "unmarked"  # without the markers of a call; it has a name and arguments, and is not run
     ACCEPTED = "accepted"  # the same, and run (`unmarked_calls: accept`)
 
@@ -42,6 +43,7 @@ class ToolErrorKind(StrEnum):
     UNKNOWN_TOOL = "unknown_tool"
     BAD_ARGUMENTS = "bad_arguments"
     UNMARKED = "unmarked"
+    XML = "xml"
     RAISED = "raised"  # the tool raised an exception
     TIMEOUT = "timeout"  # the tool overran its deadline
     DIED = "died"  # the process of the tool went away

@@ -129,7 +129,7 @@ class EpisodeOptions(Options):
     call_markers: str = call_markers_option()
     unmarked_calls: str = option(
         "answer",
-        "A call without its markers, bare or in a code fence: answer (say what the form is), accept (run it) or ignore "
+        "A call without its markers, bare, in a code fence or in XML tags: answer (say what the form is), accept (run it) or ignore "
         "(it is the final answer).",
         choices=("answer", "accept", "ignore"),
     )

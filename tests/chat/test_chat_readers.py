@@ -153,6 +153,7 @@ def test_text_without_thinking_or_calls_is_untouched() -> None:
         ('{"name": "f", "arguments": {"a": 1e999}}', INVALID),
         ('{"name": "f", "arguments": {"a": "\\ud800"}}', INVALID),
         ('{"name": "f\\udfff", "arguments": [1]}', INVALID),
+        ("<name>f</name><arguments>{</arguments>", AttemptStatus.XML),
         ("", INVALID),
         ("[" * 100_000, INVALID),
         ('{"name": "f", "arguments": ' + '{"a":' * 600 + "1" + "}" * 601, INVALID),

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from toolgrpo.calls import AttemptStatus, CallAttempt
-from toolgrpo.chat.unmarked import unmarked_call
+from toolgrpo.chat.attempts import unreadable, xml_attempt
+from toolgrpo.chat.base import ParsedTurn
+from toolgrpo.chat.family_templates import _HERMES_FORM
+from toolgrpo.chat.unmarked import unmarked_call, with_unmarked
 
 
 def schema(name: str, required: list[str] | None = None, **properties: str) -> dict[str, Any]:
@@ -24,7 +27,9 @@ SCHEMAS = [
 ]
 CALL = '{"name": "calculator", "arguments": {"expression": "2 + 3"}}'
 INDENTED = json.dumps(json.loads(CALL), indent=2)
-FORM = "<tool_call>...</tool_call>"
+HERMES = _HERMES_FORM
+FORM = HERMES.text
+RIGHT = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 + 3"}}\n</tool_call>'
 
 
 def found(text: str, made: tuple[CallAttempt, ...] = ()) -> CallAttempt | None:
@@ -47,7 +52,7 @@ def found(text: str, made: tuple[CallAttempt, ...] = ()) -> CallAttempt | None:
 )
 def test_one_call_of_an_offered_tool_bare_or_fenced_is_found(text: str) -> None:
     call = found(text)
-    assert call is not None and call.status is AttemptStatus.UNMARKED and FORM in call.detail
+    assert call is not None and call.status is AttemptStatus.UNMARKED and RIGHT in call.detail
     assert (call.name, call.arguments) == ("calculator", {"expression": "2 + 3"})
 
 
@@ -88,3 +93,56 @@ def test_no_text_takes_long(piece: str) -> None:
     """A pattern that looks at the rest of the text from every place of it would need minutes for these."""
     text = piece * (200_000 // len(piece))
     assert found(text) is None and found(f"{text}\n{CALL} ") in (None, found(CALL))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        CALL[:-1],
+        CALL[:-2],
+        CALL + "}",
+        CALL.replace('3"}', '3",}'),
+        "{'name': 'calculator', 'arguments': {'expression': '2 + 3'}}",
+        "{'name': 'calculator', 'arguments': {'expression': \"2 + 3\", }",
+        CALL[:-2] + ",\n",
+    ],
+)
+def test_an_unreadable_call_is_shown_as_it_was_meant(broken: str) -> None:
+    detail = unreadable(broken, "it is no JSON", HERMES).detail
+    assert detail == f"the call cannot be read: it is no JSON; write it as {RIGHT}"
+
+
+@pytest.mark.parametrize(
+    "broken", ["", "{", '{"name": "calculator"', '{"name": calculator, "arguments": {}}', "[" * 20_000]
+)
+def test_what_a_call_meant_is_not_guessed(broken: str) -> None:
+    assert unreadable(broken, "it is no JSON", HERMES).detail.endswith(f"a call is {FORM}")
+
+
+def test_dots_and_names_in_arguments_stay_as_they_are() -> None:
+    odd = {"name": "{...}", "arguments": {"expression": '"name": ... {...}'}}
+    assert json.dumps(odd) in unreadable(json.dumps(odd) + "}", "", HERMES).detail
+
+
+XML = '\n <name>calculator</name>\n <arguments>{"expression": "2 + 3"}</arguments>\n'
+
+
+@pytest.mark.parametrize(
+    ("raw", "name", "arguments", "shown"),
+    [
+        (XML, "calculator", {"expression": "2 + 3"}, RIGHT),
+        (XML.replace("arguments", "parameters"), "calculator", {"expression": "2 + 3"}, RIGHT),
+        (XML.replace("}", ""), "calculator", None, FORM),
+        ("<calculator>2 + 3</calculator>", None, None, FORM),
+    ],
+)
+def test_a_call_in_xml_tags_is_named_as_that_and_run_where_other_spellings_are(
+    raw: str, name: str | None, arguments: dict[str, str] | None, shown: str
+) -> None:
+    call = xml_attempt(raw, HERMES)
+    assert (call.status, call.name, call.arguments) == (AttemptStatus.XML, name, arguments)
+    assert "XML" in call.detail and call.detail.endswith(shown)
+    turn = ParsedTurn("", None, (call,), closed=True)
+    assert with_unmarked(turn, SCHEMAS, form=FORM) is turn
+    (accepted,) = with_unmarked(turn, SCHEMAS, form=None).attempts
+    assert accepted.status is (AttemptStatus.XML if arguments is None else AttemptStatus.ACCEPTED)

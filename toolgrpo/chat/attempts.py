@@ -10,16 +10,21 @@ is not a call.
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
 from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.base import ParsedTurn
 
+_ELIDED = re.compile(r'"name": \.\.\.|\{\.\.\.\}')
+_LONGEST_MENDED = 10_000  # characters
+_XML = re.compile(r"\s*<name>\s*([^<>\s]+)\s*</name>\s*<(arguments|parameters)>(.*)</\2>\s*", re.DOTALL)
 _DEEPEST = 64  # far beyond any tool's arguments; what nests deeper cannot be recorded or shown
 _HALF = "a \\u escape stands for half a character"
 
@@ -106,13 +111,28 @@ def unclosed(raw: str, closing: str, name: str | None = None) -> CallAttempt:
 
 
 def unreadable(raw: str, why: str, form: CallForm, name: str | None = None) -> CallAttempt:
-    detail = f"the call cannot be read: {why}; a call is {form.text}"
+    meant = _mended(raw, form) if "{...}" in form.text else None
+    shown = f"a call is {form.text}" if meant is None else f"write it as {written(form.text, meant)}"
+    detail = f"the call cannot be read: {why}; {shown}"
     return malformed(AttemptStatus.INVALID_JSON, raw, detail, name)
 
 
-def load_json(text: str) -> Any:
-    """Strict JSON: Python's NaN and Infinity, and numbers too large for a float, have no place in a record."""
-    return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+def written(form: str, call: CallAttempt) -> str:
+    """Return this call as `form` shows one, nothing elided: a model copies what it is shown, dots too."""
+    said = {'"name": ...': f'"name": {_as_json(call.name)}', "{...}": _as_json(dict(call.arguments or {}))}
+    return _ELIDED.sub(lambda found: said[found[0]], form)
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def load_json(text: str, *, strict: bool = True) -> Any:
+    """Strict JSON: Python's NaN and Infinity, and numbers too large for a float, have no place in a record.
+
+    Not `strict`: strings may run over several lines.
+    """
+    return json.loads(text, strict=strict, parse_constant=_no_constant, parse_float=_finite)
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -191,7 +211,9 @@ def _attempt(raw: str, call: Any, form: CallForm) -> CallAttempt:
         return malformed(AttemptStatus.BAD_ARGUMENTS, raw, detail, name)
     others = [key for key in function if key not in _BESIDE]
     if not given and others:
-        detail = f"the call has no arguments, but {others[0][:60]!r} beside its name; a call is {form.text}"
+        meant = attempt_from(raw, name, {key: function[key] for key in others})
+        shown = f"write it as {written(form.text, meant)}" if meant.arguments else f"a call is {form.text}"
+        detail = f"the call has no arguments, but {others[0][:60]!r} beside its name; {shown}"
         return malformed(AttemptStatus.BAD_ARGUMENTS, raw, detail, name)
     number = call.get("id", function.get("id"))
     number = number if isinstance(number, str) and _ID.fullmatch(number) else None
@@ -199,3 +221,56 @@ def _attempt(raw: str, call: Any, form: CallForm) -> CallAttempt:
     if attempt.status is AttemptStatus.OK:
         json.dumps(attempt.arguments, allow_nan=False)  # transformers' JSON takes NaN, which is a ValueError here
     return attempt
+
+
+# What a broken call meant: it is shown in the right form, and not run.
+
+
+def _mended(text: str, form: CallForm) -> CallAttempt | None:
+    """Return the call that broken JSON means: brackets left open or closed twice, a comma too many, Python's spelling."""
+    if len(text) > _LONGEST_MENDED:
+        return None
+    closed = _closed(text.strip())
+    for read in (_load_loosely, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            value = read(closed)
+            if is_call(value):
+                (meant,) = json_attempts(text, value, form)
+                return meant if meant.status is AttemptStatus.OK else None
+    return None
+
+
+def _load_loosely(text: str) -> Any:
+    return load_json(text, strict=False)
+
+
+def _closed(text: str) -> str:
+    """Return JSON with its brackets balanced and no comma before a closing one."""
+    said: list[str] = []
+    open_ones, quote, escaped = "", "", False
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote and not escaped else quote
+            escaped = letter == "\\" and not escaped
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "{[":
+            open_ones += "}" if letter == "{" else "]"
+        elif letter in "}]":
+            if not open_ones.endswith(letter):
+                continue
+            open_ones = open_ones[:-1]
+            while said and (said[-1].isspace() or said[-1] == ","):
+                said.pop()
+        said.append(letter)
+    return "".join(said).rstrip(", \n") + open_ones[::-1]
+
+
+def xml_attempt(raw: str, form: CallForm) -> CallAttempt:
+    """Return a call in XML tags, with its arguments if they can be read: `<name>f</name><arguments>{...}</arguments>`."""
+    found = _XML.fullmatch(raw)
+    read = None if found is None else attempt_from(raw, found[1], found[3].strip())
+    said = "what stands in the call are XML tags, and a call is JSON"
+    if read is None or read.status is not AttemptStatus.OK:
+        return malformed(AttemptStatus.XML, raw, f"{said}: {form.text}", None if found is None else found[1])
+    return replace(read, status=AttemptStatus.XML, detail=f"{said}; write it as {written(form.text, read)}")

@@ -38,6 +38,7 @@ from toolgrpo.chat.attempts import (
     nameless,
     unclosed,
     unreadable,
+    xml_attempt,
 )
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.encoding import Guard, is_guarded, unguarded
@@ -84,6 +85,8 @@ class CallReader:
             return self._in_json(raw) or [nameless(raw, self.form)]
         if self.form.body is not None:
             return self._in_json(raw) or self.form.body(raw, name, body)
+        if not self._named and self.field.content == "json" and raw.lstrip()[:1] == "<":
+            return [xml_attempt(raw, self.form)]
         try:
             self._check(body, budget)
             if name and self.field.content == "json" and not body.strip():

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from toolgrpo.calls import AttemptStatus, CallAttempt
-from toolgrpo.chat.attempts import CallForm, is_call, json_attempts, load_json
+from toolgrpo.chat.attempts import CallForm, is_call, json_attempts, load_json, written
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.call_bodies import objects_at_end
 from toolgrpo.tools.arguments import ArgumentChecker
@@ -27,7 +27,9 @@ _NO_FORM = CallForm("", "")
 def with_unmarked(
     parsed: ParsedTurn, schemas: Sequence[Mapping[str, Any]], *, form: str | None, made: Iterable[CallAttempt] = ()
 ) -> ParsedTurn:
-    """Return a turn with the call that stands in it without markers, if one does."""
+    """Return a turn with the call that stands in it without markers, if one does; accepted, one in XML tags too."""
+    if form is None and any(attempt.status is AttemptStatus.XML for attempt in parsed.attempts):
+        return replace(parsed, attempts=tuple(map(_accepted, parsed.attempts)))
     if parsed.attempts or not parsed.closed:
         return parsed
     found = unmarked_call(parsed.content, schemas, form=form, made=made)
@@ -55,8 +57,15 @@ def unmarked_call(
         return None
     if form is None:
         return CallAttempt(AttemptStatus.ACCEPTED, raw, read.name, read.arguments)
-    detail = f"the call was not run, because it does not stand in the form of a call. Write it as {form}"
+    detail = f"the call was not run, because it does not stand in the form of a call. Write it as {written(form, read)}"
     return CallAttempt(AttemptStatus.UNMARKED, raw, read.name, read.arguments, detail)
+
+
+def _accepted(attempt: CallAttempt) -> CallAttempt:
+    """Return a call in XML tags as one that is run, if its arguments could be read."""
+    if attempt.status is not AttemptStatus.XML or attempt.arguments is None:
+        return attempt
+    return replace(attempt, status=AttemptStatus.ACCEPTED, detail="")
 
 
 def _object_in(text: str) -> tuple[str, Any, str] | None:

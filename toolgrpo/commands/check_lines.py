@@ -115,7 +115,11 @@ def add_calls(report: CheckReport, facts: Untrained, batch: RolloutBatch, tool_n
         said += f"; {forms.total()} turns look like calls in another form: {written}"
     warning, why = "", why_broken(facts.malformed + facts.failed, facts.calls)
     if facts.calling == 0:
-        accept = ", or run such calls with --unmarked_calls accept" if facts.malformed["unmarked"] else ""
+        accept = (
+            ", or run such calls with --unmarked_calls accept"
+            if facts.malformed["unmarked"] + facts.malformed["xml"]
+            else ""
+        )
         warning = f"Teach the form first (toolgrpo sft), put worked examples before the questions{accept}"
     elif why is not None:
         said += why

@@ -28,6 +28,7 @@ _HELP = {  # by the end of an episode, or the cause of a failed call
     "context_full": "--vllm_max_model_length makes a larger window",
     "deadline": "--episode_timeout allows more seconds",
     "unmarked": "--unmarked_calls accept runs such calls",
+    "xml": "--unmarked_calls accept runs such calls",
     "timeout": "--tool_timeout allows more seconds",
     "limit": "--max_tool_calls allows more calls",
 }

@@ -34,6 +34,7 @@ _PARSE_CAUSES = {
     "unclosed": "the call is never closed",
     "missing_name": "the call names no tool",
     "unmarked": "the call stands there without its markers",
+    "xml": "the call is written in XML tags, not in JSON",
     "unknown_tool": "there is no tool of that name",
     "bad_arguments": "the arguments do not fit the schema",
 }
