@@ -72,9 +72,15 @@ def test_what_cannot_be_loaded_is_a_failure_of_its_line(
     assert said in report.lines[-1].said and file.split(".")[0] in shown
 
 
-def test_a_reward_that_cannot_tell_gold_from_nonsense_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("score", "calls", "verdict"),
+    [(0.5, True, Verdict.FAILURE), (0.0, False, Verdict.FAILURE), (0.0, True, Verdict.WARNING)],
+)
+def test_a_reward_that_cannot_tell_gold_from_nonsense_fails_unless_only_a_call_may_earn(
+    tmp_path: Path, score: float, calls: bool, verdict: Verdict
+) -> None:
     (tmp_path / "reward.py").write_text(
-        "def reward_func(completions, **kwargs):\n    return [0.5] * len(completions)\n"
+        f"def reward_func(completions, **kwargs):\n    return [{score}] * len(completions)\n"
     )
     parsed = parse_check_arguments(
         [
@@ -83,9 +89,10 @@ def test_a_reward_that_cannot_tell_gold_from_nonsense_fails(tmp_path: Path) -> N
         ]
     )
     run = CheckRun(*parsed, Terminal(None, io.StringIO(), quiet=False))
-    run._rewards(run.parts.training_rows(), run.parts.rewards())
-    assert run.report.lines[-1].verdict is Verdict.FAILURE
-    assert "score 0.50, nonsense 0.50" in run.report.lines[-1].said
+    run._rewards(run.parts.training_rows(), run.parts.rewards(), calls=calls)
+    assert run.report.lines[-1].verdict is verdict
+    assert f"score {score:.2f}, nonsense {score:.2f}" in run.report.lines[-1].said
+    assert ("call no tool" in run.report.lines[-1].do) == (verdict is Verdict.WARNING)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +102,7 @@ def test_a_reward_that_cannot_tell_gold_from_nonsense_fails(tmp_path: Path) -> N
         ({"invalid_json": 16}, {}, 76, Verdict.WARNING, "what stands in the call is no JSON"),
         ({"invalid_json": 7, "unclosed": 7}, {"bad_arguments": 20}, 76, Verdict.WARNING, "does not know the form"),
         ({"invalid_json": 9}, {}, 12, Verdict.WARNING, "9 of them cannot be run"),
+        ({"invalid_json": 5, "unclosed": 4}, {}, 18, Verdict.WARNING, "does not know the form"),
         ({"invalid_json": 10, "unclosed": 10}, {}, 76, Verdict.PASS, "20 of them cannot be run"),
         ({}, {"exception": 20}, 76, Verdict.PASS, "20 fail"),
     ],

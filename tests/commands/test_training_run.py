@@ -126,6 +126,9 @@ def test_several_reward_files_have_names_of_their_own(tmp_path: Path) -> None:
         Path(path).write_text(GOOD_REWARD)
     shown = load(tmp_path, "--reward_fn", *paths, "--reward_weights", "1", "0.5", "0.25")
     assert "reward    style.reward_func: " in shown and "reward    length.reward_func: " in shown
+    assert "no episode succeeds" not in shown
+    shown = load(tmp_path, "--reward_fn", *paths, "--reward_weights", "0.5", "0.25", "0.125")
+    assert "success_threshold is 1, and the weights of the rewards add up to 0.875: no episode succeeds" in shown
     config = tmp_path / "one.yaml"
     config.write_text(f"reward:\n  reward_fn: {paths[0]}\n")
     assert "reward    reward_func: " in load(tmp_path, "--config", str(config))

@@ -134,7 +134,7 @@ class CheckRun:
                 self.parts.check(rows, tools, rewards)
                 by_agent = self.parts.script.agent is not None
                 rehearse(rows, tools, rewards, self.config.reward_weights, by_agent=by_agent)
-                self._rewards(rows, rewards)
+                self._rewards(rows, rewards, calls=tools is not None or by_agent)
                 self._sandbox(rewards)
                 stage = "model"
                 with self._busy("loading the model and the engine"):
@@ -181,7 +181,7 @@ class CheckRun:
         else:
             self.report.add("tools", _some(tools.names), tools=tools.names)
 
-    def _rewards(self, rows: Dataset, rewards: Sequence[Reward]) -> None:
+    def _rewards(self, rows: Dataset, rewards: Sequence[Reward], *, calls: bool) -> None:
         some = rows.select(range(min(len(rows), _ROWS_LOOKED_AT)))
         for reward in rewards:
             checked = check_gold(some, reward)
@@ -189,12 +189,12 @@ class CheckRun:
                 said = f"{reward.name}: the gold answers of {checked} rows score full marks"
                 self.report.add("reward", said, rows=checked)
         try:
-            self._made_up(list(some)[:20], rewards)
+            self._made_up(list(some)[:20], rewards, calls=calls)
         except ToolGRPOError as error:
             said = f"cannot be asked about an episode that was made up: {error}"
             self.report.add("reward", said, warning="If real episodes have what it needs, nothing is wrong")
 
-    def _made_up(self, rows: list[dict[str, Any]], rewards: Sequence[Reward]) -> None:
+    def _made_up(self, rows: list[dict[str, Any]], rewards: Sequence[Reward], *, calls: bool) -> None:
         """Compare the scores of gold answers, however they may be written, with that of nonsense."""
         weights, threshold = self.config.reward_weights, self.config.success_threshold
 
@@ -209,7 +209,9 @@ class CheckRun:
         good, how = max((mean(write), how) for how, write in WRITINGS.items())
         said = f"the best gold answers ({how}) score {good:.2f}, nonsense {bad:.2f}"
         failure = warning = ""
-        if bad >= good:
+        if good == bad == 0 and calls:
+            warning = "These answers call no tool: fine if only a call earns something, which the samples below show"
+        elif bad >= good:
             failure = "A reward that cannot tell them apart teaches nothing"
         elif good < threshold:
             said += f": below success_threshold {threshold:g}"

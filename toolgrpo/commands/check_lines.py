@@ -113,7 +113,7 @@ def add_calls(report: CheckReport, facts: Untrained, batch: RolloutBatch, tool_n
     if forms:
         written = ", ".join(f"{FORMS[form]} ({count})" for form, count in forms.most_common())
         said += f"; {forms.total()} turns look like calls in another form: {written}"
-    warning, why = "", why_broken(facts.malformed + facts.failed, facts.calls)
+    warning, why = "", why_broken(facts.malformed + facts.failed, facts.calls, least=4)
     if facts.calling == 0:
         accept = (
             ", or run such calls with --unmarked_calls accept"

@@ -145,6 +145,12 @@ class RunParts:
                 f"          nano was taught {_NANO_TOOLS} tools at a time (tools_funcs/arithmetic_tools.py), and may call none "
                 f"of {len(tools.names)} right"
             )
+        most = sum(max(0.0, weight) for weight in self.config.reward_weights or [1.0] * len(rewards))
+        if most < self.config.success_threshold - 1e-6:
+            self.terminal.say(
+                f"          success_threshold is {self.config.success_threshold:g}, and the weights of the rewards add up to "
+                f"{most:g}: no episode succeeds unless a reward gives more than 1"
+            )
         for reward in rewards:
             checked = check_gold(rows, reward) if self.script.dry_run else None
             gold = "" if checked is None else f"; the gold answers of {checked} rows score full marks"

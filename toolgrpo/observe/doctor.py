@@ -193,14 +193,15 @@ def over_run(logs: Iterable[Log]) -> Iterator[Finding]:
         yield from findings(list(last), at_end=following is None)
 
 
-def why_broken(errors: Mapping[str, float], calls: float) -> str | None:
+def why_broken(errors: Mapping[str, float], calls: float, *, least: int = 10) -> str | None:
     """Return why calls cannot be run, to be added to a sentence, where so many cannot that it matters.
 
-    `errors` counts calls by cause; causes that are not about the form are passed over.
+    `errors` counts calls by cause; causes that are not about the form are passed over. Fewer than
+    `least` calls say nothing.
     """
     counts = {cause: errors.get(cause, 0) for cause in _PARSE_CAUSES}
     broken, cause = sum(counts.values()), max(counts, key=lambda cause: counts[cause])
-    if not calls or broken < 10:
+    if not calls or broken < least:
         return None
     if broken >= 0.2 * calls and counts[cause] >= 0.7 * broken:
         return f", most of them for one cause: {_PARSE_CAUSES[cause]}"
