@@ -44,6 +44,15 @@ VISION = {
     "patch_size": 14,
 }
 SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
+RECURRENT = ["linear_attention", "full_attention", "linear_attention"]
+DELTA = {
+    **{"linear_key_head_dim": 16, "linear_value_head_dim": 16},
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+}
+EXPERTS = {
+    **{"num_experts": 4, "num_experts_per_tok": 2},
+    **{"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+}
 FAMILIES: dict[str, Callable[..., Any]] = {
     "qwen3": lambda **kw: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SHAPE, head_dim=16, **kw)),
     "qwen2": lambda **kw: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SHAPE, **kw)),
@@ -57,6 +66,38 @@ FAMILIES: dict[str, Callable[..., Any]] = {
     "qwen3_moe": lambda **kw: transformers.Qwen3MoeForCausalLM(
         transformers.Qwen3MoeConfig(
             **SHAPE, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, **kw
+        )
+    ),
+    # Hybrids: layers with a recurrence or a short convolution beside those with attention.
+    "qwen3_5": lambda **kw: transformers.Qwen3_5ForCausalLM(
+        transformers.Qwen3_5TextConfig(**SHAPE, **DELTA, head_dim=16, layer_types=RECURRENT, **kw)
+    ),
+    "qwen3_next": lambda **kw: transformers.Qwen3NextForCausalLM(
+        transformers.Qwen3NextConfig(**SHAPE, **DELTA, **EXPERTS, head_dim=16, layer_types=RECURRENT, **kw)
+    ),
+    "lfm2": lambda **kw: transformers.Lfm2ForCausalLM(
+        transformers.Lfm2Config(**SHAPE, layer_types=["conv", "full_attention", "conv"], conv_dim=64, **kw)
+    ),
+    "nemotron_h": lambda **kw: transformers.NemotronHForCausalLM(
+        transformers.NemotronHConfig(
+            **{name: value for name, value in SHAPE.items() if name != "num_hidden_layers"},
+            **{"layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"], "head_dim": 16},
+            **{"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 16},
+            **kw,
+        )
+    ),
+    "granite4": lambda **kw: transformers.GraniteMoeHybridForCausalLM(
+        transformers.GraniteMoeHybridConfig(
+            **{**SHAPE, "layer_types": RECURRENT, "num_local_experts": 4, "num_experts_per_tok": 2},
+            **{
+                "mamba_n_heads": 8,
+                "mamba_d_head": 16,
+                "mamba_d_state": 16,
+                "mamba_n_groups": 1,
+                "mamba_chunk_size": 16,
+            },
+            **{"shared_intermediate_size": 96, "position_embedding_type": "nope", "output_router_logits": False},
+            **kw,
         )
     ),
     # Models that also read images, on rows of text.
@@ -304,7 +345,7 @@ UNSUPPORTED = {
     "gpt2": (transformers.GPT2Config(), "rotary"),
     "gpt_oss": (transformers.GptOssConfig(), "sinks"),
     "gemma2": (transformers.Gemma2Config(), "caps"),
-    "qwen3_next": (transformers.Qwen3NextConfig(), "linear_attention"),
+    "olmo_hybrid": (transformers.OlmoHybridConfig(), "linear_attention"),
     "gemma3_both_ways": (transformers.Gemma3TextConfig(use_bidirectional_attention=True), "causal"),
 }
 

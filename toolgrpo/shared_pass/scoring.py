@@ -31,6 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.shared_pass.attention import PrefixLayout, keep_for_backward, shared_attention
 from toolgrpo.shared_pass.packing import Packing, Segment, pack_in_passes, rows_of_batch
+from toolgrpo.shared_pass.recurrent_seam import RecurrentLayout, is_known_hybrid, share_recurrences
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ def unsupported(config: Any) -> str | None:
     text = config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder model"
+    if is_known_hybrid(text):
+        return None
     odd = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
     if odd:
         return f"it has layers of another kind ({', '.join(odd)})"
@@ -265,6 +268,10 @@ def forward_packing(
     model: Any, config: Any, packing: Packing, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Run one forward pass; return log-probabilities and entropies of the scored places."""
+    recurrent: dict[str, RecurrentLayout] = {}
+    if is_known_hybrid(config):
+        share_recurrences(config.model_type)
+        recurrent["seq_idx"] = RecurrentLayout(packing.segments)
     with shared_attention(config):
         output = model(
             input_ids=torch.from_numpy(packing.tokens[None]).to(device),
@@ -273,7 +280,10 @@ def forward_packing(
             shift_labels=torch.from_numpy(packing.labels[None]).to(device),
             fused_lm_head=True,
             prefix_layout=PrefixLayout(packing.segments),
+            **recurrent,
         )
+    for layout in recurrent.values():
+        layout.check(config)
     scored = torch.from_numpy(packing.scored).to(output.log_probs.device)
     logps = output.log_probs[0, scored]
     entropies = None if output.entropy is None else output.entropy[0, scored]
