@@ -1,4 +1,4 @@
-"""Which modules LoRA adapts when the user names none: every projection of attention and MLP, in each model family."""
+"""Which modules LoRA adapts when the user names none: the projections of every layer, in each model family."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.support.model_families import tiny_family
 from toolgrpo.commands.parts import LORA_TARGETS
 
 SMALL = {
@@ -22,6 +24,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"first_k_dense_replace": 1, "num_key_value_heads": 2},
     },
 }
+# What is not adapted: gates, routers, and the projection that a kernel for the whole layer reads itself. In Qwen3-Next
+# PEFT adapts the routed experts instead of the shared one.
+HYBRIDS = {
+    "qwen3_5": {"linear_attn.in_proj_a", "linear_attn.in_proj_b"},
+    "qwen3_next": {
+        *("linear_attn.in_proj_ba", "mlp.shared_expert_gate"),
+        *(f"shared_expert.{name}_proj" for name in ("gate", "up", "down")),
+    },
+    "lfm2_hybrid": set(),
+    "nemotron_h": {"mixer.out_proj"},
+    "granite4": {"mamba.out_proj"},
+}
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_the_projections_of_hybrids_are_adapted_and_nothing_narrow(family: str) -> None:
+    model = get_peft_model(tiny_family(family), LoraConfig(target_modules=LORA_TARGETS))
+    names = {name for name, module in tiny_family(family).named_modules() if isinstance(module, torch.nn.Linear)}
+    left = {name for name in names if ".layers." in name} - set(model.base_model.targeted_module_names)
+    assert {".".join(name.rsplit(".", 2)[1:]) for name in left} == HYBRIDS[family]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -21,7 +21,7 @@ VLLM_HTTP = tuple(
 )
 SERVED_BY_US = ("gateway/server.py",)  # the same paths of OpenAI's API, from the other side
 TORCH = ("shared_pass/torch_seam.py",)
-TRANSFORMERS = ("chat/transformers_seam.py",)
+TRANSFORMERS = ("chat/transformers_seam.py", "shared_pass/recurrent_seam.py")
 
 # Documented names that live in a submodule.
 PUBLIC = {

@@ -72,7 +72,7 @@ _IN_SHORT = {
     "lora_r": "Rank of the adapter.",
     "lora_alpha": "Scale of the adapter.",
     "lora_dropout": "Dropout of the adapter.",
-    "lora_target_modules": "Modules that get one; default: the projections of attention and MLP.",
+    "lora_target_modules": "Modules that get one; default: the projections of every layer.",
     "load_in_4bit": "Hold the base model in 4 bits (with use_peft).",
     "reward_weights": "A weight for each reward: those of --reward, then the files.",
     "temperature": "Of sampling.",

@@ -51,12 +51,16 @@ from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.memory import Device, Estimate, RunShape, estimate
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
-# The projections of attention and MLP, as model families call them; PEFT takes those that the model
-# has.
+# The projections of attention, MLP and recurrent layers, as model families call them; PEFT takes those
+# that the model has. Not Mamba's `out_proj`, whose weight a kernel for the whole layer reads past any
+# adapter, nor gates that are narrower than an adapter.
 LORA_TARGETS = [
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # most of them
     *("qkv_proj", "gate_up_proj"),  # Phi-3 and GLM-4 keep several in one
     *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),  # DeepSeek's are factored
+    *("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "linear_attn.out_proj"),  # Qwen3.5, Qwen3-Next
+    *("conv.in_proj", "conv.out_proj", "self_attn.out_proj", "w1", "w2", "w3"),  # LFM2
+    *("mixer.in_proj", "mamba.in_proj", "input_linear", "output_linear"),  # Nemotron-H, Granite 4
 ]
 
 _NANO_TOOLS = 4
@@ -230,6 +234,11 @@ class RunParts:
                 self.terminal.say(
                     f"trackers  {name} cannot be used here, and the run goes on without it (the log says why)"
                 )
+        if self.model.use_peft:
+            tuner = trainer.policy.model.base_model
+            names = (*tuner.targeted_module_names, *tuner.targeted_parameter_names)  # the latter: experts kept in one
+            adapted = {name.rpartition(".")[2] for name in names}
+            self.terminal.say(f"          LoRA of rank {self.model.lora_r} on {', '.join(sorted(adapted))}")
         choice = trainer.engine_choice
         self.terminal.say(f"engine    {choice.name} ({choice.why}), {trainer.chat.name} chat format")
         if trainer.demand.line is not None:
@@ -282,12 +291,11 @@ class RunParts:
         return found
 
     def peft_config(self) -> Any:
-        """Return LoRA on the attention and MLP projections, unless the user names other modules."""
+        """Return LoRA on the projections of every layer, unless the user names other modules."""
         model = self.model
         if model.use_peft:
             path = self._place_of(str(model.model_name_or_path))
             model = with_lora_modules(model, lambda: shape_of(path, model, self.config.trust_remote_code))
-            self.terminal.say(f"          LoRA of rank {model.lora_r}")
         return get_peft_config(model)
 
     def _rows(self, spec: str, split: str, limit: int | None) -> Dataset:

@@ -78,6 +78,7 @@ def tiny_trainer(
     *,
     rows: Sequence[Mapping[str, Any]] = _ROWS,
     chat: ChatFormat | None = None,
+    model: Any = None,
     kind: type | None = None,
     parts: Mapping[str, Any] | None = None,
     **changes: Any,
@@ -85,14 +86,15 @@ def tiny_trainer(
     """Return a trainer of a tiny model over these rows, of the class `kind` (`ToolGRPOTrainer`).
 
     The script speaks for the model; with None the engine is the one that the config or `parts` names. `parts` are
-    further arguments of the trainer (`tools`, `observers`, `engine`), `changes` those of `tiny_config`.
+    further arguments of the trainer (`tools`, `observers`, `engine`), `changes` those of `tiny_config`. `model` has a
+    vocabulary of 320; `tiny_qwen3()` if there is none.
     """
     from datasets import Dataset
 
     from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
     return (kind or ToolGRPOTrainer)(
-        tiny_qwen3(),
+        model or tiny_qwen3(),
         reward,
         tiny_config(folder, **changes),
         **{

@@ -1,0 +1,55 @@
+"""Hybrids train through the transformers engine: with tools, and with prompts shared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from tests.support.model_families import HYBRIDS, tiny_family
+from toolgrpo.commands.parts import LORA_TARGETS
+from toolgrpo.testing.trainers import tiny_trainer
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a + b
+
+
+@pytest.mark.parametrize("adapter", [False, True], ids=["whole", "lora"])
+@pytest.mark.parametrize(
+    "family", [*HYBRIDS[:3], *(pytest.param(name, marks=pytest.mark.slow) for name in HYBRIDS[3:])]
+)
+def test_two_steps_with_tools(tmp_path: Path, family: str, adapter: bool) -> None:
+    def by_length(completions: list[Any], **_: Any) -> list[float]:
+        return [float(number % 4) for number in range(len(completions))]
+
+    parts: dict[str, Any] = {"tools": [add]}
+    if adapter:
+        parts["peft_config"] = LoraConfig(r=4, target_modules=LORA_TARGETS)
+    trainer = tiny_trainer(
+        tmp_path,
+        by_length,
+        None,
+        model=tiny_family(family),
+        parts=parts,
+        engine="transformers",
+        prefix_sharing="on",
+        max_completion_length=24,
+        router_aux_loss_coef=0.0,
+        learning_rate=1e-3,
+    )
+    before = [p.detach().clone() for p in trainer.model.parameters() if p.requires_grad]
+    trainer.train()
+    after = [p.detach() for p in trainer.model.parameters() if p.requires_grad]
+    assert any(not torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    steps = trainer.state.log_history[:2]
+    assert all(0 < step["grad_norm"] < 1e3 for step in steps) and len(steps) == 2
