@@ -1,11 +1,10 @@
-"""Parts of `gpu_proof.py` about engines and whole steps, on random weights of a 1.5B model's shape."""
+"""Parts of `gpu_proof.py` about engines, on random weights of a 1.5B model's shape."""
 
 from __future__ import annotations
 
 import asyncio
-import math
+import json
 import os
-import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,78 +15,16 @@ from _gpu_place import Figure, Place, model_of_shape
 
 from tests.support.ports import free_port
 from tests.support.vllm_process import VLLMServerProcess
-from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
-from toolgrpo.data import load_tasks
 from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.server_transfer import TransferWeights, choose_weight_route
 from toolgrpo.engines.transformers import TransformersEngine
 from toolgrpo.engines.vllm_server import VLLMServerEngine
-from toolgrpo.models import NANO
 
-__all__ = ["difference", "nccl", "sleep", "steps"]
+__all__ = ["difference", "sleep", "transfer"]
 
-ROOT = Path(__file__).resolve().parents[1]
 GIB = 2**30
-ROOM_FOR_FP32_GIB = 40  # weights, gradients and Adam of 1.5B in fp32 take 25 GiB, beside vLLM
 SAME = 1e-3  # log-probabilities of the same weights in the same precision, twice through one engine
 ROUNDING_FP32, ROUNDING_BF16 = 1e-3, 0.1  # of two implementations: the most in fp32, the mean in bf16
-
-
-def steps(place: Place, *, lora: bool) -> Iterator[Figure]:
-    """Twenty training steps with tools in the prompt: the way of a whole step, on a model that knows nothing.
-
-    Its reward is the share of even token ids, which every group of episodes has in different measure.
-    """
-    from peft import LoraConfig
-
-    n_steps, batch, length = (2, 4, 12) if place.tiny else (20, 16, 256)
-    on_gpu = place.device == "cuda"
-    dtype = torch.float32 if not on_gpu or (not lora and place.gpu_gib >= ROOM_FOR_FP32_GIB) else torch.bfloat16
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = ToolGRPOTrainer(
-            model_of_shape(place, dtype),
-            _evenness,
-            ToolGRPOConfig(
-                folder, engine="vllm_colocate" if on_gpu else "transformers", use_cpu=not on_gpu, bf16=on_gpu,
-                max_steps=n_steps, per_device_train_batch_size=batch, num_generations=4, max_completion_length=length,
-                learning_rate=1e-4 if lora else 1e-5, gradient_checkpointing=True, logging_steps=1,
-                save_strategy="no", report_to="none", disable_tqdm=True,
-            ),
-            train_dataset=load_tasks("arithmetic", limit=64),
-            processing_class=_tokenizer(),
-            tools=str(ROOT / "tools_funcs" / "arithmetic_tools.py"),
-            peft_config=LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM") if lora else None,
-        )  # fmt: skip
-        trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
-        before = [parameter.detach().to("cpu", copy=True) for parameter in trained[:8]]
-        try:
-            trainer.train()
-        finally:
-            trainer.close()
-        logs = [log for log in trainer.state.log_history if "loss" in log]
-    moved = sum(float((now.detach().cpu() - old).abs().sum()) for now, old in zip(trained[:8], before, strict=True))
-    yield Figure("steps", len(logs), at_least=n_steps)
-    yield Figure("loss is a number in all of them", sum(math.isfinite(log["loss"]) for log in logs), at_least=n_steps)
-    yield Figure("weights moved by, in all", moved, at_least=1e-12)
-    yield Figure("parameters trained", sum(parameter.numel() for parameter in trained) / 1e6, "M")
-    yield Figure("bits of their weights", torch.finfo(trained[0].dtype).bits)
-    yield Figure("a step", statistics.median(log["step_time"] for log in logs), "s")
-    if on_gpu:  # the engine of a CPU in small decodes with the trainer's own weights
-        for name, what in (("mean", "at the mean"), ("max", "at most")):
-            values = [log[f"sampling/sampling_logp_difference/{name}"] for log in logs]
-            bound = ROUNDING_BF16 if name == "mean" else None
-            yield Figure(f"log-probabilities of engine and trainer differ {what} by", max(values), at_most=bound)
-        yield Figure("peak of PyTorch's memory", torch.cuda.max_memory_allocated() / GIB, "GiB")
-
-
-def _evenness(trajectories: Sequence[Any], **columns: Any) -> list[float]:
-    return [sum(token % 2 == 0 for token in one.ids) / max(1, len(one.ids)) for one in trajectories]
-
-
-def _tokenizer() -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(NANO))
 
 
 def difference(place: Place, *, bits: int) -> Iterator[Figure]:
@@ -146,18 +83,22 @@ def sleep(place: Place) -> Iterator[Figure]:
     yield Figure("log-probabilities differ by", max(abs(one - other) for one, other in pairs), at_most=SAME)
 
 
-def nccl(place: Place) -> Iterator[Figure]:
-    """Weights of the first GPU to a vLLM server on the second, by NCCL: what it says is then what the model says."""
+def transfer(place: Place, *, backend: str) -> Iterator[Figure]:
+    """Weights of the first GPU to a vLLM server, on the second by NCCL, on the same one by IPC: what it says is then
+    what the model says.
+    """
     model = model_of_shape(place, torch.bfloat16).eval()
     served = model_of_shape(place, torch.bfloat16)
     torch.nn.init.normal_(served.model.embed_tokens.weight, std=0.02)  # other weights, until they are sent
     with tempfile.TemporaryDirectory() as folder:
         served.save_pretrained(f"{folder}/served")
         del served
-        os.environ["CUDA_VISIBLE_DEVICES"] = _second_gpu()  # for the server alone: PyTorch has read it here
-        transfer = ("--weight-transfer-config", '{"backend": "nccl"}')
+        if backend == "nccl":
+            os.environ["CUDA_VISIBLE_DEVICES"] = _second_gpu()  # for the server alone: PyTorch has read it here
+        os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # which IPC's handles need
+        extra = ("--weight-transfer-config", json.dumps({"backend": backend}), "--gpu-memory-utilization", "0.5")
         with VLLMServerProcess(
-            Path(folder) / "served", max_model_len=1024, dtype="bfloat16", extra_args=transfer, ready_timeout_s=600
+            Path(folder) / "served", max_model_len=1024, dtype="bfloat16", extra_args=extra, ready_timeout_s=600
         ) as server:
             route = choose_weight_route(
                 [server.url], device=torch.device("cuda:0"), folder=Path(folder), run_id="proof",
@@ -170,7 +111,7 @@ def nccl(place: Place) -> Iterator[Figure]:
             (after,) = _sampled(engine, [request])
             engine.shutdown()
     yield Figure(
-        "the route is NCCL's", float(isinstance(route, TransferWeights) and route.backend == "nccl"), at_least=1
+        f"the route is {backend}", float(isinstance(route, TransferWeights) and route.backend == backend), at_least=1
     )
     for what, sample, bounds in (
         ("before, log-probabilities differ at the mean by", before, (None, ROUNDING_BF16)),

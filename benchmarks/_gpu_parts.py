@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from _gpu_place import Figure, Part, Place
 
@@ -40,16 +42,8 @@ def contract(engine: str) -> Run:
 def nano(place: Place) -> Iterator[Figure]:
     """`make train`'s job, as a user starts it."""
     launch = "cpu" if place.device == "cpu" else "single_gpu"
-    small = (
-        "--max_steps",
-        "2",
-        "--eval_questions",
-        "8",
-        "--per_device_train_batch_size",
-        "16",
-        "--engine",
-        "transformers",
-    )
+    small = [*("--max_steps", "2", "--eval_questions", "8"), *("--per_device_train_batch_size", "16")]
+    small += ["--engine", "transformers"]
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "accelerate.commands.launch"),
@@ -64,29 +58,36 @@ def nano(place: Place) -> Iterator[Figure]:
     yield Figure("a step", summary["seconds_per_step"]["all"], "s")
 
 
-def shared_pass(name: str) -> Run:
+def of(module: str, name: str, **options: Any) -> Run:
+    """A part of one of the files beside this one, with these options."""
+
     def run(place: Place) -> Iterator[Figure]:
-        import _gpu_shared_pass
-
-        parts: dict[str, Run] = {
-            "exactness": _gpu_shared_pass.exactness,
-            "speed": _gpu_shared_pass.speed,
-            "flex": _gpu_shared_pass.flex,
-        }
-        return parts[name](place)
-
-    return run
-
-
-def engines(name: str, **options: bool | int) -> Run:
-    def run(place: Place) -> Iterator[Figure]:
-        import _gpu_engines
-
-        made: Iterator[Figure] = getattr(_gpu_engines, name)(place, **options)
+        made: Iterator[Figure] = getattr(importlib.import_module(module), name)(place, **options)
         return made
 
     return run
 
+
+def engines(name: str, **options: Any) -> Run:
+    return of("_gpu_engines", name, **options)
+
+
+def training(name: str, **options: Any) -> Run:
+    return of("_gpu_training", name, **options)
+
+
+def processes(about: str, launch: str, n: int = 2, job: Any = None, **config: Any) -> Part:
+    """A part that needs as many GPUs as processes, or none."""
+    run = training("processes", launch=launch, n=n, job=job or {}, config={"max_steps": 2, **config})
+    return Part(about=about, limit_s=1200, gpus=n, on_cpu=True, run=run)
+
+
+STALE: dict[str, Any] = {
+    "max_staleness": 1,
+    "max_steps": 4,
+    "learning_rate": 0.0,
+    "rollout_correction": "trl",
+}  # no token is off then
 
 PARTS: dict[str, Part] = {
     "contract_transformers": Part(about="Engine contract: transformers", limit_s=900, run=contract("transformers")),
@@ -94,21 +95,33 @@ PARTS: dict[str, Part] = {
         about="Engine contract: vLLM in the process", limit_s=1200, gpus=1, run=contract("vllm_colocate")
     ),
     "contract_server": Part(
-        about="Engine contract: a vLLM server, weights through a folder",
-        limit_s=1500,
-        gpus=1,
-        run=contract("vllm_server"),
+        about="Engine contract: a vLLM server, weights by disk", limit_s=1500, gpus=1, run=contract("vllm_server")
     ),
     "nano": Part(about="nano is trained", limit_s=1800, run=nano),
-    "exactness": Part(about="Shared pass: exact", limit_s=600, run=shared_pass("exactness")),
-    "speed": Part(about="Shared pass: speed with SDPA, beside TRL's pass", limit_s=1200, run=shared_pass("speed")),
-    "flex": Part(about="Shared attention beside FlexAttention", limit_s=1200, run=shared_pass("flex")),
-    "sleep": Part(about="Sleep mode", limit_s=900, gpus=1, run=engines("sleep")),
-    "nccl": Part(about="Weights to a server by NCCL", limit_s=1200, gpus=2, run=engines("nccl")),
-    "steps_full": Part(
-        about="20 steps of a 1.5B shape, all weights, bf16", limit_s=1800, run=engines("steps", lora=False)
+    "exactness": Part(about="Shared pass: exact", limit_s=600, run=of("_gpu_shared_pass", "exactness")),
+    "speed": Part(about="Shared pass beside TRL's pass", limit_s=1200, run=of("_gpu_shared_pass", "speed")),
+    "speed_whole": Part(
+        about="The same at a 1.5B shape", limit_s=1800, run=of("_gpu_shared_pass", "speed", whole=True)
     ),
-    "steps_lora": Part(about="20 steps of a 1.5B shape, LoRA, bf16", limit_s=1800, run=engines("steps", lora=True)),
+    "flex": Part(about="Shared attention beside FlexAttention", limit_s=1200, run=of("_gpu_shared_pass", "flex")),
+    "sleep": Part(about="Sleep mode", limit_s=900, gpus=1, run=engines("sleep")),
+    "ipc": Part(about="Weights to a server by IPC", limit_s=1200, gpus=1, run=engines("transfer", backend="ipc")),
+    "nccl": Part(about="Weights to a server by NCCL", limit_s=1200, gpus=2, run=engines("transfer", backend="nccl")),
+    "adapter": processes(
+        "An adapter alone to vLLM", "single_gpu", 1, {"lora": True}, vllm_lora_sync="adapter", learning_rate=3e-2
+    ),
+    "overlap": processes("Two processes, max_staleness 1", "multi_gpu", **STALE),
+    "fsdp2": processes("Two processes, FSDP2", "fsdp2"),
+    "zero3": processes("Two processes, ZeRO-3", "zero3"),
+    "steps_full": Part(about="20 steps of a 1.5B shape, all weights", limit_s=1800, run=training("steps", lora=False)),
+    "steps_lora": Part(about="20 steps of a 1.5B shape, LoRA, bf16", limit_s=1800, run=training("steps", lora=True)),
+    "memory_financial": Part(
+        about="Memory of the financial recipe", limit_s=1800, run=training("recipe", config="financial_qwen2.5_0.5b")
+    ),
+    "memory_aime": Part(
+        about="Memory of the AIME recipe", limit_s=1800, run=training("recipe", config="aime_qwen2.5_0.5b")
+    ),
+    "whole_step": Part(about="Whole steps beside TRL's trainer", limit_s=3600, run=training("whole_step")),
     "difference_bf16": Part(
         about="Log-probability difference by length, bf16", limit_s=1200, run=engines("difference", bits=16)
     ),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Figure", "Part", "Place", "model_of_shape", "seconds_of"]
+__all__ = ["Figure", "Part", "Place", "folder_of_shape", "model_of_shape", "seconds_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,11 @@ class Part:
     limit_s: float
     run: Callable[[Place], Iterator[Figure]]
     gpus: int = 0  # that it needs; none: it runs on a CPU as well
+    on_cpu: bool = False  # it does, whatever it needs of GPUs
 
     def missing(self, place: Place) -> str | None:
         """Return what the part needs and the place does not have."""
-        if place.n_gpus >= self.gpus:
+        if place.n_gpus >= self.gpus or (self.on_cpu and place.device == "cpu"):
             return None
         return "needs a GPU" if self.gpus == 1 else f"needs {self.gpus} GPUs; there is {place.n_gpus or 'none'}"
 
@@ -98,25 +101,32 @@ def seconds_of(place: Place, work: Callable[[], object], rounds: int) -> float:
     return sorted(taken[1:])[rounds // 2]
 
 
-def model_of_shape(place: Place, dtype: torch.dtype) -> Any:
-    """Return Qwen2.5-1.5B's shape with random weights; in small, one of two layers.
+SHAPES = {  # of Qwen2.5: hidden, intermediate, layers, heads, key-value heads
+    "1.5B": (1536, 8960, 28, 12, 2),
+    "0.5B": (896, 4864, 24, 14, 2),
+    "tiny": (64, 128, 2, 2, 1),
+}
+VOCABULARY = {"tiny": 1024}  # else that of Qwen2.5
+
+
+def model_of_shape(place: Place, dtype: torch.dtype, shape: str = "1.5B") -> Any:
+    """Return a model of this shape with random weights; in small, one of two layers.
 
     The last norm is larger than it begins, so that what the model says is as uneven as a trained one's.
     """
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    shape = (
-        {"vocab_size": 1024, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-        if place.tiny
-        else {"vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28}
-    )
-    heads = (2, 1) if place.tiny else (12, 2)
+    shape = "tiny" if place.tiny else shape
+    hidden, intermediate, layers, heads, key_heads = SHAPES[shape]
     torch.manual_seed(0)
     config = Qwen2Config(
-        **shape,
-        num_attention_heads=heads[0],
-        num_key_value_heads=heads[1],
+        vocab_size=VOCABULARY.get(shape, 151936),
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
         max_position_embeddings=32768,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -125,3 +135,21 @@ def model_of_shape(place: Place, dtype: torch.dtype) -> Any:
         model = Qwen2ForCausalLM(config)
     torch.nn.init.constant_(model.model.norm.weight, 4.0)
     return model.to(dtype)
+
+
+def folder_of_shape(place: Place, folder: str, shape: str) -> str:
+    """Save such a model in bf16 with nano's tokenizer, which has a word for each of its ids."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from toolgrpo.models import NANO
+
+    model = model_of_shape(place, torch.bfloat16, shape)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(str(NANO)).save_pretrained(folder)
+    file = Path(folder) / "tokenizer.json"
+    content = json.loads(file.read_text())
+    known = max(*content["model"]["vocab"].values(), *(token["id"] for token in content["added_tokens"])) + 1
+    content["model"]["vocab"] |= {f"word{number}": number for number in range(known, model.config.vocab_size)}
+    file.write_text(json.dumps(content))
+    return folder

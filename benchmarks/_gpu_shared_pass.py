@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import transformers
-from _gpu_place import Figure, Place, seconds_of
+from _gpu_place import Figure, Place, model_of_shape, seconds_of
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from training_pass import Case, build
+from training_pass import Case, batch_of, build
 from trl.trainer.utils import add_fused_lm_head
 
 from toolgrpo.shared_pass.attention import PrefixLayout, attend_in_batches
@@ -40,13 +40,18 @@ def exactness(place: Place) -> Iterator[Figure]:
         yield Figure(f"{family}, bf16: as far from fp32 as the padded pass, times", times, at_most=2.0)
 
 
-def speed(place: Place) -> Iterator[Figure]:
-    """Forward and backward, padded (TRL's) and shared, in bf16; what is packed tells where sharing begins to pay."""
+def speed(place: Place, *, whole: bool = False) -> Iterator[Figure]:
+    """Forward and backward, padded (TRL's) and shared, in bf16; what is packed tells where sharing begins to pay.
+
+    `whole`: of a 1.5B shape with gradient checkpointing.
+    """
     tune_fused_head(torch.device(place.device))
     width, layers, rounds = (64, 2, 1) if place.tiny else (1024, 12, 5)
+    large: Any = _large(place) if whole else None
     for prompt, completion, group in TINY_SIZES if place.tiny else SIZES:
         for lengths in ("full", "spread"):
-            model, ids, mask = build(Case(prompt, completion, group, lengths, width, layers))
+            case = Case(prompt, completion, group, lengths, width, layers, large.config.vocab_size if whole else 8000)
+            model, ids, mask = (large, *batch_of(case)) if whole else build(case)
             model, ids, mask = model.to(place.device), ids.to(place.device), mask.to(place.device)
             size = f"prompt {prompt}, {group} x {completion} {lengths}"
             packed = pack(rows_of_batch(ids, mask, _labelled(mask, completion))).n_tokens / ids.numel()
@@ -112,6 +117,13 @@ def _visible_blocks(segments: tuple[Segment, ...], n_tokens: int, device: str) -
         return sees[of_token[query], of_token[key]] & (key <= query)  # ancestors stand before
 
     return create_block_mask(visible, None, None, n_tokens, n_tokens, device=device)
+
+
+def _large(place: Place) -> Any:
+    model = model_of_shape(place, torch.bfloat16).train()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
 
 
 def _small(family: str, place: Place) -> tuple[Any, torch.Tensor, torch.Tensor]:

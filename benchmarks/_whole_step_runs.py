@@ -63,6 +63,7 @@ class Job:
     staleness: int = 0
     tools: str = "wait"
     server_url: str = ""  # of an engine in another process
+    model: str = ""  # a folder, for a GPU; else nano on the CPU
 
     @property
     def steps(self) -> int:
@@ -138,12 +139,12 @@ def rows() -> Any:
     return Dataset.from_list([{"prompt": question(uid)} for uid in range(256)])
 
 
-def model_folder(tools: str) -> str:
+def model_folder(job: Job) -> str:
     """nano; for long schemas a copy that says of itself that it can read them."""
     from toolgrpo.models import NANO
 
-    if tools == "wait":
-        return str(NANO)
+    if job.model or job.tools == "wait":
+        return job.model or str(NANO)
     folder = Path(tempfile.mkdtemp()) / "nano"
     shutil.copytree(NANO, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -168,7 +169,19 @@ def arguments(job: Job) -> dict[str, Any]:
         "logging_steps": 1,
         "disable_tqdm": True,
         "learning_rate": 1e-6,
+        **(_ON_A_GPU if job.model else {}),
     }
+
+
+_ON_A_GPU = {
+    "use_cpu": False,
+    "bf16": True,
+    "per_device_train_batch_size": 16,
+    "gradient_accumulation_steps": 4,
+    "gradient_checkpointing": True,
+    "vllm_gpu_memory_utilization": 0.3,
+    "model_init_kwargs": {"dtype": "bfloat16"},
+}
 
 
 def timing(clock: Clock, rollout_s: Callable[[], float | None] = lambda: None) -> Any:
@@ -258,7 +271,7 @@ def train_trl(job: Job, clock: Clock) -> dict[str, Any]:
 
         tools = [as_ours_renders(one) for one in TOOL_FUNCTIONS]
     with trl_on_this_machine():
-        trainer = GRPOTrainer(model_folder(job.tools), reward, args, rows(), tools=tools, callbacks=[timing(clock)])
+        trainer = GRPOTrainer(model_folder(job), reward, args, rows(), tools=tools, callbacks=[timing(clock)])
     module.parse_response = parse
     generate = trainer._generate
 
@@ -300,7 +313,7 @@ def train_ours(job: Job, clock: Clock) -> dict[str, Any]:
     from toolgrpo.chat import resolve_format
     from toolgrpo.options import RecordedShare
 
-    model = model_folder(job.tools)
+    model = model_folder(job)
     tools = FINANCIAL
     if job.tools == "wait":
         tools = Path(tempfile.mkdtemp()) / "wait_tool.py"

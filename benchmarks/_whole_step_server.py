@@ -9,12 +9,11 @@ import os
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from _rows import Figure, Row
 from _whole_step_parts import Asked, Part, Run, label
-from _whole_step_runs import Job, Phase, measured, model_folder
+from _whole_step_runs import Job, Phase, measured
 
 STALENESS = (0, 1)
 
@@ -28,14 +27,13 @@ def plan(asked: Asked) -> list[dict[str, Any]]:
 
 def measure(of: dict[str, Any]) -> dict[str, Any]:
     from tests.support.vllm_process import VLLMServerProcess
+    from toolgrpo.models import NANO
 
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise SystemExit("a server and a trainer on a core each need two cores; this process may use one")
     found: dict[str, Any] = {}
-    server = VLLMServerProcess(
-        Path(model_folder("wait")), max_model_len=1024, extra_args=("--block-size", "32"), ready_timeout_s=600.0
-    )
+    server = VLLMServerProcess(NANO, max_model_len=1024, extra_args=("--block-size", "32"), ready_timeout_s=600.0)
     try:
         with inherited(cores[0]):
             server.start()

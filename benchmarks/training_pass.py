@@ -169,6 +169,13 @@ def build(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor]:
             model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
         )
         model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model, *batch_of(case)
+
+
+def batch_of(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask of a group."""
+    import torch
+
     ids = torch.randint(0, case.vocabulary, (case.group, case.prompt + case.completion))
     ids[:, : case.prompt] = ids[0, : case.prompt].clone()
     mask = torch.ones_like(ids)
@@ -176,7 +183,7 @@ def build(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor]:
         for i, row in enumerate(mask):
             part = 0.25 + 0.75 * (i + 1) / case.group
             row[case.prompt + int(part * case.completion) :] = 0
-    return model, ids, mask
+    return ids, mask
 
 
 def score(way: str, case: Case, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

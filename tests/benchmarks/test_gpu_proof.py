@@ -15,8 +15,9 @@ from _gpu_parts import PARTS, Figure, Place
 from gpu_proof import NEEDS, ROOT, main, prove, run_part
 
 HERE = Place("cpu", tiny=True)
-IN_THIS_PROCESS = ("speed", "flex", "steps_full", "steps_lora", "difference_bf16", "difference_fp32")
-ALONE = ("contract_transformers", "nano")
+IN_THIS_PROCESS = ("speed", "speed_whole", "flex", "difference_bf16", "difference_fp32")
+WITH_VLLM = ("steps_full", "steps_lora", "memory_financial", "memory_aime")
+ALONE = (*WITH_VLLM, "contract_transformers", "nano", "adapter", "overlap", "fsdp2", "zero3", "whole_step")
 
 
 def test_rows_are_written_as_json_and_as_a_table(tmp_path: Path) -> None:
@@ -38,8 +39,8 @@ def test_a_part_in_small(name: str) -> None:
     assert figures and not [str(figure) for figure in figures if figure.is_off]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.needs_cpu_vllm
+@pytest.mark.parametrize("name", ["memory_financial", *(pytest.param(one, marks=pytest.mark.slow) for one in ALONE)])
 def test_a_part_that_starts_others(name: str) -> None:
     row = run_part(name, HERE)
     assert row.status == "ok", row.said
