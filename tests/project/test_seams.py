@@ -25,7 +25,15 @@ TRANSFORMERS = ("chat/transformers_seam.py", "shared_pass/recurrent_seam.py")
 
 # Documented names that live in a submodule.
 PUBLIC = {
-    *("accelerate.utils", "datasets", "peft", "peft.tuners.lora", "safetensors.torch", "tokenizers"),
+    *(
+        "accelerate.utils",
+        "datasets",
+        "peft",
+        "peft.tuners.lora",
+        "peft.tuners.trainable_tokens",
+        "safetensors.torch",
+        "tokenizers",
+    ),
     *("torch.nn", "torch.nn.functional", "torch.utils.checkpoint", "accelerate.state"),
     *("torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor"),
     *("transformers.trainer_utils", "transformers.cache_utils", "transformers.integrations", "transformers.utils"),

@@ -94,3 +94,22 @@ def test_handing_weights_over_does_not_move_the_base_model(tiny_qwen3: Any, dtyp
     assert not merges_exactly(tiny_qwen3(0))
     dora = get_peft_model(tiny_qwen3(0), LoraConfig(r=4, target_modules=["q_proj"], use_dora=True))
     assert not merges_exactly(dora)
+
+
+def test_rows_of_single_tokens_reach_the_engine_beside_lora(tiny_qwen3: Any) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    from toolgrpo.engines.adapters import merged_parameters, merges_exactly
+
+    config = LoraConfig(r=4, target_modules=["q_proj"], trainable_token_indices=[5, 6])
+    model = get_peft_model(tiny_qwen3(0), config)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            torch.manual_seed(len(name))
+            parameter.data.normal_(std=0.3)
+    assert merges_exactly(model)
+    found = {name: tensor.clone() for name, tensor in merged_parameters(model)}
+    expected = dict(model.merge_and_unload().named_parameters())
+    assert found.keys() == expected.keys()
+    for name, parameter in expected.items():
+        torch.testing.assert_close(found[name], parameter.data)

@@ -13,7 +13,7 @@ as PEFT's own merge and unmerge do, moves the base weights by rounding errors at
 that adds up.)
 
 Not covered: adapters with trained biases, whole trained modules or DoRA, which vLLM does not serve:
-refused with a sentence.
+refused with a sentence. Rows of single tokens (`trainable_token_indices`) are merged, and refused alone.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ from typing import Any
 
 import torch
 from peft.tuners.lora import Embedding, Linear, LoraLayer
+from peft.tuners.trainable_tokens import TrainableTokensLayer
 
 from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ConfigError
 
 _WRAPPERS = re.compile(
-    r"^base_model\.model\.|\.base_layer|modules_to_save\.default\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_module\."
+    r"^base_model\.model\.|\.token_adapter|\.base_layer|modules_to_save\.default\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_module\."
 )
-_PLAIN = {"peft_type": "LORA", "bias": "none", "modules_to_save": None, "use_dora": False}
+_PLAIN = {
+    **{"peft_type": "LORA", "bias": "none", "modules_to_save": None, "use_dora": False},
+    "trainable_token_indices": None,
+}
 
 
 def adapter_config(model: Any) -> Any:
@@ -99,13 +103,16 @@ def merges_exactly(model: Any) -> bool:
 @torch.no_grad()
 def merged_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the weights of base model and adapter together, under the base model's names."""
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    kinds = (LoraLayer, TrainableTokensLayer)
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
     for name, parameter in model.named_parameters():
-        if model.prefix in name or "original_module" in name:
+        if model.prefix in name or "original_module" in name or "trainable_tokens_delta" in name:
             continue
         layer = layers.get(name.removesuffix(".base_layer.weight"))
         weight = parameter.data
-        if layer is not None:
+        if isinstance(layer, TrainableTokensLayer):
+            weight = layer.get_merged_weights(layer.active_adapters)
+        elif layer is not None:
             for adapter in layer.active_adapters:
                 if adapter in layer.lora_A or adapter in layer.lora_embedding_A:
                     weight = (weight + layer.get_delta_weight(adapter)).to(weight.dtype)
