@@ -40,6 +40,7 @@ def classes_of(command: str) -> list[type[Any]]:
     }
     own = {name: [*kinds, arguments.ScriptArguments, ToolGRPOConfig, ModelConfig] for name, kinds in own.items()}
     own["evaluate"] = [arguments.EvaluationArguments, arguments.ScriptArguments, EvaluationConfig, ModelConfig]
+    own["chat"] = [arguments.ScriptArguments, EvaluationConfig, ModelConfig]
     own["gateway"] = [arguments.GatewayArguments, EvaluationConfig, ModelConfig]
     return {**own, "sft": [arguments.SFTArguments, ToolSFTConfig, ModelConfig]}[command]
 

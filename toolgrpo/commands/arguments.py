@@ -248,17 +248,19 @@ _OWN: Mapping[str, tuple[type[Any], ...]] = {
     "evaluate": (EvaluationArguments, ScriptArguments, *THEMES),
     "gateway": (GatewayArguments, *THEMES),
     "sft": (SFTArguments, SFTOptions),
+    "chat": (ScriptArguments, *THEMES),
 }
+_TRAINS_NOTHING = ("evaluate", "gateway", "chat")
 _OF_TRAINING = (LearningOptions, DrawingOptions, OverlapOptions, PassOptions)
 
 
 def flags_of(command: str) -> dict[str, Flag]:
     """Return every flag that a command takes; later dataclasses stand over earlier ones."""
     found = {flag.name: flag for source in (_SFT if command == "sft" else _GRPO) for flag in flags_of_source(*source)}
-    if command in ("evaluate", "gateway"):
+    if command in _TRAINS_NOTHING:
         found = {name: replace(flag, of_training=name not in READ_WITHOUT_TRAINING) for name, flag in found.items()}
     found |= {flag.name: flag for flag in flags_of_source(*_MODEL)} | flags_of_classes(_OWN[command])
-    if command in ("evaluate", "gateway"):
+    if command in _TRAINS_NOTHING:
         taught = {one.name for theme in _OF_TRAINING for one in fields(theme)}
         found |= {name: replace(found[name], of_training=True) for name in taught}
     return found

@@ -20,6 +20,7 @@ from toolgrpo.commands.arguments import flags_of, is_missing, own_classes
 from toolgrpo.commands.flags import Flag
 from toolgrpo.commands.given import read_given
 from toolgrpo.commands.other_names import question_iterations
+from toolgrpo.commands.run_config import words_of_model
 from toolgrpo.errors import ConfigError, DataError, ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
 from toolgrpo.named_files import located, no_conversations, no_data_file, no_mcp_config
@@ -40,6 +41,7 @@ TRACKERS = (
 
 def early_errors(command: str, argv: Sequence[str]) -> list[ToolGRPOError]:
     """Return an error for each unknown name, each wrong value and each file that is not there."""
+    argv = words_of_model(argv) if command == "chat" else argv
     words = argv[1 if "--all" in argv else 2 :] if command == "replay" else argv  # behind DIR and EPISODE
     flags = flags_of(command)
     try:
@@ -190,5 +192,6 @@ _FILES: Mapping[str, Mapping[str, Callable[[str], None]]] = {
     "train": {**_PLUGINS, "dataset_id_or_path": _rows},
     "check": {**_PLUGINS, "dataset_id_or_path": _rows},
     "evaluate": _PLUGINS,
+    "chat": _PLUGINS,
     "sft": {**_PLUGINS, "dataset_id_or_path": _conversations},
 }

@@ -166,6 +166,16 @@ PAGES: dict[str, Page] = {
             "engine": _ENGINE,
         },
     ),
+    "chat": Page(
+        "toolgrpo chat MODEL: talk to a model in the terminal. A folder that a training wrote brings the tools and the "
+        "system message of its run.",
+        {
+            "tools": (*_TOOLS, *_TOOLS_LIMITS, "system_prompt"),
+            "answers": ("temperature", "top_p", "top_k", "max_turn_tokens", "enable_thinking", "unmarked_calls"),
+            "model": _MODEL,
+            "engine": _ENGINE,
+        },
+    ),
     "gateway": Page(
         "Serve a model by itself over OpenAI's API, as agents see it in a training.",
         {

@@ -257,6 +257,14 @@ def _gateway(arguments: list[str]) -> int:
     return 0
 
 
+def _chat(arguments: list[str]) -> int:
+    terminal = Terminal.of_command("chat")
+    from toolgrpo.commands.chat import ChatRun, parse_chat_arguments
+
+    ChatRun(*parse_chat_arguments(arguments), terminal).run()
+    return 0
+
+
 COMMANDS: Mapping[str, Command] = {
     "init": Command(f"copy a task to begin with into a folder: {'|'.join(_TASKS)} [FOLDER]", _init),
     "train": Command("teach a model to use tools by reinforcement learning", _train),
@@ -264,6 +272,7 @@ COMMANDS: Mapping[str, Command] = {
     "evaluate": Command("measure a model, or two side by side, on held-out questions", _evaluate),
     "replay": Command("do the tool calls and rewards of a recorded episode again, or all of it", _replay),
     "show": Command("look at the episodes that a run recorded", _show),
+    "chat": Command("talk to a model in the terminal, with its tools", _chat),
     "gateway": Command("serve a model by itself over OpenAI's API, as agents see it in a training", _gateway),
     "sft": Command("teach a model the form of tool calls from example conversations", _sft),
     "report": Command("show what a run did, as one HTML file", _report),

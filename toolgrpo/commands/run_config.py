@@ -58,6 +58,21 @@ def config_of_run(folder: Path) -> Path:
     raise ConfigError(f"{folder} has no {NAME}, which says what its run was given; give that with --config FILE.yaml")
 
 
+def words_of_model(argv: Sequence[str]) -> list[str]:
+    """Return the words of a command that begins with MODEL as flags, over what the run of that folder was given."""
+    if not argv or argv[0].startswith("-"):
+        return list(argv)
+    name, *flags = argv
+    of_run = Path(name) / NAME
+    given = any(flag == "--config" or flag.startswith("--config=") for flag in flags)
+    return [
+        *(["--config", str(of_run)] if of_run.is_file() and not given else []),
+        "--model_name_or_path",
+        name,
+        *flags,
+    ]
+
+
 def _whole(value: Any) -> Any:
     """Return a path that exists as an absolute one, and anything else as it is."""
     if isinstance(value, list):

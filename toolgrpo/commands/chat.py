@@ -1,0 +1,251 @@
+"""Talk to a model in the terminal, with its tools (`toolgrpo chat`).
+
+    toolgrpo chat outputs/shop                      with what its run was given (outputs/shop/run.yaml)
+    toolgrpo chat MODEL --tools_script my_tools.py
+
+A conversation is one episode in which you are the user: prompt, bridges, calls and results are those of a
+training, token for token, and tools run in the workers with their deadlines. Commands are `/reset`, `/tools`
+and `/save FILE.jsonl` (a row for `toolgrpo sft`); an empty line or Ctrl-D ends it.
+
+Not covered: words as they are drawn; a turn is shown when it is whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.text import Text
+from trl import ModelConfig
+
+from toolgrpo.calls import CallAttempt, ToolResult
+from toolgrpo.chat.base import ParsedTurn, assistant_message, tool_message
+from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.evaluate import EvaluationConfig
+from toolgrpo.commands.given import parse_args
+from toolgrpo.commands.loaded_model import load_model
+from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.run_config import words_of_model
+from toolgrpo.commands.terminal import Terminal
+from toolgrpo.engines.base import Sample, SampleRequest
+from toolgrpo.errors import ConfigError
+from toolgrpo.plain_text import plain
+from toolgrpo.rollout import Episode, EpisodeRunner
+from toolgrpo.tools.arguments import signatures_text
+from toolgrpo.tools.base import ToolProvider, ToolSession
+from toolgrpo.trajectory import Message
+
+
+def parse_chat_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, EvaluationConfig, ModelConfig]:
+    """Read MODEL and the flags over the file of its run, if it has one."""
+    script, config, model = parse_args((ScriptArguments, EvaluationConfig, ModelConfig), words_of_model(argv))
+    if not model.model_name_or_path:
+        raise ConfigError("say which model: toolgrpo chat MODEL; for a first look: toolgrpo chat nano")
+    if script.agent:
+        raise ConfigError("an agent plays its episodes itself; talk to the model without --agent")
+    return script, config, model
+
+
+class Conversation(ToolSession):
+    """The user and the tools of one conversation: the terminal speaks, and what happens is shown there."""
+
+    def __init__(self, inner: ToolSession | None, chat: ChatTools) -> None:
+        super().__init__(inner)
+        self._inner = inner
+        self._chat = chat
+
+    async def call(self, attempts: Sequence[CallAttempt]) -> tuple[ToolResult, ...]:
+        for attempt in attempts:
+            arguments = ", ".join(f"{name}={value!r}" for name, value in (attempt.arguments or {}).items())
+            self._chat.show(
+                "calls", attempt.raw if attempt.arguments is None else f"{attempt.name}({arguments})", "yellow"
+            )
+        results = await self._inner.call(attempts) if self._inner is not None and attempts else ()
+        for attempt, result in zip(attempts, results, strict=True):
+            self._chat.show("result", result.content, "magenta" if result.ok else "red")
+            self._chat.messages.append(tool_message(result.name, result.content, attempt.call_id))
+        return results
+
+    async def next_user_message(self, answer: str) -> str | None:
+        return self._chat.ask()
+
+    async def __aenter__(self) -> Conversation:
+        if self._inner is not None:
+            await self._inner.__aenter__()
+            if self.observation:
+                self._chat.show("environment", self.observation, "cyan")
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._inner is not None:
+            await self._inner.__aexit__(exc_type, exc, tb)
+
+
+@dataclass
+class ChatTools:
+    """The tools of a chat, with whom the person at the terminal speaks for the user; `ended` once they have gone."""
+
+    tools: ToolProvider | None
+    terminal: Terminal
+    system_prompt: str | None = None
+    speaks: bool = True
+    ended: bool = False
+    messages: list[Message] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        return [] if self.tools is None else self.tools.names
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        return [] if self.tools is None else self.tools.schemas
+
+    def session(self, row: Mapping[str, Any]) -> ToolSession:
+        return Conversation(None if self.tools is None else self.tools.session(row), self)
+
+    def close(self) -> None:
+        if self.tools is not None:
+            self.tools.close()
+
+    def opening(self) -> tuple[Message, ...] | None:
+        """Return the messages with which a conversation begins; None where nobody begins one."""
+        self.messages = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        return None if self.ask() is None else tuple(self.messages)
+
+    def ask(self) -> str | None:
+        """Return what the user says next; None where the conversation ends with that."""
+        while True:
+            self.terminal.stream.write("you: ")
+            line = sys.stdin.readline()
+            text = line.strip()
+            command, _, rest = text.partition(" ")
+            if not text or text == "/reset":
+                self.ended = not text
+                return None
+            if command == "/tools":
+                self.terminal.say(signatures_text(self.schemas) or "none")
+            elif command == "/save":
+                self._save(Path(rest or "chat.jsonl"))
+            elif command.startswith("/"):
+                self.terminal.say("the commands are /reset, /tools and /save FILE.jsonl; an empty line ends the chat")
+            else:
+                self.messages.append({"role": "user", "content": text})
+                return text
+
+    def said(self, turn: ParsedTurn) -> None:
+        """Show a turn of the model."""
+        if turn.reasoning:
+            self.show("thinks", turn.reasoning.strip(), "dim")
+        if turn.content.strip() or not turn.attempts:
+            self.show("model", turn.content.strip(), "green")
+        self.messages.append(assistant_message(turn))
+
+    def show(self, who: str, text: str, style: str) -> None:
+        self.terminal.console.print(Text(f"{who}: ", style=f"bold {style}").append(plain(text), style="not bold"))
+
+    def _save(self, path: Path) -> None:
+        row = {"messages": self.messages, **({"tools": self.schemas} if self.schemas else {})}
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        except OSError as error:
+            self.terminal.say(f"{path} cannot be written: {error.strerror}")
+        else:
+            self.terminal.say(f"{len(self.messages)} messages are now a row of {path}, as `toolgrpo sft` takes it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowingRunner(EpisodeRunner):
+    """Shows each turn as soon as it is sampled."""
+
+    said: Callable[[ParsedTurn], None]
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        sample = await EpisodeRunner.sample(self, request)
+        self.said(self.chat.parse(sample.ids, before=request.ids))
+        return sample
+
+
+@dataclass(frozen=True)
+class ChatRun:
+    """The arguments of one chat; `run` talks until the person ends it."""
+
+    script: ScriptArguments
+    config: EvaluationConfig
+    model: ModelConfig
+    terminal: Terminal
+
+    def run(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="toolgrpo-chat-") as folder:
+            config = self.config.changed(output_dir=folder)
+            parts = RunParts(self.script, config, self.model, self.terminal)
+            chat = ChatTools(parts.toolbox(), self.terminal, self.script.system_prompt)
+            try:
+                self._talk(parts, config, chat)
+            finally:
+                chat.close()
+
+    def _talk(self, parts: RunParts, config: EvaluationConfig, chat: ChatTools) -> None:
+        path = parts.model_path(str(self.model.model_name_or_path))
+        loaded = load_model(Path(path), parts.model_init_kwargs(), config)
+        built_of = loaded.parts(config, toolbox=chat)
+        built = built_of.engine(loaded.policy)
+        self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {built_of.chat.name} chat format")
+        runner = ShowingRunner(
+            engine=built.engine,
+            chat=built_of.chat,
+            limits=replace(
+                config.episode_limits(),
+                max_completion_length=built.engine.max_model_len,
+                max_turns=None,
+                max_user_turns=None,
+                deadline_s=None,
+            ),
+            options=config.sampling_options(),
+            tokenizer=loaded.tokenizer,
+            tools=chat,
+            unmarked_calls=config.unmarked_calls,
+            said=chat.said,
+        )
+        try:
+            built.engine.load_weights(loaded.policy.weights())
+            self.terminal.say(
+                "/reset begins anew, /tools lists the tools, /save FILE.jsonl keeps this; an empty line ends it"
+            )
+            signal.signal(signal.SIGINT, _interrupted)  # asyncio's own would wait for the line that is being typed
+            asyncio.run(self._conversations(runner, chat, config.enable_thinking))
+        except KeyboardInterrupt:
+            self.terminal.say("")
+        finally:
+            built.engine.shutdown()
+
+    async def _conversations(self, runner: EpisodeRunner, chat: ChatTools, thinking: bool | None) -> None:
+        await runner.engine.open()
+        try:
+            while not chat.ended:
+                messages = chat.opening()
+                if messages is None:
+                    continue
+                trajectory = await runner(Episode(messages, enable_thinking=thinking))
+                if trajectory.failure:
+                    self.terminal.say(trajectory.failure)
+                if not chat.ended:
+                    self.terminal.say(
+                        f"the conversation has ended ({trajectory.stop_reason}); the next line begins another"
+                    )
+        finally:
+            await runner.engine.close()
+
+
+def _interrupted(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
