@@ -27,6 +27,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("recipes/configs/nano.yaml", (), "recipes/configs/nano.yaml"),
         ("nano", CONFIGS, "recipes/configs/nano.yaml"),
+        ("gsm8k_qwen3_1.7b", CONFIGS, "recipes/configs/gsm8k_qwen3_1.7b.yaml"),
         ("calculator", PLUGINS, "tools_funcs/calculator_tools.py"),
         ("financial_tools_complex", PLUGINS, "tools_funcs/financial_tools_complex.py"),
         ("zero3", LAUNCH_FILES, "recipes/accelerate/zero3.yaml"),

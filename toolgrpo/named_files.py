@@ -34,7 +34,7 @@ def located(path: str | Path, by_name: tuple[str, ...] = ()) -> Path:
     path = Path(path)
     if path.is_absolute() or path.exists():
         return path
-    bare = path.name if path.suffix == "" and len(path.parts) == 1 else ""
+    bare = path.name if len(path.parts) == 1 else ""
     for place in (str(path), *(pattern.format(bare) for pattern in by_name if bare)):
         shipped = shipped_root() / place
         if shipped.exists():
