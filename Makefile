@@ -20,6 +20,9 @@ UV := uv==0.13.9
 
 CORES = $(BIN)/python -c 'import psutil; print(psutil.cpu_count(logical=False) or 1)'
 
+# Triton compiles with it when vLLM's first kernel runs, which is too late to hear of it.
+HAS_PYTHON_H = import os, sys, sysconfig; file = os.path.join(sysconfig.get_paths()["include"], "Python.h"); sys.exit(not os.path.exists(file) and "a GPU needs the headers of Python, and there is no %s. Install them (python3-dev), or take a Python that has them: make setup PYTHON=..." % file)
+
 .PHONY: setup train test test-slow check bench docs gpu-proof lock clean
 
 setup:
@@ -29,6 +32,7 @@ setup:
 .PHONY: install
 install:
 	@test -f $(LOCK) || { echo "LOCK=$(LOCK): there is no such file"; exit 2; }
+	@case $(LOCK) in *cuda*) $(PYTHON) -c '$(HAS_PYTHON_H)';; esac
 	@echo "setting up $(VENV) from $(LOCK) (a few minutes the first time)"
 	@if [ -e $(VENV)/.lock ] && [ "$$(cat $(VENV)/.lock)" != "$(notdir $(LOCK))" ]; then \
 		echo "$(VENV) was set up from $$(cat $(VENV)/.lock), whose packages would stay beside those of $(LOCK): it is made anew"; rm -rf $(VENV); fi
@@ -90,8 +94,9 @@ COMPILE = $(BIN)/uv pip compile -q --no-config --no-header --no-annotate --pytho
 lock: setup
 	@$(PIP) install --quiet $(UV)
 	@mkdir -p build
-	@for name in llm llama-cpp-python; do echo "$$name; sys_platform == 'never'"; done > build/overrides-cuda.txt
-	@{ cat build/overrides-cuda.txt; echo "torch==2.13.0+cpu"; \
+	@for name in llm llama-cpp-python; do echo "$$name; sys_platform == 'never'"; done > build/overrides-common.txt
+	@{ cat build/overrides-common.txt; echo "setuptools>=77.0.3,<81"; } > build/overrides-cuda.txt # vLLM's bound from Python 3.12 on
+	@{ cat build/overrides-common.txt; echo "torch==2.13.0+cpu"; \
 	   for name in torchvision torchaudio torchcodec triton; do echo "$$name; sys_platform == 'never'"; done; } > build/overrides-cpu.txt
 	@for lock in requirements.lock requirements-cuda.lock; do grep '^#' $$lock > build/$$lock.head; done
 	@$(COMPILE) --extra cpu --override build/overrides-cpu.txt $(UVFLAGS) -o requirements.lock

