@@ -1,16 +1,20 @@
-"""What `prepare` does before PyTorch is imported; each case in a process of its own."""
+"""What `prepare` does before PyTorch is imported, each case in a process of its own; and other systems, simulated."""
 
 from __future__ import annotations
 
 import ctypes
 import json
 import os
+import resource
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from toolgrpo.processes import linux
 
 ON_CPU = pytest.mark.skipif(
     not sys.platform.startswith("linux") or os.path.exists("/proc/driver/nvidia"), reason="about Linux without a GPU"
@@ -100,6 +104,47 @@ def test_on_an_nvidia_gpu_the_allocator_takes_segments_that_grow(
     ask = "import json, os; from toolgrpo import startup; startup._DRIVER = {!r}; startup.prepare(); print(json.dumps(os.environ.get('PYTORCH_ALLOC_CONF')))"
     assert run(ask.format(str(tmp_path)), **given) == allocator
     assert run(ask.format(str(tmp_path / "none")), **given) == given.get("PYTORCH_ALLOC_CONF")
+
+
+ON_WINDOWS = """
+import asyncio, ctypes, importlib.metadata, json, logging, multiprocessing, subprocess, sys, tempfile
+sys.platform = "win32"
+sys.modules.update(dict.fromkeys(("fcntl", "resource", "pwd", "termios")))  # there are none
+said = []
+try:
+    import toolgrpo.commands.main
+except SystemExit as error:
+    said.append(str(error))
+try:
+    from toolgrpo import ToolGRPOTrainer
+except ImportError as error:
+    said.append(str(error))
+print(json.dumps(said))
+"""
+
+
+def test_on_windows_a_sentence_names_wsl2() -> None:
+    """Simulated."""
+    assert (
+        run(ON_WINDOWS)
+        == ["toolgrpo runs on Linux and macOS; on Windows, install and start it in WSL2 (wsl --install)"] * 2
+    )
+
+
+@pytest.mark.parametrize("platform", ["darwin", "linux"])
+def test_a_mac_that_refuses_a_limit_of_memory_runs_tools_without(
+    platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Simulated: its kernel answers EINVAL. Linux takes the limit, or says why not."""
+
+    def refuse(kind: int, limits: tuple[int, int]) -> None:
+        if kind == resource.RLIMIT_AS:
+            raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(linux, "_LINUX", platform == "linux")
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    with pytest.raises(ValueError, match="exceeds") if platform == "linux" else nullcontext():
+        linux.limit_memory(512)
 
 
 @ON_CPU

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 _DRIVER = "/proc/driver/nvidia"
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+ON_WINDOWS = "toolgrpo runs on Linux and macOS; on Windows, install and start it in WSL2 (wsl --install)"
 T = TypeVar("T")
 
 
@@ -30,6 +31,8 @@ def prepare(arguments: Sequence[str] = ()) -> None:
     no two steps have packed batches of one length. `arguments` are those of the command, which may ask for the CPU on a
     machine with a GPU.
     """
+    if sys.platform == "win32":
+        raise ImportError(ON_WINDOWS)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

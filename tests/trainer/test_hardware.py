@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from toolgrpo.engines.policy import compute_dtype
 from toolgrpo.errors import ConfigError
+from toolgrpo.testing import ByteChat
+from toolgrpo.testing.trainers import tiny_trainer
 from toolgrpo.trainer.hardware import (
     _line_of,
     bf16_factor,
@@ -120,6 +123,45 @@ def test_fp16_for_want_of_bf16_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         line = precision_line(torch.float16, torch.device("cuda", 0))
         assert (line is not None and "capability 7.5, and bf16 needs 8.0: training is in fp16" in line) is said
     assert precision_line(torch.bfloat16, torch.device("cuda", 0)) is None
+
+
+def moved_by(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, scale: float | None = None
+) -> tuple[dict[str, torch.Tensor], Any, set[torch.dtype]]:
+    """Train two steps through the shared pass, with a scale in fp16: how weights moved, the scaler, the dtypes computed in.
+
+    accelerate brings autocast and scaler to a GPU only, so they are put where it would put them; the rest is its own.
+    """
+
+    def reward(completions: list[Any], **_: Any) -> list[float]:
+        return [float(place % 2) for place in range(len(completions))]
+
+    dtypes: set[torch.dtype] = set()
+    script: Any = lambda request, n: ByteChat.say("yes" * (1 + n % 3))  # noqa: E731
+    with tiny_trainer(folder, reward, script, prefix_sharing="on", learning_rate=1e-3) as trainer:
+        accelerator = trainer.accelerator
+        if scale is not None:
+            accelerator.native_amp, accelerator.scaler = True, torch.amp.GradScaler("cpu", init_scale=scale)
+            monkeypatch.setattr(accelerator.state, "_mixed_precision", "fp16")
+        projection = trainer.model.model.layers[0].mlp.up_proj
+        projection.register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
+        before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+        trainer.train()
+        after = dict(accelerator.unwrap_model(trainer.model).named_parameters())
+        return {name: after[name].detach() - weight for name, weight in before.items()}, accelerator.scaler, dtypes
+
+
+def test_fp16_trains_through_the_shared_pass_with_a_scaled_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact, _, _ = moved_by(tmp_path / "fp32", monkeypatch)
+    half, _, dtypes = moved_by(tmp_path / "fp16", monkeypatch, 2.0**16)
+    assert dtypes == {torch.float16}
+    for name, moved in half.items():
+        assert torch.cosine_similarity(moved.flatten(), exact[name].flatten(), 0) > 0.95, name
+    lost, scaler, _ = moved_by(tmp_path / "overflow", monkeypatch, 2.0**40)
+    assert not any(moved.any() for moved in lost.values()), "a step whose gradients overflow is left out"
+    assert scaler.get_scale() == 2.0**38, "and the scale is halved, twice"
 
 
 def test_the_engine_computes_in_what_the_accelerator_says() -> None:

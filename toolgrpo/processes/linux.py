@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -66,13 +66,14 @@ def offer_to_oom_killer(score: int) -> None:
 
 
 def limit_memory(megabytes: int) -> None:
-    """Set an address-space limit (0: none), and allow no core dumps."""
+    """Set an address-space limit (0: none), where the system takes one: macOS refuses it. Allow no core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if megabytes > 0:
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         wanted = megabytes * 1024 * 1024
         limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        with nullcontext() if _LINUX else suppress(OSError, ValueError):  # Python's name for EINVAL is ValueError
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def kill_group(pid: int) -> None:
