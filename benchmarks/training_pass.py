@@ -3,6 +3,7 @@
     python benchmarks/training_pass.py            # every size; a quarter of an hour on two cores
     python benchmarks/training_pass.py --quick    # a tiny model, and sizes with much, little and nothing to share
     python benchmarks/training_pass.py --real     # a vocabulary of 151,936, an adapter, checkpointing: some minutes
+    python benchmarks/training_pass.py --hybrids  # models with recurrent layers: some minutes
 
 Three ways, each in a process of its own, which take turns, so that a busy machine disturbs all alike:
 
@@ -69,9 +70,15 @@ class Case:
     layers: int
     vocabulary: int = 8000
     adapter: bool = False  # LoRA and gradient checkpointing, and no step after the first pass
+    family: str = "qwen3"
 
 
 REAL = Case(1200, 128, 4, "spread", 896, 6, vocabulary=151_936, adapter=True)
+HYBRIDS = [
+    Case(prompt, 200, 8, lengths, 256, 8, family=family)
+    for family in ("qwen3_5", "lfm2")
+    for prompt, lengths in ((1200, "full"), (20, "full"), (20, "spread"))
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +155,12 @@ def _serve_case(way: str, case: Case) -> None:
 def build(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor]:
     import torch
     from peft import LoraConfig, get_peft_model
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from trl.trainer.utils import add_fused_lm_head
 
     torch.manual_seed(0)
-    config = Qwen3Config(
+    config = AutoConfig.for_model(
+        {"qwen3_5": "qwen3_5_text"}.get(case.family, case.family),
         vocab_size=case.vocabulary,
         hidden_size=case.hidden,
         intermediate_size=4864 if case.adapter else 3 * case.hidden,
@@ -161,8 +169,10 @@ def build(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor]:
         num_key_value_heads=max(1, case.hidden // 128),
         head_dim=64,
         tie_word_embeddings=True,
+        pad_token_id=None,
+        **_recurrent_layers(case),
     )
-    model: Any = Qwen3ForCausalLM(config).train()
+    model: Any = AutoModelForCausalLM.from_config(config).float().train()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     if case.adapter:
         model = get_peft_model(
@@ -184,6 +194,23 @@ def batch_of(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
             part = 0.25 + 0.75 * (i + 1) / case.group
             row[case.prompt + int(part * case.completion) :] = 0
     return ids, mask
+
+
+def _recurrent_layers(case: Case) -> dict[str, Any]:
+    """Three of four layers, with heads as wide as those of attention."""
+    if case.family == "qwen3":
+        return {}
+    heads = case.hidden // 64
+    of_family: dict[str, dict[str, Any]] = {
+        "qwen3_5": {
+            **{"linear_key_head_dim": 64, "linear_value_head_dim": 64},
+            **{"linear_num_key_heads": heads, "linear_num_value_heads": heads},
+        },
+        "lfm2": {"conv_dim": case.hidden, "block_auto_adjust_ff_dim": False},
+    }
+    recurrent = "conv" if case.family == "lfm2" else "linear_attention"
+    kinds = [recurrent if number % 4 != 2 else "full_attention" for number in range(case.layers)]
+    return {**of_family[case.family], "layer_types": kinds}
 
 
 def score(way: str, case: Case, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -294,21 +321,33 @@ def measure_sizes(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def measure_hybrids(options: argparse.Namespace) -> list[dict[str, Any]]:
+    found = []
+    with servers(options.threads) as by_way:
+        for case in HYBRIDS:
+            progress(f"{case.family}, prompt {case.prompt}, {case.group} x {case.completion} ({case.lengths})")
+            ways = measure_case(by_way, case, options.rounds)
+            found.append({**asdict(case), **{way: asdict(of) for way, of in ways.items()}})
+    return found
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The sizes, or the real shape beside the sizes that were measured on this machine."""
-    if not options.real:
+    """The sizes; or the real shape or the hybrids, beside the sizes that were measured on this machine."""
+    if not options.real and not options.hybrids:
         return measure_sizes(options)
     before = kept(NAME, options.quick)
-    same = before.get(STAMP, {}).get("machine") == stamp_of(quick=False).as_json()["machine"]
-    return {"results": [], **(before if same else {}), "real": measure_real(options.threads)}
+    same = before.get(STAMP, {}).get("machine", {}).get("name") == stamp_of(quick=False).as_json()["machine"]["name"]
+    measured = {"real": measure_real(options.threads)} if options.real else {"hybrids": measure_hybrids(options)}
+    return {"results": [], **(before if same else {}), **measured}
 
 
 def rows(results: dict[str, Any]) -> list[Row]:
     """For the page of all measurements."""
     made = []
-    for one in filter(None, [results.get("real"), *results["results"]]):
+    for one in filter(None, [results.get("real"), *results["results"], *results.get("hybrids", ())]):
         size = f"prompt {one['prompt']}, {one['group']} x {one['completion']} ({one['lengths']}), width {one['hidden']}"
         size += f", vocabulary {one['vocabulary']:,}, LoRA, checkpointing" if one.get("adapter") else ""
+        size += f", {one['family']}" if one.get("family", "qwen3") != "qwen3" else ""
         compared = [("pass_s", "trl", "TRL"), ("peak_mib", "trl", "TRL")]
         compared += [("pass_s", "padded", "ours, not sharing"), ("step_s", "trl", "TRL")] if "padded" in one else []
         compared += [(of, "heap", "ours, all from the heap") for of in ("pass_s", "peak_mib") if "heap" in one]
@@ -322,6 +361,7 @@ def rows(results: dict[str, Any]) -> list[Row]:
 def main() -> None:
     parser = parser_of(__doc__, "a tiny model, three of the sizes")
     parser.add_argument("--real", action="store_true", help="the first pass alone at the shape of a real model")
+    parser.add_argument("--hybrids", action="store_true", help="models with recurrent layers")
     parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--serve", choices=(*WAYS, "heap"), help=argparse.SUPPRESS)

@@ -21,6 +21,7 @@ from tests.support.model_families import tiny_family  # noqa: E402
 from tests.support.vllm_process import VLLMServerProcess  # noqa: E402
 from toolgrpo.engines.adapters import own_weights  # noqa: E402
 from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions  # noqa: E402
+from toolgrpo.engines.decode_batch import bound_time_steps_as_trained  # noqa: E402
 from toolgrpo.engines.server_weights import DiskWeights  # noqa: E402
 from toolgrpo.engines.vllm_colocate import VLLMColocateEngine  # noqa: E402
 from toolgrpo.engines.vllm_options import VLLMOptions, served_config  # noqa: E402
@@ -57,10 +58,13 @@ def difference(model: Any, samples: Sequence[Sample]) -> float:
 
 
 @pytest.mark.parametrize(
-    "family", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma4", "qwen3_moe")), "glm4_moe"]
+    "family",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma4", "qwen3_moe", "nemotron_h")), "glm4_moe"],
 )
 def test_what_it_draws_is_what_the_trainer_would(family: str) -> None:
     model, other = tiny_family(family), tiny_family(family, seed=1)
+    for trained in (model, other):
+        bound_time_steps_as_trained(trained)
     config = served_config(model)
     engine = VLLMColocateEngine(start_vllm(config, VLLMOptions(max_model_len=256, max_num_seqs=16)))
     try:
