@@ -47,16 +47,8 @@ def test_a_chat_is_one_episode_and_becomes_a_row(monkeypatch: pytest.MonkeyPatch
     conversation, chat, shown = talk(monkeypatch, typed, 'call add {"a": 1, "b": 2}\ncall sub {}', "Three.", "Bye.")
     assert conversation is not None and conversation.stop_reason is StopReason.FINISHED and chat.ended
     assert [turn.user for turn in conversation.turns] == [None, "thanks", None]
-    order = [
-        "calls: add(a=1, b=2)",
-        "result: 3",
-        "result: Error",
-        "model: Three.",
-        "add(",
-        "/reset",
-        "model: Bye.",
-        "7 m",
-    ]
+    order = ["calls: add(a=1, b=2)", "result: 3", "result: Error", "model: Three.", "you: add()", "the commands are"]
+    order += ["model: Bye.", "8 messages are now a row"]
     places = [shown.find(text) for text in order]
     assert -1 not in places and places == sorted(places), shown
     (row,) = read_conversations(file)

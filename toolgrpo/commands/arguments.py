@@ -201,6 +201,14 @@ class GatewayArguments(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataArguments(Options):
+    """Arguments of `data`."""
+
+    show: int = option(3, "Rows that are shown.")
+    model_name_or_path: str | None = option(None, "Show prompts as this model reads them: a folder, hub id or name.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class SFTArguments(Options):
     """Arguments of `sft`."""
 
@@ -249,6 +257,7 @@ _OWN: Mapping[str, tuple[type[Any], ...]] = {
     "gateway": (GatewayArguments, *THEMES),
     "sft": (SFTArguments, SFTOptions),
     "chat": (ScriptArguments, *THEMES),
+    "data": (DataArguments, ScriptArguments),
 }
 _TRAINS_NOTHING = ("evaluate", "gateway", "chat")
 _OF_TRAINING = (LearningOptions, DrawingOptions, OverlapOptions, PassOptions)
@@ -256,6 +265,8 @@ _OF_TRAINING = (LearningOptions, DrawingOptions, OverlapOptions, PassOptions)
 
 def flags_of(command: str) -> dict[str, Flag]:
     """Return every flag that a command takes; later dataclasses stand over earlier ones."""
+    if command == "data":
+        return flags_of_classes(_OWN[command])
     found = {flag.name: flag for source in (_SFT if command == "sft" else _GRPO) for flag in flags_of_source(*source)}
     if command in _TRAINS_NOTHING:
         found = {name: replace(flag, of_training=name not in READ_WITHOUT_TRAINING) for name, flag in found.items()}

@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from argparse import ArgumentError, ArgumentParser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -265,6 +265,30 @@ def _chat(arguments: list[str]) -> int:
     return 0
 
 
+def _env(arguments: list[str]) -> int:
+    from toolgrpo.commands.look import environment_lines
+
+    return _print_lines(environment_lines())
+
+
+def _data(arguments: list[str]) -> int:
+    from toolgrpo.commands.look import data_lines
+
+    return _print_lines(data_lines(arguments))
+
+
+def _print_lines(lines: Iterable[str]) -> int:
+    try:
+        for line in lines:
+            print(line, flush=True)
+    except ToolGRPOError as error:
+        print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
+
+
 COMMANDS: Mapping[str, Command] = {
     "init": Command(f"copy a task to begin with into a folder: {'|'.join(_TASKS)} [FOLDER]", _init),
     "train": Command("teach a model to use tools by reinforcement learning", _train),
@@ -273,6 +297,8 @@ COMMANDS: Mapping[str, Command] = {
     "replay": Command("do the tool calls and rewards of a recorded episode again, or all of it", _replay),
     "show": Command("look at the episodes that a run recorded", _show),
     "chat": Command("talk to a model in the terminal, with its tools", _chat),
+    "data": Command("show rows as the model and the reward will see them", _data),
+    "env": Command("print what a bug report needs to know of this machine", _env),
     "gateway": Command("serve a model by itself over OpenAI's API, as agents see it in a training", _gateway),
     "sft": Command("teach a model the form of tool calls from example conversations", _sft),
     "report": Command("show what a run did, as one HTML file", _report),

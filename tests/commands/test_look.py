@@ -1,0 +1,58 @@
+"""`toolgrpo env` and `toolgrpo data`: what they print of a machine and of rows."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+
+import pytest
+import torch
+
+from toolgrpo.commands.look import data_lines, environment_lines
+from toolgrpo.commands.main import main
+from toolgrpo.errors import ConfigError
+
+TOOLS = str(Path(__file__).parents[2] / "tools_funcs" / "arithmetic_tools.py")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> str:
+    file = tmp_path / "rows.jsonl"
+    lines = [{"prompt": f"What is {n}+1?\x1b[2J", "answer": str(n + 1), "tools": ["add"]} for n in range(5)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(file)
+
+
+def test_what_a_bug_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    said = "\n".join(environment_lines())
+    for part in (
+        platform.python_version(),
+        f"torch        {torch.__version__}",
+        "cores, ",
+        "sandbox      ",
+        "CACHE_SPACE=2",
+    ):
+        assert part in said, said
+    assert "hf_secret" not in said
+
+
+def test_rows_as_the_reward_and_as_the_model_see_them(rows: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", rows, "--show", "2", "--system_prompt", "Be short."]) == 0
+    said = capsys.readouterr().out
+    assert "5 rows with " in said and "row 1" in said and "row 2" not in said and "\x1b" not in said
+    assert (
+        "  system: Be short.\n  user: What is 0+1?" in said and '  answer: "2"' in said and '  tools: ["add"]' in said
+    )
+    seen = "\n".join(data_lines([rows, "--show", "1", "--model", "nano", "--tools_script", TOOLS]))
+    assert '"name": "add"' in seen and '"name": "divide"' not in seen and "<|im_start|>user\nWhat is 0+1?" in seen
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [([], "say which rows"), (["x", "--shwo", "1"], "nearest known flag is --show")]
+)
+def test_what_is_wrong_is_one_sentence(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        list(data_lines(words))

