@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from typing import Any
 
 
@@ -12,6 +13,11 @@ class Meeting:
     def __init__(self, n: int, patience_s: float = 30) -> None:
         self._barrier = threading.Barrier(n, timeout=patience_s)
         self._given: dict[int, list[Any]] = {}
+        self.met: Counter[int] = Counter()  # how often each came before something collective
+
+    def meet(self, process: int) -> None:
+        self.met[process] += 1
+        self._barrier.wait()
 
     def gather(self, process: int, values: list[Any]) -> list[Any]:
         """Return the values of all, in the order of their processes."""

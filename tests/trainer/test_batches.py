@@ -202,6 +202,7 @@ def test_groups_that_lie_in_two_slices_are_dealt_out_whole(n_processes: int, n_r
 
     in_threads(n_processes, process)
     assert sorted(results) == list(range(n_processes)) and all(len(one) == steps for one in results.values())
+    assert meeting.met == dict.fromkeys(range(n_processes), steps)
     seen: list[int] = []
     for step in range(steps):
         taken = [results[number][step] for number in range(n_processes)]
@@ -260,6 +261,7 @@ def test_processes_share_the_rows_and_meet_only_when_a_step_is_taken(replaces: b
 
     in_threads(n, process)
     assert len(trained) == n * steps and states[0] == states[1]
+    assert meeting.met == dict.fromkeys(range(n), steps if replaces else 2 * steps), "after rollouts, and after rewards"
     found = sorted(row for rows in trained.values() for row in rows)
     live = [row for row in range(32) if not replaces or row not in dead]
     assert found == live[: n * steps * 2], "every row once, in whichever process"
@@ -304,7 +306,7 @@ def batches_of(
     """The batches of one of `n` processes, in groups of four, over rows that are `live` or not."""
     data = [{"prompt": f"question {row:02}", "number": row} for row in range(50)]
     rollouts = scripted_rollouts(engine)
-    processes = Processes(n, number, partial(meeting.gather, number))
+    processes = Processes(n, number, partial(meeting.gather, number), partial(meeting.meet, number))
     known: dict[str, Any] = {
         "step": lambda: 0,
         "left": lambda: 9,
