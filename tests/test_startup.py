@@ -131,6 +131,47 @@ def test_on_windows_a_sentence_names_wsl2() -> None:
     )
 
 
+# Runs at the start of each process, workers too: a system without /proc and pidfd whose kernel refuses RLIMIT_AS.
+A_MAC = """
+import asyncio, builtins, ctypes, importlib.metadata, io, multiprocessing, os, resource, shutil, subprocess, sys, sysconfig
+sysconfig.get_config_vars()  # of the libraries above, as they are on this system
+sys.platform = "darwin"
+del os.pidfd_open
+taken = resource.setrlimit
+
+def setrlimit(kind, limits):
+    if kind == resource.RLIMIT_AS:
+        raise ValueError("current limit exceeds maximum limit")
+    taken(kind, limits)
+
+def without_proc(function):
+    def call(path, *args, **kwargs):
+        if isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith("/proc"):
+            raise FileNotFoundError(2, "there is no /proc")
+        return function(path, *args, **kwargs)
+    return call
+
+resource.setrlimit = setrlimit
+builtins.open = io.open = without_proc(open)
+os.open, os.listdir, os.scandir = map(without_proc, (os.open, os.listdir, os.scandir))
+"""
+A_CALL = """
+import json, sys
+from toolgrpo.tools import load_tools, run_tool
+tools = load_tools("tools_funcs/arithmetic_tools.py")
+results = [run_tool(tools, json.dumps({"name": "add", "arguments": {"a": 1, "b": b}})) for b in (2, "x")]
+print(json.dumps([sys.platform, results[0].content, results[1].error]))
+tools.close()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the other systems are themselves")
+def test_tools_run_on_a_mac(tmp_path: Path) -> None:
+    """Simulated."""
+    (tmp_path / "sitecustomize.py").write_text(A_MAC)
+    assert run(A_CALL, PYTHONPATH=str(tmp_path)) == ["darwin", "3", "bad_arguments"]
+
+
 @pytest.mark.parametrize("platform", ["darwin", "linux"])
 def test_a_mac_that_refuses_a_limit_of_memory_runs_tools_without(
     platform: str, monkeypatch: pytest.MonkeyPatch
