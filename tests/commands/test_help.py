@@ -117,11 +117,20 @@ def test_what_trains_nothing_refuses_the_flags_of_a_training_and_takes_its_file(
         assert said.startswith(f"--{flag.partition('=')[0]} is read by a training alone; leave it out here")
 
 
-def test_every_flag_of_ours_stands_on_the_short_page_once() -> None:
+@pytest.mark.parametrize("command", PAGES)
+def test_the_first_page_fits_a_screen_and_names_the_themes(command: str) -> None:
+    lines = help_text(command, width=100).splitlines()
+    assert len(lines) <= 42 and max(map(len, lines[4:-1])) <= 100, lines
+    assert 8 < len(flags_in("\n".join(lines))) <= 34 and lines[-1].startswith("--help THEME: one of ")
+    if command == "train":
+        assert len(flags_in("\n".join(lines))) == 25
+
+
+def test_every_flag_of_ours_stands_in_a_theme_once() -> None:
     from toolgrpo.commands.arguments import ScriptArguments
 
     known = {field.name for field in dataclasses.fields(ScriptArguments) if field.init}
-    text = help_text("train", width=100)
+    text = "\n".join(help_text("train", theme, width=100) for theme in PAGES["train"].themes)
     lines = re.findall(r"^  --(\w+)", text, flags=re.MULTILINE)
     assert len(lines) == len(set(lines)) and set(lines) >= known
     assert "--num_generations N" in text and "[8]" in text

@@ -1,4 +1,4 @@
-"""`toolgrpo COMMAND --help`: the flags that people use, by theme, at once.
+"""`toolgrpo COMMAND --help`: the flags to begin with, a line each, and the list of themes.
 
 `--help THEME` shows one theme, `--help all` also every flag of TRL and Transformers that is read.
 Nothing heavy is imported for it (`flags.py`). A flag of ours that no theme names stands under "more", so
@@ -59,6 +59,14 @@ _SAVING = ("output_dir", "save_strategy", "save_steps", "save_total_limit", "res
 _WATCHING = (
     *("logging_steps", "doctor_every", "max_world_failures", "quiet", "report_to", "run_name", "log_completions"),
     *("record_episodes", "record_tokens", "dry_run"),
+)
+
+# The flags of the first page, where a command has more.
+_FIRST = (
+    *("model_name_or_path", "use_peft", "tools_script", "environment", "mcp_config", "reward", "reward_fn"),
+    *("reward_weights", "dataset_id_or_path", "system_prompt", "eval_questions", "max_completion_length", "max_turns"),
+    *("temperature", "engine", "learning_rate", "max_steps", "per_device_train_batch_size", "num_generations"),
+    *("gradient_accumulation_steps", "output_dir", "save_steps", "resume_from_checkpoint", "report_to", "dry_run"),
 )
 
 # What TRL and Transformers say at length, of the flags that the short page shows.
@@ -231,12 +239,25 @@ def help_text(command: str, theme: str = "", *, width: int | None = None) -> str
         page.purpose,
         _paragraph("Every flag is also a key of the YAML file; a flag wins over the file.", width),
     ]
-    for name, names in themes.items():
+    shown = _first(page, themes) if theme == "" else themes
+    for name, names in shown.items():
+        if theme == "":
+            lines = [_entry(flags[flag], page, 1000, in_short=True) for flag in names]
+            lines = [line.replace("\n" + " " * _COLUMN, "  ") for line in lines]
+            parts.append("\n".join(line if len(line) <= width else f"{line[: width - 4]} ..." for line in lines))
+            continue
         lines = [_entry(flags[flag], page, width, in_short=theme != "all") for flag in names]
         parts.append("\n".join([f"{name}:", *lines]))
     others = "" if theme == "all" else "; --help all: every flag, TRL's and Transformers' too"
     parts.append(f"--help THEME: one of {', '.join(_filled(page, flags, everything=False))}{others}")
     return "\n\n".join(parts)
+
+
+def _first(page: Page, themes: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return the flags to begin with as one nameless theme: all where they are few, else the command's own and `_FIRST`."""
+    named = [flag for name, names in themes.items() if name != "more" for flag in names]
+    own = [] if page is PAGES["train"] else next(iter(themes.values()))
+    return {"": named if len(named) <= len(_FIRST) else [flag for flag in named if flag in _FIRST or flag in own]}
 
 
 def _filled(page: Page, flags: Mapping[str, Flag], *, everything: bool) -> dict[str, list[str]]:
