@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from toolgrpo.calls import AttemptStatus, CallAttempt
-from toolgrpo.chat.attempts import unreadable, xml_attempt
+from toolgrpo.chat.attempts import unclosed, unreadable, xml_attempt
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.family_templates import _HERMES_FORM
 from toolgrpo.chat.unmarked import unmarked_call, with_unmarked
@@ -105,11 +105,18 @@ def test_no_text_takes_long(piece: str) -> None:
         "{'name': 'calculator', 'arguments': {'expression': '2 + 3'}}",
         "{'name': 'calculator', 'arguments': {'expression': \"2 + 3\", }",
         CALL[:-2] + ",\n",
+        f"```json\n{CALL}}}\n```",
     ],
 )
 def test_an_unreadable_call_is_shown_as_it_was_meant(broken: str) -> None:
     detail = unreadable(broken, "it is no JSON", HERMES).detail
     assert detail == f"the call cannot be read: it is no JSON; write it as {RIGHT}"
+
+
+def test_a_call_that_is_whole_but_not_closed_is_shown_and_one_that_was_cut_is_not() -> None:
+    for whole in (CALL, f"\n```json\n{INDENTED}\n```"):
+        assert unclosed(whole, HERMES).detail == f"the call was not closed with </tool_call>; write it as {RIGHT}"
+    assert unclosed(CALL[:-2], HERMES).detail == "the call was not closed with </tool_call>"
 
 
 @pytest.mark.parametrize(

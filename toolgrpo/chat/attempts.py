@@ -106,12 +106,14 @@ def nameless(raw: str, form: CallForm) -> CallAttempt:
     return malformed(AttemptStatus.MISSING_NAME, raw, f"the call has no name; a call is {form.text}")
 
 
-def unclosed(raw: str, closing: str, name: str | None = None) -> CallAttempt:
-    return malformed(AttemptStatus.UNCLOSED, raw, f"the call was not closed with {closing}", name)
+def unclosed(raw: str, form: CallForm, name: str | None = None) -> CallAttempt:
+    meant = _meant(raw, form)
+    shown = "" if meant is None else f"; write it as {written(form.text, meant)}"
+    return malformed(AttemptStatus.UNCLOSED, raw, f"the call was not closed with {form.closing}{shown}", name)
 
 
 def unreadable(raw: str, why: str, form: CallForm, name: str | None = None) -> CallAttempt:
-    meant = _mended(raw, form) if "{...}" in form.text else None
+    meant = _meant(raw, form, mend=True)
     shown = f"a call is {form.text}" if meant is None else f"write it as {written(form.text, meant)}"
     detail = f"the call cannot be read: {why}; {shown}"
     return malformed(AttemptStatus.INVALID_JSON, raw, detail, name)
@@ -226,11 +228,15 @@ def _attempt(raw: str, call: Any, form: CallForm) -> CallAttempt:
 # What a broken call meant: it is shown in the right form, and not run.
 
 
-def _mended(text: str, form: CallForm) -> CallAttempt | None:
-    """Return the call that broken JSON means: brackets left open or closed twice, a comma too many, Python's spelling."""
-    if len(text) > _LONGEST_MENDED:
+def _meant(text: str, form: CallForm, *, mend: bool = False) -> CallAttempt | None:
+    """Return the call that this text means, in a code fence or not, for a form that elides name and arguments.
+
+    `mend`: brackets left open or closed twice, a comma too many, Python's spelling. Not where a call may have been cut.
+    """
+    if len(text) > _LONGEST_MENDED or "{...}" not in form.text:
         return None
-    closed = _closed(text.strip())
+    text = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```").strip()
+    closed = _closed(text) if mend else text
     for read in (_load_loosely, ast.literal_eval):
         with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             value = read(closed)

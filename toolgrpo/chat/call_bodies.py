@@ -153,6 +153,7 @@ def _literal(node: ast.expr) -> Any:
 # times, whatever stands in it.
 
 _LLAMA = CallForm('{"name": ..., "parameters": {...}}', "}")
+_TAGGED = CallForm("", "</function>")
 _DECODER = json.JSONDecoder()
 _MOST_TRIED = 16  # beginnings of objects in a text; each may cost a look at all of it
 _LINE_WITH_OBJECT = re.compile(r"^[^\S\n]*(?=\{)", re.MULTILINE)
@@ -226,7 +227,7 @@ def _tagged(text: str) -> list[CallAttempt]:
         try:
             arguments = load_json(said.strip() or "{}")
         except (ValueError, RecursionError) as error:
-            attempts.append(unreadable(raw, str(error), _LLAMA, name) if end else unclosed(raw, "</function>", name))
+            attempts.append(unreadable(raw, str(error), _LLAMA, name) if end else unclosed(raw, _TAGGED, name))
             continue
         attempts += _read(raw, {"name": name, "arguments": arguments})
     return attempts

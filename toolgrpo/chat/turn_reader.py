@@ -258,7 +258,7 @@ class _TurnWalk:
             raw = unguarded(self.text[region.begin : stop])
             if not closed:
                 said = unguarded((region.captures or {}).get("name", ""))
-                self.attempts.append(unclosed(raw, form.call.form.closing, said or None))
+                self.attempts.append(unclosed(raw, form.call.form, said or None))
             elif region.captures is None:
                 self.attempts.append(unreadable(raw, "it does not begin as one", form.call.form))
             else:

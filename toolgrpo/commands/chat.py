@@ -201,6 +201,8 @@ class ChatRun:
         built_of = loaded.parts(config, toolbox=chat)
         built = built_of.engine(loaded.policy)
         self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {built_of.chat.name} chat format")
+        if (line := built_of.markers_line(loaded.head)) is not None:
+            self.terminal.say(line)
         runner = ShowingRunner(
             engine=built.engine,
             chat=built_of.chat,

@@ -179,7 +179,15 @@ PAGES: dict[str, Page] = {
         "system message of its run.",
         {
             "tools": (*_TOOLS, *_TOOLS_LIMITS, "system_prompt"),
-            "answers": ("temperature", "top_p", "top_k", "max_turn_tokens", "enable_thinking", "unmarked_calls"),
+            "answers": (
+                "temperature",
+                "top_p",
+                "top_k",
+                "max_turn_tokens",
+                "enable_thinking",
+                "call_markers",
+                "unmarked_calls",
+            ),
             "model": _MODEL,
             "engine": _ENGINE,
         },
