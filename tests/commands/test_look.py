@@ -26,7 +26,9 @@ def rows(tmp_path: Path) -> str:
 
 def test_what_a_bug_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    for name in ("HF_TOKEN", "VLLM_API_KEY", "VLLM_S3_SECRET"):
+        monkeypatch.setenv(name, "hf_secret")
+    monkeypatch.setenv("VLLM_HOST", "http://me:hf_secret@host")
     said = "\n".join(environment_lines())
     for part in (
         platform.python_version(),

