@@ -252,7 +252,7 @@ def help_text(command: str, theme: str = "", *, width: int | None = None) -> str
         if theme == "":
             lines = [_entry(flags[flag], page, 1000, in_short=True) for flag in names]
             lines = [line.replace("\n" + " " * _COLUMN, "  ") for line in lines]
-            parts.append("\n".join(line if len(line) <= width else f"{line[: width - 4]} ..." for line in lines))
+            parts.append("\n".join(_cut(line, width) for line in lines))
             continue
         lines = [_entry(flags[flag], page, width, in_short=theme != "all") for flag in names]
         parts.append("\n".join([f"{name}:", *lines]))
@@ -311,6 +311,10 @@ def _value(flag: Flag) -> str:
         return "A B ..."
     kinds = {str: "TEXT", float: "X", int: "N", bool: "true|false"}
     return next((name for kind, name in kinds.items() if kind in flag.members), "TEXT")
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else f"{line[: width - 3].rpartition(' ')[0]} ..."
 
 
 def _paragraph(text: str, width: int) -> str:
