@@ -122,6 +122,7 @@ def test_a_model_folder_into_which_a_run_writes_says_so(tmp_path: Path) -> None:
     from toolgrpo.errors import ModelError
 
     flags = ["--model_name_or_path", "x", "--dataset_id_or_path", "arithmetic", "--output_dir", str(tmp_path / "b")]
+    flags += ["--reward", "gsm8k"]
     parts = RunParts(*parse_arguments(flags), Terminal(None, sys.stdout, quiet=True))
     first = Holder(tmp_path / "out")
     try:

@@ -188,6 +188,7 @@ TABLE: list[tuple[str, str]] = [
     ("--void_turns drop", "must be one of 'keep', 'mask_episode'"),
     ("--max_dropped_share 2", "max_dropped_share must be between 0 and 1, got 2"),
     ("--engine_timeout 0", "engine_timeout must be a positive number of seconds, got 0"),
+    ("--call_markers yes", "must be one of 'auto', 'tokens', 'spelled'"),
     ("--unmarked_calls run", "must be one of 'answer', 'accept', 'ignore'"),
     ("--vllm_lora_sync both", "must be one of 'merge', 'adapter'"),
     ("--vllm_kv_cache_gib 0", "vllm_kv_cache_gib must be at least 1, got 0"),

@@ -89,6 +89,7 @@ def test_a_toolbox_that_was_given_stays_open_for_the_next_trainer(tmp_path: Path
 def test_a_trainer_that_cannot_be_made_leaves_no_worker(tmp_path: Path) -> None:
     import threading
 
+    before = threading.enumerate()
     with pytest.raises(ConfigError, match="adapter"):
         tiny_trainer(tmp_path, lengths, None, parts={"tools": [multiply]}, vllm_lora_sync="adapter")
-    assert not [thread for thread in threading.enumerate() if thread.name == "toolgrpo-tools"]
+    assert not [one for one in threading.enumerate() if one.name == "toolgrpo-tools" and one not in before]

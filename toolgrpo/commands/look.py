@@ -12,6 +12,7 @@ import json
 import os
 import platform
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from toolgrpo.commands.arguments import DataArguments, ScriptArguments, flags_of
@@ -71,17 +72,18 @@ def data_lines(argv: Sequence[str]) -> Iterator[str]:
         script.dataset_id_or_path, split=script.dataset_split, limit=script.max_rows, system_prompt=script.system_prompt
     )
     yield f"{script.dataset_id_or_path}: {len(rows)} rows with {', '.join(rows.column_names)}"
-    written = _as_the_model_sees(asked.model_name_or_path, script)
-    for number in range(min(asked.show, len(rows))):
-        row: dict[str, Any] = rows[number]
-        yield f"\nrow {number}"
-        yield plain(written(row))
-        for name, value in row.items():
-            if name != "prompt" and value is not None:
-                yield plain(f"  {name}: {json.dumps(value, ensure_ascii=False, default=str)}")
+    with ExitStack() as opened:
+        written = _as_the_model_sees(asked.model_name_or_path, script, opened)
+        for number in range(min(asked.show, len(rows))):
+            row: dict[str, Any] = rows[number]
+            yield f"\nrow {number}"
+            yield plain(written(row))
+            for name, value in row.items():
+                if name != "prompt" and value is not None:
+                    yield plain(f"  {name}: {json.dumps(value, ensure_ascii=False, default=str)}")
 
 
-def _as_the_model_sees(model: str | None, script: ScriptArguments) -> Any:
+def _as_the_model_sees(model: str | None, script: ScriptArguments, opened: ExitStack) -> Any:
     """Return what writes a row's prompt: as messages, or as the text that a model reads."""
     if model is None:
         return lambda row: "\n".join(f"  {one['role']}: {one['content']}" for one in row["prompt"])
@@ -95,6 +97,8 @@ def _as_the_model_sees(model: str | None, script: ScriptArguments) -> Any:
     chat = resolve_format(tokenizer)
     sources = script.tools_script or script.tool_functions_module, script.environment, script.mcp_config
     tools = load_tools(sources[0], environment=sources[1], mcp_config=sources[2]) if any(sources) else None
+    if tools is not None:
+        opened.callback(tools.close)
 
     def text(row: dict[str, Any]) -> str:
         offered = offered_tools(tools, row)
