@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -90,10 +89,10 @@ def _lfm2_hybrid() -> Any:
     return Lfm2ForCausalLM(Lfm2Config(**_HYBRID, **layers, conv_dim=64, block_dim=64))
 
 
-def _nemotron_h(last: str = "moe") -> Any:
+def _nemotron_h() -> Any:
     from transformers import NemotronHConfig, NemotronHForCausalLM
 
-    layers = ["linear_attention", "mlp", "full_attention", "linear_attention", last]
+    layers = ["linear_attention", "mlp", "full_attention", "linear_attention", "moe"]
     mamba = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 16}
     experts = {"moe_intermediate_size": 48, "n_routed_experts": 4, "moe_shared_expert_intermediate_size": 32}
     shape = {**_HYBRID, "layers_block_type": layers, **mamba, **experts, "num_experts_per_tok": 2}
@@ -123,7 +122,6 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen3_next": _qwen3_next,
     "lfm2_hybrid": _lfm2_hybrid,
     "nemotron_h": _nemotron_h,
-    "nemotron_h_dense": functools.partial(_nemotron_h, "mlp"),  # vLLM on a CPU does not start with such experts
     "granite4": _granite4,
 }
 
