@@ -83,6 +83,8 @@ docs:
 # It asks for the driver before it installs anything. `make gpu-proof ARGS="--only nano sleep"`: some parts.
 gpu-proof:
 	@nvidia-smi >/dev/null 2>&1 || { echo "make gpu-proof needs an NVIDIA GPU with a driver for CUDA 13, and nvidia-smi finds none here; 'python benchmarks/gpu_proof.py --device cpu --tiny' runs what can be run without one"; exit 2; }
+	@driver=$$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1); test "$${driver%%.*}" -ge 580 2>/dev/null || \
+		{ echo "make gpu-proof needs an NVIDIA driver of version 580 or newer (CUDA 13), and this is $$driver; nothing was installed"; exit 2; }
 	@$(MAKE) --no-print-directory setup LOCK=requirements-cuda.lock
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python benchmarks/gpu_proof.py $(ARGS)
 

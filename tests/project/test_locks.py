@@ -104,3 +104,17 @@ def test_a_venv_that_another_lock_filled_is_made_anew(tmp_path: Path) -> None:
     (venv / "of_the_cpu").touch()
     assert "made anew" not in install("cpu.lock") and (venv / "of_the_cpu").exists()
     assert "was set up from cpu.lock" in install("cuda.lock") and not (venv / "of_the_cpu").exists()
+
+
+def test_the_gpu_proof_looks_at_the_driver_before_it_installs_anything(tmp_path: Path) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 570.86.15\n")
+    smi.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["make", "gpu-proof", f"VENV={tmp_path / 'venv'}", "PYTHON=false"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "580 or newer (CUDA 13), and this is 570.86.15" in done.stdout
+    assert not (tmp_path / "venv").exists()
+    smi.write_text("#!/bin/sh\necho 580.65.06\n")
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert "580 or newer" not in done.stdout, "this driver is new enough, and the set-up begins"

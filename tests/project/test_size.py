@@ -46,7 +46,7 @@ MOST = {
     "modules with one importer": 65,
     "files that import TRL": 17,
     "fields of our own": 46,
-    "lines of tests": 40_050,
+    "lines of tests": 40_070,
     "lines of benchmarks": 5_550,
     "lines of pages": 4_000,
     "words of pages": 30_000,
