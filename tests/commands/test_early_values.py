@@ -15,6 +15,8 @@ from tests.commands.test_bad_input import arguments, load, wrong_files  # noqa: 
 from toolgrpo.commands.early import TRACKERS, early_errors
 from toolgrpo.errors import ToolGRPOError
 
+JOB = ["--model", "nano", "--dataset_id_or_path", "arithmetic", "--reward", "tool_result"]
+
 
 def early(argv: list[str], command: str = "train") -> str | None:
     """Return what is said of a command line before the imports."""
@@ -69,9 +71,14 @@ def test_it_is_told_early_in_the_words_of_later(wrong_files: Path, flags: str) -
     ],
 )
 def test_what_values_say_together(tmp_path: Path, flags: str, said: str | None) -> None:
-    job = ["--model", "nano", "--dataset_id_or_path", "arithmetic", "--output_dir", str(tmp_path / "out")]
+    job = [*JOB, "--output_dir", str(tmp_path / "out")]
     found = early([*job, *flags.split()])
     assert found is None if said is None else re.search(said, str(found)), found
+
+
+def test_a_training_without_a_reward_is_told_early() -> None:
+    assert "no reward is given, and it decides what the model learns" in str(early(JOB[:4]))
+    assert early(JOB[:4], "check") is None and early([*JOB[:4], "--agent", "my agent"]) is None
 
 
 def test_the_trackers_are_those_of_transformers() -> None:
@@ -79,7 +86,7 @@ def test_the_trackers_are_those_of_transformers() -> None:
 
 
 def test_a_folder_in_use_is_told_early(tmp_path: Path) -> None:
-    job = ["--model", "nano", "--dataset_id_or_path", "arithmetic", "--output_dir", str(tmp_path)]
+    job = [*JOB, "--output_dir", str(tmp_path)]
     code = "import sys; from pathlib import Path; from toolgrpo.folder_claim import claim_folder; "
     code += "claim_folder(Path(sys.argv[1])); print('ready', flush=True); sys.stdin.read()"
     with subprocess.Popen(

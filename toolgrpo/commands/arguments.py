@@ -299,6 +299,16 @@ def is_missing(name: str) -> str:
     return f"--{name} is missing; for a first look: --config recipes/configs/nano.yaml"
 
 
+def check_reward_given(script: ScriptArguments) -> None:
+    """Refuse a training for which nobody chose a reward."""
+    if script.reward == ["tool_result"] and script.reward_is_default:
+        raise ConfigError(
+            "no reward is given, and it decides what the model learns: --reward exact_match (the answer stands in the final "
+            "response), tool_result (the last tool response is the answer, whatever the model says after it) or another "
+            "built-in (docs/how-to/rewards.md), or --reward_fn my_reward.py"
+        )
+
+
 def check_arguments(
     script: ScriptArguments,
     config: ToolGRPOConfig,
@@ -325,12 +335,8 @@ def check_arguments(
     ):
         if not flag:
             raise ConfigError(is_missing(name))
-    if trains and script.reward == ["tool_result"] and script.reward_is_default:
-        raise ConfigError(
-            "no reward is given, and it decides what the model learns: --reward exact_match (the answer stands in the final "
-            "response), tool_result (the last tool response is the answer, whatever the model says after it) or another "
-            "built-in (docs/how-to/rewards.md), or --reward_fn my_reward.py"
-        )
+    if trains:
+        check_reward_given(script)
     _check_agent(script)
     if script.tools_script and script.tool_functions_module:
         raise ConfigError("--tools_script and --tool_functions_module exclude each other; give one")

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from toolgrpo.commands.arguments import flags_of, is_missing, own_classes
+from toolgrpo.commands.arguments import ScriptArguments, check_reward_given, flags_of, is_missing, own_classes
 from toolgrpo.commands.flags import Flag
 from toolgrpo.commands.given import read_given
 from toolgrpo.commands.other_names import question_iterations
@@ -90,7 +90,7 @@ def _said_together(command: str, values: Mapping[str, Any], flags: Mapping[str, 
     """Yield the looks at a command's values, of which each single one is right."""
     known = {**{name: flag.default for name, flag in flags.items()}, **values}
     if command in ("train", "check", "evaluate"):
-        yield lambda: _rewards(known)
+        yield lambda: _rewards(command, values)
     if command in ("train", "check"):
         yield lambda: _batch(known)
     yield lambda: _trackers(known["report_to"])
@@ -104,21 +104,19 @@ def _said_together(command: str, values: Mapping[str, Any], flags: Mapping[str, 
         yield lambda: claim_folder(folder).release()
 
 
-def _rewards(known: Mapping[str, Any]) -> None:
-    function = known["reward_function_name"]
-    names = list(known["reward"] or ())
-    files = known["reward_fn"] or []
-    if not names and not files:
-        names = (
-            [function] if function else ["environment" if known["environment"] or known.get("agent") else "accuracy"]
-        )
+def _rewards(command: str, values: Mapping[str, Any]) -> None:
+    script = ScriptArguments(**{one.name: values[one.name] for one in fields(ScriptArguments) if one.name in values})
+    if command == "train":
+        check_reward_given(script)
+    function, files = script.reward_function_name, script.reward_fn or []
+    names = list(script.reward or ())
     for name in names:
         get_reward(name)
     several = len(files) > 1
     names += [
         f"{Path(one).stem}.{function or 'reward_func'}" if several else function or "reward_func" for one in files
     ]
-    check_weights(known["reward_weights"], names)
+    check_weights(values.get("reward_weights"), names)
 
 
 def _batch(known: Mapping[str, Any]) -> None:
