@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, SamplingOptions
-from toolgrpo.rollout.shared_engine import SharedEngine
+from toolgrpo.rollout.ahead import SharedEngine
 
 LENGTH = 120
 

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 
 from toolgrpo.engines.policy import Backend
 from toolgrpo.errors import ConfigError
-from toolgrpo.trainer.backend_check import check_backend
+from toolgrpo.trainer.hardware import check_backend
 
 
 def test_one_plain_process_is_what_it_is() -> None:

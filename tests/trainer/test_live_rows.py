@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 
 from tests.support.trainings import LOSSES, STILL, Gradients, run_to_end, step_logs
 from toolgrpo.engines.base import SampleRequest
-from toolgrpo.learning.training_rows import NEEDS_EVERY_ROW, why_every_row
+from toolgrpo.learning.stages import NEEDS_EVERY_ROW, why_every_row
 from toolgrpo.testing import ByteChat, tiny_trainer
 from toolgrpo.testing.trainers import tiny_config
 from toolgrpo.trainer.trainer import ToolGRPOTrainer

@@ -14,7 +14,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.rollout import RolloutBatch
 from toolgrpo.testing import ScriptedTools, tiny_trainer
 from toolgrpo.testing.episodes import cut_into_segments, of_several_turns
-from toolgrpo.trainer.segmented_rows import SegmentedRows
+from toolgrpo.trainer.pass_rows import SegmentedRows
 from toolgrpo.trajectory import Trajectory
 
 pytestmark = pytest.mark.contract

@@ -64,7 +64,7 @@ def trained(folder: Path, kind: type, **changes: Any) -> tuple[Passes, list[dict
 def test_the_loss_knows_no_type_that_we_do_not() -> None:
     compared = "".join(re.findall(r"self\.loss_type (?:==|!=|in) (.+?):", LOSS))
     assert set(re.findall(r'"(\w+)"', compared)) == set(LOSSES), (
-        "say in learning/training_rows.py what a new one is divided by"
+        "say in learning/stages.py what a new one is divided by"
     )
 
 

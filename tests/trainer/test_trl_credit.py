@@ -10,7 +10,7 @@ import torch
 
 from tests.support.trainings import CREDIT_BY_TURN, STILL, LossInputs, run_to_end
 from toolgrpo.engines.base import SampleRequest
-from toolgrpo.learning.training_rows import ROW_LOSSES, TOKEN_LOSSES
+from toolgrpo.learning.stages import ROW_LOSSES, TOKEN_LOSSES
 from toolgrpo.learning.turns import LOSSES_BY_TOKEN
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer

@@ -29,8 +29,8 @@ from toolgrpo.models import missing_folder
 from toolgrpo.models.untrained_markers import output_rows, output_rows_in, weight_files
 from toolgrpo.rollout import Player
 from toolgrpo.tools.base import ToolProvider
-from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.hardware import check_backend
 
 
 @dataclass(frozen=True)

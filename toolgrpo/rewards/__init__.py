@@ -30,9 +30,8 @@ from toolgrpo.rewards.gold import (
     refused_rows,
 )
 from toolgrpo.rewards.gold_calls import gold_calls
-from toolgrpo.rewards.gsm8k import gsm8k
 from toolgrpo.rewards.gym import reasoning_gym
-from toolgrpo.rewards.math import math
+from toolgrpo.rewards.math import gsm8k, math
 from toolgrpo.rewards.tool_use import tool_use
 from toolgrpo.trajectory import Message
 

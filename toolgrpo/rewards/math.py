@@ -1,9 +1,13 @@
-r"""`math`: 1.0 if the final response gives the answer, else 0.0; AIME integers, and whatever stands
-in `\boxed{}`.
+r"""`math` and `gsm8k`: 1.0 if the final response gives the answer, else 0.0.
 
-A response's answer is what stands in its last `\boxed{}`, or else its last number. Numbers are
-compared as numbers (leading zeros do not count), anything else as LaTeX text without spacing and
-sizing marks. Not covered: the equality of different expressions, such as x+1 and 1+x.
+`math` is for AIME integers, and whatever stands in `\boxed{}`. A response's answer is what stands in
+its last `\boxed{}`, or else its last number. Numbers are compared as numbers (leading zeros do not
+count), anything else as LaTeX text without spacing and sizing marks. Not covered: the equality of
+different expressions, such as x+1 and 1+x.
+
+The answer of `gsm8k` is a bare number or GSM8K's own text that ends in `#### N`. It compares the last
+number of the response, where that marks its answer (`\boxed{}` or `####`) of the marked part. An
+answer without a number is an error of the data.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+from toolgrpo.errors import RewardError
 from toolgrpo.rewards.episode_reading import final_answer
-from toolgrpo.rewards.numerals import boxed, last_number
+from toolgrpo.rewards.numerals import boxed, last_number, marked_answer
 from toolgrpo.trajectory import Message
 
 _NOTHING = re.compile(r"\\(?:left|right|,|;|!|quad|displaystyle)|[\s$]|\\text\{[^{}]*\}|(?<=\d)\^\\circ|\\%")
@@ -26,6 +31,16 @@ def math(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwar
         float(_same(final_answer(completion), str(expected)))
         for completion, expected in zip(completions, answer, strict=True)
     ]
+
+
+def gsm8k(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwargs: Any) -> list[float]:
+    scores = []
+    for row, (completion, expected) in enumerate(zip(completions, answer, strict=True)):
+        wanted = last_number(marked_answer(str(expected)))
+        if wanted is None:
+            raise RewardError(f"reward gsm8k: the answer of row {row} holds no number: {str(expected)[:80]!r}")
+        scores.append(float(last_number(marked_answer(final_answer(completion))) == wanted))
+    return scores
 
 
 def _same(response: str, expected: str) -> bool:

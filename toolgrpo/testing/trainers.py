@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from toolgrpo.testing.chat import ByteChat
 from toolgrpo.testing.engine import Script, ScriptedEngine
-from toolgrpo.testing.numbered_tokenizer import numbered_tokenizer
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
@@ -21,6 +20,22 @@ if TYPE_CHECKING:
 
 
 _ROWS = tuple({"prompt": f"q{i}", "answer": str(i)} for i in range(8))
+
+
+def numbered_tokenizer(size: int = 320) -> Any:
+    """Build a fast tokenizer of tokens t0, t1 and so on, without text: `ByteChat` makes the ids.
+
+    `ByteChat.end` ends a text, and 258 is padding: TRL only wants to know these two.
+    """
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {f"t{number}": number for number in range(size)}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE(vocab=vocabulary, merges=[])),
+        eos_token=f"t{ByteChat.end}",
+        pad_token="t258",
+    )
 
 
 def tiny_qwen3(seed: int = 0) -> Qwen3ForCausalLM:

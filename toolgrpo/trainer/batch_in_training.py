@@ -35,9 +35,8 @@ from toolgrpo.startup import give_memory_back, maps_large_blocks
 from toolgrpo.trainer.batches import Batches, TakenBatch
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.engine_proof import EngineProof
-from toolgrpo.trainer.live_rows import RowChoice, Scores
 from toolgrpo.trainer.off_policy import OffPolicy
-from toolgrpo.trainer.segmented_rows import SegmentedRows
+from toolgrpo.trainer.pass_rows import RowChoice, Scores, SegmentedRows
 from toolgrpo.trainer.token_tap import TokenTap
 from toolgrpo.trainer.trl import batch as trl_batch
 from toolgrpo.trainer.trl import rewards as trl_rewards

@@ -22,7 +22,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.learning.advantages import ESTIMATORS
 from toolgrpo.learning.correction import set_fields_of_trl
 from toolgrpo.learning.shaping import Shaping, overlong_of, penalty_of
-from toolgrpo.learning.training_rows import ROW_LOSSES, TOKEN_LOSSES
+from toolgrpo.learning.stages import ROW_LOSSES, TOKEN_LOSSES
 from toolgrpo.learning.turn_rewards import BUILT_IN_TURN_REWARDS
 from toolgrpo.learning.turns import LOSSES_BY_TOKEN, Credit
 from toolgrpo.options import THEMES, RecordedShare, batch_of_parts, options_of, with_fields_of

@@ -50,14 +50,13 @@ from toolgrpo.trainer.assembly import (
     open_turn_rewards,
     open_watchers,
 )
-from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.batch_in_training import BatchInTraining
 from toolgrpo.trainer.batches import Batches, Worth
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.engine_proof import EngineProof
 from toolgrpo.trainer.given_parts import GivenParts, Tools, take_parts
-from toolgrpo.trainer.hardware import precision_line
+from toolgrpo.trainer.hardware import check_backend, precision_line
 from toolgrpo.trainer.model_card import write_beside_model
 from toolgrpo.trainer.off_policy import OffPolicy
 from toolgrpo.trainer.row_line import Processes, check_engine, open_line

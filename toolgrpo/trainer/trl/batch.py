@@ -39,10 +39,16 @@ from trl import GRPOTrainer
 
 from toolgrpo.learning.correction import Correction, EpisodeWeights, clipped, log_ratios, weights_of_rows
 from toolgrpo.learning.shaping import loss_mask
-from toolgrpo.learning.stages import LearningRule, TrainBatch, is_live
-from toolgrpo.learning.training_rows import ROW_LOSSES, TOKEN_LOSSES, dead_by_rewards_alone, why_every_row
-from toolgrpo.trainer.live_rows import RowChoice
-from toolgrpo.trainer.segmented_rows import SegmentedRows
+from toolgrpo.learning.stages import (
+    ROW_LOSSES,
+    TOKEN_LOSSES,
+    LearningRule,
+    TrainBatch,
+    dead_by_rewards_alone,
+    is_live,
+    why_every_row,
+)
+from toolgrpo.trainer.pass_rows import RowChoice, SegmentedRows
 from toolgrpo.trajectory import Trajectory
 
 Batch = dict[str, Any]
