@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import typing
 from argparse import ArgumentTypeError
 from collections.abc import Callable
@@ -318,6 +319,23 @@ class PassOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeldOutOptions(Options):
+    """Options of evaluations during a training (`eval_steps`)."""
+
+    keep: str = option(
+        "last",
+        "Which weights a training ends with: last, or best (of its evaluations, by held-out success).",
+        choices=("last", "best"),
+    )
+    stop_when: str | None = option(
+        None,
+        "End after an evaluation: solved (held-out success is 1) or plateau:K (it has not risen for K evaluations).",
+        allowed=lambda rule: rule is None or bool(re.fullmatch(r"solved|plateau:[1-9]\d*", rule)),
+        wrong="{name} must be solved, or plateau:K with a number of evaluations such as plateau:3; got {value!r}",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class WatchOptions(Options):
     """Options of display and recording."""
 
@@ -355,6 +373,7 @@ THEMES: tuple[type[Any], ...] = (
     OverlapOptions,
     LearningOptions,
     PassOptions,
+    HeldOutOptions,
     WatchOptions,
 )
 

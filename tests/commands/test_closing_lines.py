@@ -43,11 +43,19 @@ def test_it_stands_under_the_table_and_its_page_has_the_section(tmp_path: Path) 
     shown = io.StringIO()
     run = TrainingRun(*parse_arguments(flags), Terminal(None, shown, quiet=False), started=0.0)
     seconds = {"all": 1.0, "rollout": 0.5, "training": 0.5}
-    summary = {"before": rates(greedy=0.4), "after": rates(greedy=0.4), "steps": 3, "seconds_per_step": seconds}
-    run._show({**summary, "seconds_in_all": 9.0, "model": "m", "episodes": None, "log": "l"}, [])
+    summary = {
+        "before": rates(greedy=0.4),
+        "after": rates(greedy=0.4, sampled=0.35),
+        "steps": 3,
+        "seconds_per_step": seconds,
+    }
+    of_best = {"best_step": 4, "steps_in_all": 9}
+    run._show({**summary, **of_best, "seconds_in_all": 9.0, "model": "m", "episodes": None, "log": "l"}, [])
     lines = shown.getvalue().splitlines()
     (number,) = (number for number, line in enumerate(lines) if "did not clearly change" in line)
     assert "┘" in lines[number - 1] and "3 steps" in lines[number + 1]
+    assert "model     m (of step 4, the best of 9 by held-out success)" in lines
+    assert lines[-1] == "objective eval_success 0.35"
     found = re.search(r"see (\S+)#(\S+)", lines[number])
     assert found is not None
     page = (Path(__file__).parents[2] / found[1]).read_text()

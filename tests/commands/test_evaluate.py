@@ -81,6 +81,7 @@ def test_a_model_and_a_spoilt_one_side_by_side(
     assert len(episodes) == 36 and {episode["mode"] for episode in episodes} == {"eval"}
     successes = sum(episode.success for episode in comparison.model.episodes)
     assert found["model"]["pass@1"]["value"] == pytest.approx(successes / 36)
+    assert lines[-1] == f"objective eval_success {successes / 36:.6g}"
 
 
 def test_users_who_speak_again(nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

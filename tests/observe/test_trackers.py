@@ -64,14 +64,17 @@ def test_wandb_offline_has_them_too(train: Any, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
     try:
-        train(report_to="wandb")
+        train(report_to="wandb", max_steps=3)
         config = dict(wandb.run.config)
         folder = Path(wandb.run.dir)  # wandb may keep the WANDB_DIR of an earlier run of this process
     finally:
         wandb.finish()
+        wandb.teardown()  # its process writes its file to the end
     assert config["max_turns"] == 3 and config["versions"]["trl"].startswith("1.")
     tables = sorted(folder.rglob("rollouts_*.table.json"))
-    assert len(tables) == 2
+    assert len(tables) == 3
+    (log,) = folder.parent.glob("*.wandb")
+    assert b"doctor: " in log.read_bytes(), "an alert for what the doctor has found"
     table = json.loads(tables[0].read_text())
     (first, *_) = table["data"]
     row = dict(zip(table["columns"], first, strict=True))

@@ -182,6 +182,7 @@ class EvaluationRun:
         if self.config.record_episodes:
             for label in (*(["baseline"] if comparison.baseline else []), "model"):
                 self.terminal.say(f"episodes  {Path(self.config.output_dir) / label / 'episodes.jsonl'}")
+        self.terminal.say_objective(comparison.model.shares()["pass@1"].value)
 
 
 def parse_evaluation_arguments(

@@ -39,6 +39,7 @@ _TOOLS_LIMITS = ("tool_timeout", "max_tool_response_tokens")
 _REWARDS = ("reward", "reward_fn", "reward_function_name", "reward_weights", "reward_timeout", "success_threshold")
 _DATA = ("dataset_id_or_path", "dataset_split", "max_rows", "system_prompt", "skip_bad_rows", "long_prompts")
 _HELD_OUT = ("eval_questions", "eval_share", "eval_dataset_id_or_path", "eval_split")
+_WHILE_TRAINING = ("eval_steps", "num_generations_eval", "keep", "stop_when")
 _EPISODE = (
     *("max_completion_length", "max_turns", "max_user_turns", "max_turn_tokens", "max_tool_calls", "episode_timeout"),
     *("context", "temperature", "top_p", "top_k", "enable_thinking", "call_markers", "unmarked_calls"),
@@ -113,6 +114,8 @@ _IN_SHORT = {
     "save_steps": "Steps between two checkpoints.",
     "save_total_limit": "Checkpoints that are kept.",
     "resume_from_checkpoint": "Go on from a checkpoint's folder, or from the last one (auto).",
+    "eval_steps": "Steps between two evaluations on the held-out rows.",
+    "num_generations_eval": "Episodes of a held-out row; default: num_generations.",
     "logging_steps": "Steps between two logs.",
     "report_to": "Trackers: wandb, tensorboard, trackio, ...",
     "run_name": "What trackers call the run.",
@@ -126,7 +129,8 @@ PAGES: dict[str, Page] = {
             "model": (*_MODEL, *_LORA),
             "tools": (*_TOOLS, *_TOOLS_LIMITS),
             "rewards": _REWARDS,
-            "data": (*_DATA, *_HELD_OUT),
+            "data": _DATA,
+            "evaluation": (*_HELD_OUT, *_WHILE_TRAINING),
             "episode": _EPISODE,
             "engine": _ENGINE,
             "training": _TRAINING,

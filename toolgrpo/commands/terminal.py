@@ -240,6 +240,10 @@ class Terminal:
         if self._log is not None:
             self._log.write(f"{text}\n")
 
+    def say_objective(self, success: float) -> None:
+        """Print the line that a sweep goes by; a command ends with it."""
+        self.say(f"objective eval_success {success:.6g}")
+
     def in_log_only(self) -> Terminal:
         """Return a terminal whose lines go to the log alone."""
         return Terminal(self._log, self.stream, quiet=True)

@@ -28,6 +28,7 @@ from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.report import report_line
 from toolgrpo.commands.run_config import resume_command
 from toolgrpo.commands.terminal import Terminal
+from toolgrpo.errors import ToolGRPOError
 from toolgrpo.evaluation.measures import Share
 from toolgrpo.observe.doctor import page_here
 from toolgrpo.observe.watch import DoctorWatch
@@ -128,7 +129,12 @@ class TrainingRun:
             first_step = _FirstStep()
             trainer.add_callback(first_step)
             train_started = time.monotonic()
-            output = trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)
+            try:
+                output = trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)
+            except ToolGRPOError:
+                if any(Path(self.config.output_dir).glob("checkpoint-*")):
+                    self._say_how_to_go_on()
+                raise
             train_s = time.monotonic() - train_started
             self._save(trainer)
             after: dict[str, Share] = {}
@@ -143,12 +149,15 @@ class TrainingRun:
                 summary = self._summary(trainer, before, after, train_s, steps, earlier)
                 self._show(summary, doctor_lines(trainer.doctor))
                 if trainer.stopped_by and trainer.state.global_step < trainer.state.max_steps:
-                    self.terminal.say(f"go on     {resume_command('train', Path(self.config.output_dir))}")
+                    self._say_how_to_go_on()
             return summary
         finally:
             trainer.close()
             if trainer.toolbox is not None:
                 trainer.toolbox.close()
+
+    def _say_how_to_go_on(self) -> None:
+        self.terminal.say(f"go on     {resume_command('train', Path(self.config.output_dir))}")
 
     def _save(self, trainer: ToolGRPOTrainer) -> None:
         folder, say = self.config.output_dir, self.terminal.say
@@ -221,6 +230,7 @@ class TrainingRun:
             "after": _as_json(after),
             "steps": steps,
             "steps_in_all": trainer.state.global_step,
+            "best_step": trainer.best_step,
             "seconds_per_step": {
                 "all": train_s / max(1, steps),
                 "rollout": trainer.rollout_seconds / max(1, steps),
@@ -269,11 +279,17 @@ class TrainingRun:
         )
         for line in doctor:
             self.terminal.say(line)
-        for name in ("model", "episodes", "log"):
+        best = summary["best_step"]
+        of_step = (
+            "" if best is None else f" (of step {best}, the best of {summary['steps_in_all']} by held-out success)"
+        )
+        for name, more in (("model", of_step), ("episodes", ""), ("log", "")):
             if summary[name]:
-                self.terminal.say(f"{name:<9} {summary[name]}")
+                self.terminal.say(f"{name:<9} {summary[name]}{more}")
         if summary["episodes"] and self.terminal.is_main_process():
             self.terminal.say(f"report    {report_line(Path(self.config.output_dir))}")
+        if "sampled" in summary["after"]:
+            self.terminal.say_objective(summary["after"]["sampled"]["rate"])
 
 
 class _FirstStep(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here

@@ -6,6 +6,7 @@ which may fail and stop nothing.
   with one warning.
 * With `log_completions`, the episodes of the last rollout go to the trackers as a table with every
   log (the main process's own; the recording has all); the versions of what runs go there once.
+* What the doctor finds is an alert of W&B.
 
 Not covered: a tracker that hangs inside its own code. W&B has deadlines of its own
 (`WANDB_INIT_TIMEOUT`).
@@ -187,6 +188,12 @@ class RolloutTables(Observer, TrainerCallback):  # type: ignore[misc]  # transfo
         for guard, sink in self._sinks(state):
             guard.attempt(partial(sink.table, guard.inner, rows, state.global_step))
 
+    def alert(self, title: str, text: str) -> None:
+        """Let W&B tell whoever has asked it for alerts."""
+        for guard in self._guards:
+            if isinstance(guard.inner, WandbCallback):
+                guard.attempt(partial(_wandb_alert, title, text))
+
     def _sinks(self, state: TrainerState) -> list[tuple[TrackerGuard, _Sink]]:
         if not state.is_world_process_zero:
             return []
@@ -210,6 +217,13 @@ def _wandb_table(callback: Any, rows: Sequence[EpisodeRow], step: int) -> None:
     import wandb
 
     wandb.log({"rollouts": wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])})
+
+
+def _wandb_alert(title: str, text: str) -> None:
+    import wandb
+
+    if wandb.run is not None:
+        wandb.run.alert(title=title, text=text)
 
 
 def _trackio_versions(callback: Any, found: dict[str, str]) -> None:

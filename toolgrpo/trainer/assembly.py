@@ -163,7 +163,9 @@ def open_watchers(
     def record(finding: Finding) -> None:
         step = max(0, finding.step - 1)  # steps.jsonl counts those that were done before
         step_log.event("finding", finding.sentence, step=step, rule=finding.rule, section=finding.section)
+        tables.alert(f"doctor: {finding.rule}", f"{finding.sentence} ({finding.link})")
 
+    tables = RolloutTables(callbacks, with_tables=args.log_completions)
     return Watchers(
         progress=progress,
         recorder=recorder,
@@ -173,7 +175,7 @@ def open_watchers(
             Known(tool_names, args.episode_limits(), cache),
             args.shaping(),
         ),
-        tables=RolloutTables(callbacks, with_tables=args.log_completions),
+        tables=tables,
         doctor=DoctorWatch(progress.say, every=args.doctor_every, record=record),
     )
 

@@ -112,7 +112,8 @@ class Batches:
         """Return the episodes of these rows; in a training that has a line, of the next rows in it."""
         line = self.line if mode == "train" else None
         if line is None:
-            ran = self._numbered(self._run(rows, mode), [len(rows)] * self.processes.n)
+            n_rows = [len(rows)] * self.processes.n if mode == "train" else self.processes.gather([len(rows)])
+            ran = self._numbered(self._run(rows, mode), n_rows)
         elif not line.options.replaces:
             ran = self._as_it_is(line.draw(len(rows), as_it_is), len(rows), line)
         else:

@@ -183,8 +183,10 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        # A checkpoint keeps no metrics that were not logged. Those of the last step belong to TRL's closing line.
-        control.should_log = control.should_log or (control.should_save and state.global_step < state.max_steps)
+        # A checkpoint keeps no metrics that were not logged, and an evaluation may ask for one. Those of the last step
+        # belong to TRL's closing line.
+        keeps = control.should_save or control.should_evaluate
+        control.should_log = control.should_log or (keeps and state.global_step < state.max_steps)
 
     on_epoch_end = on_step_end
 
@@ -195,8 +197,9 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         if self._resumed is None:
             self._trainer.recorder.start_anew()
             return
-        if state.global_step >= state.max_steps:
-            raise RunIsComplete
+        reason = self._trainer.heldout_watch.reason(state)
+        if state.global_step >= state.max_steps or reason is not None:
+            raise RunIsComplete(reason or f"all {state.global_step} steps were done before")
         trl_trainer.skip_epochs(self._trainer, int(state.epoch or 0))
         for trouble in gather_object(self._restore(self._resumed)):
             self._warn(f"{trouble}; the training goes on")

@@ -58,6 +58,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         self.ddp_backend: str | None = ddp_backend
         take_trl_arguments(self.__dict__)
         self._check_fields_of_trl()
+        self._settle_evaluation()
         own_batch = self.generation_batch_size is None and self.steps_per_generation is None
         try:
             super().__post_init__()
@@ -66,6 +67,10 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             if not own_batch or not batch or batch % group == 0:
                 raise
             raise ConfigError(batch_of_parts(group, self.per_device_train_batch_size, batch)) from error
+        if (
+            self.keep == "best"
+        ):  # after Transformers has asked that every save is one of an evaluation: the best are saved
+            self.load_best_model_at_end: bool = True
         try:
             self.record_episodes: RecordedShare = RecordedShare(self.record_episodes)
         except ArgumentTypeError as error:
@@ -109,6 +114,19 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
                 "temperature must be above 0 in training, got 0: greedy episodes of a group are all alike, and the "
                 "log-probabilities are divided by it. Leave it at 1.0; an evaluation may use 0"
             )
+
+    def _settle_evaluation(self) -> None:
+        """Evaluate where steps between evaluations are given; go by success where best ones are looked for."""
+        if self.eval_steps and self.eval_strategy == "no":
+            self.eval_strategy: Any = "steps"
+        if self.eval_strategy == "no":
+            return
+        # What TRL checks, although all rows are played at once here.
+        self.per_device_eval_batch_size: int = self.num_generations_eval or self.num_generations
+        if self.keep == "best" or self.metric_for_best_model is None:
+            self.metric_for_best_model: str | None = "eval_success"
+        if self.keep == "best" and self.save_strategy == "no":
+            self.save_strategy: Any = "best"
 
     @property
     def draws_groups(self) -> bool:
@@ -292,6 +310,18 @@ COMBINATIONS: tuple[tuple[Callable[[Any], Any], str], ...] = (
     (
         lambda c: c.engine not in ("auto", "vllm_server") and _servers(c),
         "{found[0]} is given, but engine is {c.engine!r}; use engine vllm_server (or auto)",
+    ),
+    (
+        lambda c: (
+            c.eval_strategy == "no"
+            and [name for name in ("stop_when", "keep") if getattr(c, name) not in (None, "last")]
+        ),
+        "{found[0]} goes by held-out success during the training, and nothing is evaluated there; add eval_steps N",
+    ),
+    (
+        lambda c: c.eval_strategy != "no" and str(c.metric_for_best_model).endswith("loss"),
+        "metric_for_best_model {c.metric_for_best_model} is not measured: an evaluation plays episodes and computes no loss; "
+        "use eval_success or eval_reward",
     ),
     (
         lambda c: c.loss_denominator == "live" and c.loss_type not in TOKEN_LOSSES | ROW_LOSSES,

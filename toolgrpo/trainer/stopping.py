@@ -21,7 +21,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -115,6 +115,44 @@ class GracefulStop(TrainerCallback):  # type: ignore[misc]  # transformers ships
         self._say(
             f"{self._received.name}: the current step is finished and saved first; a second signal ends the run at once"
         )
+
+
+class HeldOutWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
+    """Save each step that is the best so far, and end a training as `stop_when` says, by its evaluations.
+
+    They stand in the state that a checkpoint keeps, so a resumed run goes by all of them.
+    """
+
+    def __init__(self, *, keeps_best: bool, stop_when: str | None, say: Callable[[str], None]) -> None:
+        self._keeps_best = keeps_best
+        self._stop_when = stop_when
+        self._say = say
+
+    def reason(self, state: TrainerState) -> str | None:
+        """Return why the training is to end, if it is."""
+        rates = [log["eval_success"] for log in state.log_history if "eval_success" in log]
+        if not rates or self._stop_when is None:
+            return None
+        if self._stop_when == "solved":
+            return "held-out success is 1" if rates[-1] >= 1 else None
+        most, best = int(self._stop_when.partition(":")[2]), max(rates)
+        since = len(rates) - 1 - rates.index(best)
+        return f"held-out success has not risen for {since} evaluations (best: {best:.3f})" if since >= most else None
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: Mapping[str, float],
+        **kwargs: object,
+    ) -> None:
+        if self._keeps_best and state.global_step and metrics["eval_success"] > (state.best_metric or -1.0):
+            control.should_save = True  # Transformers notes it as the best, and loads it at the end
+        reason = self.reason(state)
+        if reason is not None:
+            control.should_save = control.should_training_stop = True
+            self._say(f"stopped after step {state.global_step}: {reason} (stop_when {self._stop_when})")
 
 
 # When one process of a run fails, the others say so, instead of showing what it did to them.

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from trl import GRPOTrainer
 
 from toolgrpo.chat.base import ChatFormat
@@ -62,6 +62,7 @@ from toolgrpo.trainer.off_policy import OffPolicy
 from toolgrpo.trainer.row_line import Processes, check_engine, open_line
 from toolgrpo.trainer.stopping import (
     GracefulStop,
+    HeldOutWatch,
     close_when_nobody_has_it,
     closed_if_it_fails,
     report_first_failure,
@@ -91,6 +92,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     eval_dataset: Any
     _closed = False
     _claim: FolderClaim | None = None
+    best_step: int | None = None
+    """The step whose weights `train` has ended with, where the best are kept."""
 
     @closed_if_it_fails
     def __init__(
@@ -218,7 +221,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             is_main=self._is_main,
         )
         self.recorder, self.step_log, self.doctor = watchers.recorder, watchers.step_log, watchers.doctor
-        for callback in watchers.callbacks(self._stop, self._checkpoints):
+        self.heldout_watch = HeldOutWatch(
+            keeps_best=self.args.keep == "best", stop_when=self.args.stop_when, say=self.progress.say
+        )
+        for callback in (self.heldout_watch, *watchers.callbacks(self._stop, self._checkpoints)):
             self.add_callback(callback)
 
     def _open_road(self, engine: Engine) -> None:
@@ -276,6 +282,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         trl_jobs.refuse_replaced_generate(self.model)
         self._claim_folder()
         self._proof.again()
+        self.best_step = None
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         with report_first_failure(Path(self.args.output_dir), self.accelerator), self._stop:
             folder = self._checkpoints.to_resume(wanted)
@@ -284,8 +291,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             try:
                 with nullcontext() if self.progress.brings_own_log else library_bars_off():
                     output = super().train(resume_from_checkpoint=folder, **kwargs)
-            except RunIsComplete:
-                self.progress.say(f"all {self.state.global_step} steps were done before; nothing is left to train")
+            except RunIsComplete as complete:
+                self.progress.say(f"{complete}; nothing is left to train")
+                if self.args.load_best_model_at_end:
+                    trl_trainer.load_best(self)
                 self.callback_handler.on_train_end(self.args, self.state, self.control)
                 output = TrainOutput(self.state.global_step, 0.0, {})
             except TooManyDroppedError:
@@ -294,8 +303,13 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             finally:
                 if self._batches.line is not None:
                     self._batches.line.stop()
-        if self.args.load_best_model_at_end:
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._weights_of_step = None  # those of another step are loaded, and the engine has none of them
+            self.best_step = self.state.best_global_step
+            name, best = self.args.metric_for_best_model, self.state.best_metric
+            self.progress.say(
+                f"best      step {self.best_step} of {self.state.global_step}: {name} {best:.3f}; the model is of this step"
+            )
         if self.stopped_by is not None and self.state.global_step < self.state.max_steps:
             self.progress.say(
                 f"stopped by {self.stopped_by} after step {self.state.global_step}, which is saved in "
@@ -427,7 +441,11 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         """Write `tools.json` and the model card into a folder, of the model's if none is named."""
         folder = Path(folder or self.args.output_dir)
         if self.is_world_process_zero():
-            write_beside_model(folder, replace(self.card, steps=self.state.global_step), name or folder.resolve().name)
+            write_beside_model(
+                folder,
+                replace(self.card, steps=self.best_step or self.state.global_step),
+                name or folder.resolve().name,
+            )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, its tools and its card."""
@@ -443,6 +461,14 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self.train_sampler = super()._get_train_sampler(dataset)
         return self.train_sampler
+
+    def evaluation_loop(self, dataloader: Any, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> EvalLoopOutput:
+        """Play all rows in one rollout, as `measure` does, and compute no loss."""
+        self.model.eval()  # what TRL logs by
+        taken = self._batches.take(trl_trainer.evaluation_rows(self, dataloader), "eval")
+        self.rollouts.observers.batch_done(taken.ran)
+        metrics, n = trl_trainer.log_evaluation(self, taken.ran.scored)
+        return EvalLoopOutput(None, None, {f"{metric_key_prefix}_{name}": one for name, one in metrics.items()}, n)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self._checkpoints.save(lambda: self._write_checkpoint(model, trial))

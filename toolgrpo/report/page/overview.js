@@ -103,6 +103,7 @@ function charts(run, sums) {
     ] }),
     chart({ title: "Success", hint: "share of a step's episodes, 95 % interval", range: [0, 1], show: percent, events, series: [
       { name: "in training", colour: 2, points: sums.map((one) => [shownStep(one.step), one.ok / one.n, ...interval(one.ok, one.n)]) },
+      { name: "held out", colour: 1, points: run.sums.filter((one) => one.mode === "eval").map((one) => [one.step, one.ok / one.n, ...interval(one.ok, one.n)]) },
     ] }),
     chart({ title: "Groups", hint: "dead ones teach nothing", stacked: true, events, show: (value) => String(Math.round(value)), series: [
       { name: "live", colour: 2, points: points((one) => (one.groups ? one.groups[0] : null)) },

@@ -18,7 +18,9 @@ changes):
   (`skip_epochs`);
 * `_step` and `_buffered_inputs` are a process's place inside a generation batch, which a checkpoint
   keeps;
-* `GRPOTrainer._save_checkpoint` is overridden, to seal what it wrote;
+* `GRPOTrainer._save_checkpoint` is overridden, to seal what it wrote; `Trainer._load_best_model` loads the one that
+  `state.best_model_checkpoint` names;
+* `Trainer.evaluation_loop` is overridden: `evaluate` logs the metrics that it returns, with TRL's `_metrics["eval"]`;
 * `trl.trainer.utils.add_fused_lm_head` gives a model the head that scores labels tile by tile, for
   supervised training;
 * `trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE` and `trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE`,
@@ -36,7 +38,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -44,14 +46,15 @@ from typing import Any
 
 import torch
 import trl
-from accelerate.utils import send_to_device
+from accelerate.utils import gather_object, send_to_device
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from transformers.trainer_utils import has_length
 from trl import GRPOTrainer
 
 from toolgrpo.engines.adapters import merged_parameters, merges_exactly, persistent_buffers
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
 from toolgrpo.errors import ConfigError
-from toolgrpo.rollout.batch import Mode
+from toolgrpo.rollout.batch import Mode, Row, Scored
 from toolgrpo.shared_pass.group_order import keep_groups_together, put_live_first
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer.row_line import Training
@@ -190,6 +193,38 @@ def log_metrics(trainer: GRPOTrainer, metrics: Mapping[str, float]) -> None:
     collected = trainer._metrics[mode_of(trainer)]
     for name, value in metrics.items():
         collected[name].append(value)
+
+
+def evaluation_rows(trainer: GRPOTrainer, dataloader: Any) -> list[Row]:
+    """Return this process's share of the rows of an evaluation, each as often as it has episodes."""
+    rows = dataloader.dataset
+    if not has_length(rows):  # TRL has repeated it, and accelerate deals it out
+        return [row for batch in dataloader for row in batch]
+    sharing = trainer.accelerator
+    own = range(sharing.process_index, len(rows), sharing.num_processes)
+    return [rows[number] for number in own for _ in range(group_size(trainer, "eval"))]
+
+
+def log_evaluation(trainer: GRPOTrainer, own: Sequence[Scored]) -> tuple[dict[str, float], int]:
+    """Log success and rewards over the episodes of all processes, for TRL's next log; return them, and how many were scored."""
+    shown = [(bool(one.success), {"reward": one.total, **_by_function(one)}) for one in own]
+    of_all: list[tuple[bool, dict[str, float | None]]] = gather_object(shown)
+    metrics = {"success": sum(success for success, _ in of_all) / max(1, len(of_all))}
+    for name in dict.fromkeys(name for _, rewards in of_all for name in rewards):
+        values = [value for _, rewards in of_all if (value := rewards.get(name)) is not None]
+        metrics[name] = sum(values) / len(values) if values else math.nan
+    trainer._metrics["eval"].update({name: [value] for name, value in metrics.items()})
+    return metrics, len(of_all)
+
+
+def _by_function(episode: Scored) -> dict[str, float | None]:
+    return {f"rewards/{name}/mean": value for name, value in episode.rewards.items()}
+
+
+def load_best(trainer: GRPOTrainer) -> None:
+    """Load the best checkpoint, as Transformers does at the end of a training."""
+    if trainer.state.best_model_checkpoint is not None:
+        trainer._load_best_model()
 
 
 def count_tokens(trainer: GRPOTrainer, n_tokens: int) -> None:

@@ -1,0 +1,131 @@
+"""Evaluations during a training: what they measure, which weights are kept by them, and when they end it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file
+from transformers import TrainerCallback, TrainerState
+
+from tests.support.trainings import run_to_end, same_weights
+from toolgrpo.errors import ConfigError
+from toolgrpo.testing import ByteChat, tiny_config, tiny_trainer
+from toolgrpo.trainer.checkpoint_files import complete_checkpoints
+from toolgrpo.trainer.stopping import HeldOutWatch
+
+pytestmark = pytest.mark.e2e
+
+SOLVED_AFTER = {2: 1, 4: 3, 6: 2, 8: 3, 9: 2}  # of four rows, by the step
+ROWS = Dataset.from_list([{"prompt": f"held out {i}", "answer": f"h{i}"} for i in range(4)])
+
+
+def script(request: Any, number: int) -> list[int]:
+    return ByteChat.say("abcdefghijklm"[: (sum(request.ids) * 7 + number * 5) % 13 + 1])
+
+
+def reward(
+    completions: list[Any], answer: list[str], trajectories: list[Any], trainer_state: Any, **_: Any
+) -> list[float]:
+    solved = SOLVED_AFTER.get(trainer_state.global_step, 0)
+    return [
+        float(int(of[1:]) < solved) if of.startswith("h") else float(sum(t.ids) % 5)
+        for of, t in zip(answer, trajectories, strict=True)
+    ]
+
+
+class StopAfter(TrainerCallback):
+    """Asks this process to stop in the middle of a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step + 1 == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def trained(folder: Path, *callbacks: TrainerCallback, resume: str | None = None, **changes: Any) -> Any:
+    options = {
+        "max_steps": 9,
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "save_total_limit": 2,
+        **changes,
+    }
+    parts = {"eval_dataset": ROWS, "callbacks": list(callbacks)}
+    return run_to_end(tiny_trainer(folder, reward, script, parts=parts, learning_rate=1e-2, **options), resume)
+
+
+def rates(trainer: Any) -> list[tuple[int, float]]:
+    return [(log["step"], log["eval_success"]) for log in trainer.state.log_history if "eval_success" in log]
+
+
+def test_an_evaluation_plays_every_row_in_one_rollout_and_says_success_and_rewards(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, max_steps=2, num_generations_eval=3)
+    log = next(log for log in trainer.state.log_history if "eval_success" in log)
+    assert log["eval_success"] == log["eval_reward"] == log["eval_rewards/reward/mean"] == 0.25
+    assert (log["eval_rollout/turns"], "eval_loss" in log) == (1, False)
+    assert len([request for request in trainer.engine.requests if "held out" in ByteChat.text(request.ids)]) == 4 * 3
+
+
+def test_the_best_step_is_kept_though_no_checkpoint_was_due_then(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, keep="best")
+    assert rates(trainer) == [(2, 0.25), (4, 0.75), (6, 0.5), (8, 0.75), (9, 0.5)]
+    assert (trainer.best_step, trainer.state.global_step) == (4, 9)
+    assert sorted(one.step for one in complete_checkpoints(tmp_path)) == [4, 9], "the best and the last"
+    best = load_file(tmp_path / "checkpoint-4" / "model.safetensors")
+    own = dict(trainer.model.named_parameters())
+    assert all(torch.equal(own[name], value) for name, value in best.items() if name in own)
+    trainer.save_model(str(tmp_path / "model"))
+    assert "4 steps" in (tmp_path / "model" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("rule", "measured", "says"),
+    [
+        ("solved", [0.5, 1.0], "held-out success is 1"),
+        ("solved", [1.0, 0.9], None),
+        ("plateau:2", [0.5, 0.6, 0.6], None),
+        ("plateau:2", [0.5, 0.6, 0.6, 0.4], "has not risen for 2 evaluations .best: 0.600"),
+        ("plateau:2", [0.6, 0.5, 0.7], None),
+        (None, [1.0, 1.0, 1.0, 1.0], None),
+        ("plateau:1", [], None),
+    ],
+)
+def test_when_a_training_is_to_end(rule: str | None, measured: list[float], says: str | None) -> None:
+    watch = HeldOutWatch(keeps_best=False, stop_when=rule, say=print)
+    said = watch.reason(TrainerState(log_history=[{"loss": 0.1}, *({"eval_success": one} for one in measured)]))
+    assert said is None if says is None else re.search(says, str(said))
+
+
+def test_a_training_ends_as_its_evaluations_say_stopped_and_resumed_or_not(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"stop_when": "plateau:2", "keep": "best"}
+    whole = trained(tmp_path / "whole", **changes)
+    assert (whole.state.global_step, whole.best_step, whole.stopped_by) == (8, 4, None)
+    trained(tmp_path / "parts", StopAfter(5), **changes)
+    for again in ("goes on", "has nothing left to do"):
+        resumed = trained(tmp_path / "parts", resume="auto", **changes)
+        assert (resumed.state.global_step, resumed.best_step, rates(resumed)) == (8, 4, rates(whole)), again
+        assert same_weights(resumed, whole), again
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"stop_when": "plateau"}, "stop_when must be solved, or plateau:K"),
+        ({"stop_when": "solved"}, "stop_when goes by held-out success .* add eval_steps N"),
+        ({"keep": "best"}, "keep goes by held-out success"),
+        ({"eval_steps": 2, "metric_for_best_model": "loss"}, "computes no loss; use eval_success"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        tiny_config(tmp_path, **changes)
