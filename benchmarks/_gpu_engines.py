@@ -18,7 +18,7 @@ from tests.support.vllm_process import VLLMServerProcess
 from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.server_transfer import TransferWeights, choose_weight_route
 from toolgrpo.engines.transformers import TransformersEngine
-from toolgrpo.engines.vllm_server import VLLMServerEngine
+from toolgrpo.engines.vllm_server import ServerOptions, VLLMServerEngine
 
 __all__ = ["difference", "sleep", "transfer"]
 
@@ -100,11 +100,15 @@ def transfer(place: Place, *, backend: str) -> Iterator[Figure]:
         with VLLMServerProcess(
             Path(folder) / "served", max_model_len=1024, dtype="bfloat16", extra_args=extra, ready_timeout_s=600
         ) as server:
-            route = choose_weight_route(
-                [server.url], device=torch.device("cuda:0"), folder=Path(folder), run_id="proof",
-                ready_timeout_s=600, timeout_s=600, group_port=free_port(),
-            )  # fmt: skip
-            engine = VLLMServerEngine([server.url], vocabulary=model.config.vocab_size, weights=route)
+            asked = ServerOptions(
+                urls=(server.url,),
+                weights_folder=Path(folder),
+                ready_timeout_s=600,
+                timeout_s=600,
+                group_port=free_port(),
+            )
+            route = choose_weight_route(asked, device=torch.device("cuda:0"), run_id="proof")
+            engine = VLLMServerEngine(asked, vocabulary=model.config.vocab_size, weights=route)
             request = _request(0, 64)
             (before,) = _sampled(engine, [request])
             engine.load_weights(model.named_parameters())

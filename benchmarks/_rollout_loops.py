@@ -196,7 +196,7 @@ class OurLoop:
         from toolgrpo.engines.base import SamplingOptions
         from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
         from toolgrpo.engines.vllm_seam import StepEngine
-        from toolgrpo.rollout import EpisodeLimits, EpisodeRunner
+        from toolgrpo.rollout import EpisodeLimits, EpisodeRunner, Rollouts
         from toolgrpo.tools import load_tools
 
         self.latency_s = 0.0
@@ -204,16 +204,16 @@ class OurLoop:
         folder = Path(tempfile.mkdtemp())
         (folder / "wait_tool.py").write_text(TOOLS)
         self.tools = load_tools(folder / "wait_tool.py", tool_timeout_s=30.0)
-        self.runner = EpisodeRunner(
+        parts = Rollouts(
             engine=VLLMColocateEngine(StepEngine(native.llm.llm_engine)),
             chat=ScriptedDecisions(resolve_format(tokenizer), lambda: self.latency_s),
             limits=EpisodeLimits(
                 max_completion_length=MAX_TURNS * 128, max_turns=2 * MAX_TURNS, max_turn_tokens=TURN_TOKENS
             ),
-            options=SamplingOptions(),
             tokenizer=tokenizer,
             tools=self.tools,
         )
+        self.runner = EpisodeRunner(parts, SamplingOptions())
 
     def run(self, uids: Sequence[int] = range(N)) -> tuple[float, int]:
         from toolgrpo.rollout import Episode, run_rollout

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 from tests.support import server_engine as support
-from tests.support.server_engine import VOCABULARY
 from toolgrpo.engines import vllm_http, vllm_server
 from toolgrpo.engines.server_weights import DiskWeights, LoraWeights
-from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 from toolgrpo.testing.engine import sample_in_turn
 from toolgrpo.testing.vllm_stand_in import DROP, Body, StandInVLLM
@@ -162,9 +160,9 @@ def test_a_refusal_of_a_control_call_is_final(server: StandInVLLM, tmp_path: Pat
 )
 def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
     with pytest.raises(ConfigError, match="is no address of a vLLM server"):
-        VLLMServerEngine([url], vocabulary=VOCABULARY)
+        engine_of(url)
 
 
 def test_one_server_given_twice_is_refused(server: StandInVLLM) -> None:
     with pytest.raises(ConfigError, match=rf"{server.url} is given more than once"):
-        VLLMServerEngine([server.url, server.url + "/v1/"], vocabulary=VOCABULARY)
+        engine_of(server.url, server.url + "/v1/")

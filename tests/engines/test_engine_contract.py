@@ -60,12 +60,12 @@ def _transformers(request: pytest.FixtureRequest, family: str | None = None) -> 
 
 
 def _vllm_server(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    from tests.support.server_engine import engine_of
     from toolgrpo.engines.server_weights import DiskWeights
-    from toolgrpo.engines.vllm_server import VLLMServerEngine
 
     url = request.getfixturevalue("vllm_server").url
     folder = request.getfixturevalue("tmp_path_factory").mktemp("weights")
-    engine = VLLMServerEngine([url], vocabulary=VOCABULARY, weights=DiskWeights(folder))
+    engine = engine_of(url, weights=DiskWeights(folder))
 
     yield Subject(engine, request.getfixturevalue("tiny_qwen3")(0), None)
     engine.shutdown()

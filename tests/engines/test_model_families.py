@@ -18,6 +18,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = [pytest.mark.contract, pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 from tests.support.model_families import tiny_family  # noqa: E402
+from tests.support.server_engine import engine_of  # noqa: E402
 from tests.support.vllm_process import VLLMServerProcess  # noqa: E402
 from toolgrpo.engines.adapters import own_weights  # noqa: E402
 from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions  # noqa: E402
@@ -25,7 +26,6 @@ from toolgrpo.engines.server_weights import DiskWeights  # noqa: E402
 from toolgrpo.engines.vllm_colocate import VLLMColocateEngine  # noqa: E402
 from toolgrpo.engines.vllm_options import VLLMOptions, served_config  # noqa: E402
 from toolgrpo.engines.vllm_seam import start_vllm  # noqa: E402
-from toolgrpo.engines.vllm_server import VLLMServerEngine  # noqa: E402
 
 REQUESTS = [
     SampleRequest(ids=list(range(5, 5 + n)), max_tokens=24, stop_ids=(316,), options=SamplingOptions())
@@ -81,7 +81,7 @@ def test_a_servers_experts_follow_too(tmp_path: Path) -> None:
     trained = tiny_family("qwen3_moe")
     tiny_family("qwen3_moe", seed=1).save_pretrained(tmp_path / "model")
     with VLLMServerProcess(tmp_path / "model", max_model_len=256, ready_timeout_s=900) as server:
-        engine = VLLMServerEngine([server.url], vocabulary=320, weights=DiskWeights(tmp_path / "weights"))
+        engine = engine_of(server.url, weights=DiskWeights(tmp_path / "weights"))
         for _ in range(2):
             engine.load_weights(own_weights(trained))
             assert difference(trained, ask(engine)) < 1e-4

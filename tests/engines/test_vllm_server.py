@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from tests.support.ports import free_port
+from tests.support.server_engine import engine_of
 from toolgrpo.engines import server_weights
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.server_transfer import TransferWeights
 from toolgrpo.engines.server_weights import DiskWeights, pause, resume
 from toolgrpo.engines.vllm_http import ServerControl
-from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import FinalEngineError
 from toolgrpo.testing.engine import sample_in_turn
 
@@ -69,7 +69,7 @@ def test_a_cancelled_request_is_aborted_inside_the_server(vllm_server: Any) -> N
     none of them can end before that, whichever process is quicker. Each further moment asks the server four
     times, so that it has heard of the cancelled ones long before they would have drawn their 500 tokens.
     """
-    engine = VLLMServerEngine([vllm_server.url], vocabulary=320)
+    engine = engine_of(vllm_server.url)
     control = ServerControl(vllm_server.url)
 
     def ended_by_length() -> float:
@@ -124,7 +124,7 @@ def test_new_weights_reach_requests_in_flight_which_go_on_where_they_are(
     new weights come. Where one does (or has not begun), the two weights change places and all begin anew.
     """
     old, new = tiny_qwen3(1), tiny_qwen3(2)
-    engine = VLLMServerEngine([vllm_server.url], vocabulary=320, weights=DiskWeights(tmp_path), timeout_s=900)
+    engine = engine_of(vllm_server.url, weights=DiskWeights(tmp_path), timeout_s=900)
     engine.load_weights(old.named_parameters())
     control = ServerControl(vllm_server.url)
     requests = [ask([n, 1, 2], max_tokens=320) for n in range(4)]
@@ -157,7 +157,7 @@ def test_a_server_killed_in_mid_rollout_comes_back_with_the_trained_weights(
 ) -> None:
     """Every turn of every episode is completed, and each token is drawn from the weights that were pushed."""
     trained = tiny_qwen3(1)  # the server itself starts from tiny_qwen3(0)
-    engine = VLLMServerEngine([vllm_server.url], vocabulary=320, weights=DiskWeights(tmp_path), timeout_s=900)
+    engine = engine_of(vllm_server.url, weights=DiskWeights(tmp_path), timeout_s=900)
     engine.load_weights(trained.named_parameters())
     done: list[tuple[SampleRequest, Sample]] = []
     turns_done_at_crash: list[int] = []
@@ -229,7 +229,7 @@ def test_weights_arrive_by_four_phases_and_a_restarted_server_is_met_again(
     with VLLMServerProcess(tmp_path / "model", max_model_len=128, ready_timeout_s=900, extra_args=extra) as server:
         assert ServerControl(server.url).weight_transfer == "nccl_over_store"
         route = TransferWeights("nccl", torch.device("cuda"), group_port=free_port(), timeout_s=120.0, run_id="run")
-        engine = VLLMServerEngine([server.url], vocabulary=320, weights=route, timeout_s=300.0)
+        engine = engine_of(server.url, weights=route, timeout_s=300.0)
         requests = [ask([5, 6, 7]), ask(list(range(60)))]
         for seed in (1, 2):
             engine.load_weights(tiny_qwen3(seed).named_parameters())

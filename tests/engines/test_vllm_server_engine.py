@@ -18,12 +18,12 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tests.support.server_engine import VOCABULARY, ask, engine_of
+from tests.support.server_engine import ask, engine_of
 from toolgrpo.engines import server_link
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.server_transfer import TransferWeights, choose_weight_route
 from toolgrpo.engines.server_weights import DiskWeights, LoraWeights
-from toolgrpo.engines.vllm_server import VLLMServerEngine
+from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 from toolgrpo.testing.engine import sample_in_turn
 from toolgrpo.testing.vllm_stand_in import COMPLETIONS, DROP, HANG, Body, StandInVLLM
@@ -139,7 +139,7 @@ def test_the_engine_waits_for_a_server_that_comes_up_and_says_so(
     server: StandInVLLM, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.unhealthy_answers = 2
-    engine = VLLMServerEngine([server.url + "/v1/"], vocabulary=VOCABULARY)
+    engine = engine_of(server.url + "/v1/")
     assert engine.max_model_len == 64
     assert "waiting for the vLLM server" in caplog.text
     assert "HTTP 503" in caplog.text
@@ -147,7 +147,7 @@ def test_the_engine_waits_for_a_server_that_comes_up_and_says_so(
 
 def test_a_server_that_does_not_come_up_is_an_error_with_the_command_to_start_one() -> None:
     with pytest.raises(EngineError, match=r"127.0.0.1:9 after .*vllm serve MODEL --logprobs-mode processed_logprobs"):
-        VLLMServerEngine(["http://127.0.0.1:9"], vocabulary=VOCABULARY, ready_timeout_s=0.1)
+        engine_of("http://127.0.0.1:9", ready_timeout_s=0.1)
 
 
 def test_logprobs_of_another_distribution_are_refused(server: StandInVLLM) -> None:
@@ -158,7 +158,7 @@ def test_logprobs_of_another_distribution_are_refused(server: StandInVLLM) -> No
 
 def test_no_url_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one URL"):
-        VLLMServerEngine([], vocabulary=VOCABULARY)
+        engine_of()
 
 
 # Weights
@@ -378,17 +378,11 @@ def test_vllms_transfer_is_taken_from_a_gpu_to_servers_that_were_started_for_it(
     first, second = start(), start()
     for server, backend in zip((first, second), started_for, strict=True):
         server.weight_transfer = None if backend is None else {"backend": backend}
-    options: dict[str, Any] = {
-        "device": torch.device(device),
-        "folder": tmp_path,
-        "run_id": "run",
-        "ready_timeout_s": 60.0,
-    }
-    options |= {"timeout_s": 60.0, "group_port": 51216}
-    urls = [first.url, second.url]
-    assert type(choose_weight_route(urls, **options)) is expected
+    asked = ServerOptions(urls=(first.url, second.url), weights_folder=tmp_path, timeout_s=60.0)
+    options: dict[str, Any] = {"device": torch.device(device), "run_id": "run"}
+    assert type(choose_weight_route(asked, **options)) is expected
     assert (says in caplog.text) and bool(says) == ("weights go through a folder" in caplog.text)
-    assert type(choose_weight_route(urls, **options, save_adapter=lambda folder: None)) is LoraWeights
+    assert type(choose_weight_route(asked, **options, save_adapter=lambda folder: None)) is LoraWeights
 
 
 def test_a_server_of_another_version_is_said_in_one_sentence(server: StandInVLLM) -> None:

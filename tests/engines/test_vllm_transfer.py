@@ -19,11 +19,11 @@ import pytest
 import torch
 
 from tests.support.ports import free_port
+from tests.support.server_engine import engine_of
 from toolgrpo.engines import server_transfer, server_weights, vllm_http
-from toolgrpo.engines.base import SampleRequest, SamplingOptions
+from toolgrpo.engines.base import Engine, SampleRequest, SamplingOptions
 from toolgrpo.engines.server_transfer import TransferWeights, first_free_port
 from toolgrpo.engines.vllm_http import ServerControl
-from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 from toolgrpo.testing.vllm_stand_in import Body, StandInVLLM
 
@@ -96,7 +96,7 @@ def controls(servers: list[StandInVLLM]) -> list[ServerControl]:
     return [ServerControl(server.url, timeout_s=20.0) for server in servers]
 
 
-async def draw(engine: VLLMServerEngine) -> None:
+async def draw(engine: Engine) -> None:
     await engine.open()
     try:
         await engine.sample(SampleRequest(ids=(1, 2), max_tokens=8, stop_ids=(9,), options=SamplingOptions()))
@@ -145,7 +145,7 @@ def test_a_server_that_was_restarted_between_two_updates_is_known_by_its_version
 
 
 def test_a_server_that_is_restarted_in_a_rollout_ends_it_at_once(servers: list[StandInVLLM], wire: Wire) -> None:
-    engine = VLLMServerEngine([servers[0].url], vocabulary=320, weights=route_of(), timeout_s=300.0)
+    engine = engine_of(servers[0], weights=route_of(), timeout_s=300.0)
     engine.load_weights(iter(weights()))
     servers[0].restart()
     with pytest.raises(FinalEngineError, match=r"was restarted and has lost the trained weights.*last checkpoint"):

@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ def player(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentPlayer]:
 def play(player: AgentPlayer, *do: str, script: Any = None, **limits: Any) -> tuple[Trajectory, ...]:
     """Play an episode for each of these, all at once, and see that nothing is left of them."""
     engine = ScriptedEngine(script or (lambda request, number: ByteChat.say("1")))
-    runner = replace(scripted_runner(engine, **limits), player=player)
+    runner = scripted_runner(engine, player=player, **limits)
     episodes = [Episode(({"role": "user", "content": "q"},), row={"do": one}) for one in do]
     done = run_rollout(episodes, runner).trajectories
     assert engine.open_requests == 0

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,7 +44,7 @@ def test_an_agent_of_smolagents_plays_an_episode_whose_history_it_rewrites() -> 
     engine = ScriptedEngine([ByteChat.say(turn) for turn in turns], max_model_len=50_000)
     player = load_agent(RECIPES / "with_smolagents.py")
     try:
-        runner = replace(scripted_runner(engine), player=player)
+        runner = scripted_runner(engine, player=player)
         episode = Episode((), row={"prompt": "What is 19 plus 23?", "answer": 42})
         (done,) = run_rollout([episode], runner).trajectories
     finally:
@@ -83,7 +82,7 @@ def test_a_rollout_of_verifiers_is_an_episode_with_its_reward(monkeypatch: pytes
     player = load_agent(RECIPES / "with_verifiers.py")
     rows = [{"prompt": [{"role": "user", "content": f"19 plus 23, {how}"}], "answer": 42} for how in ("wrong", "right")]
     try:
-        runner = replace(scripted_runner(engine, max_completion_length=20_000), player=player)
+        runner = scripted_runner(engine, player=player, max_completion_length=20_000)
         done = run_rollout([Episode((), row=row) for row in rows], runner).trajectories
     finally:
         player.close()

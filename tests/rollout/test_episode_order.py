@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -239,7 +238,7 @@ def test_an_engine_that_stays_gone_loses_the_episode_not_its_tokens(failures: li
 )
 def test_an_engine_that_answers_what_no_model_gives_has_failed(ids: list[Any], logprobs: list[Any]) -> None:
     engine = ScriptedEngine(lambda request, number: ScriptedReply(ids, logprobs))
-    runner = replace(scripted_runner(engine), vocabulary=258)
+    runner = scripted_runner(engine, vocabulary=258)
 
     async def ask() -> None:
         await engine.open()

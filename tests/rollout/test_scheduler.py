@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -140,8 +139,7 @@ def test_tool_waits_overlap_and_the_engine_is_idle_while_only_tools_run() -> Non
     engine = ScriptedEngine(
         lambda r, _: ScriptedReply(ByteChat.say("end" if ">tool:" in ByteChat.text(r.ids) else CALL), delay_s=1.0)
     )
-    shared = runner(engine, ScriptedTools({"add": lambda a, b: "3"}, delay_s=6.0))
-    result = run(clock, 3, replace(shared, clock=clock))
+    result = run(clock, 3, runner(engine, ScriptedTools({"add": lambda a, b: "3"}, delay_s=6.0), clock=clock))
     assert result.times.duration_s == pytest.approx(8.0)
     assert result.times.engine_idle_s == pytest.approx(6.0)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
-from toolgrpo.engines.vllm_server import VLLMServerEngine
+from toolgrpo.engines.vllm_server import ServerOptions, VLLMServerEngine
 from toolgrpo.testing.vllm_stand_in import StandInVLLM
 
 VOCABULARY = 320
 
 
-def engine_of(*servers: StandInVLLM, **options: Any) -> VLLMServerEngine:
-    return VLLMServerEngine([server.url for server in servers], **{"vocabulary": VOCABULARY, **options})
+def engine_of(*servers: StandInVLLM | str, vocabulary: int = VOCABULARY, **options: Any) -> VLLMServerEngine:
+    """Return an engine over these servers, or their URLs; `options` are those of the engine and its `ServerOptions`."""
+    urls = tuple(server if isinstance(server, str) else server.url for server in servers)
+    asked = {field.name: options.pop(field.name) for field in fields(ServerOptions) if field.name in options}
+    return VLLMServerEngine(ServerOptions(urls=urls, **asked), vocabulary=vocabulary, **options)
 
 
 def ask(*ids: int) -> SampleRequest:

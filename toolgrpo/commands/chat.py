@@ -172,7 +172,7 @@ class ShowingRunner(EpisodeRunner):
 
     async def sample(self, request: SampleRequest) -> Sample:
         sample = await EpisodeRunner.sample(self, request)
-        self.said(self.chat.parse(sample.ids, before=request.ids))
+        self.said(self.parts.chat.parse(sample.ids, before=request.ids))
         return sample
 
 
@@ -203,22 +203,15 @@ class ChatRun:
         self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {built_of.chat.name} chat format")
         if (line := built_of.markers_line(loaded.head)) is not None:
             self.terminal.say(line)
-        runner = ShowingRunner(
-            engine=built.engine,
-            chat=built_of.chat,
-            limits=replace(
-                config.episode_limits(),
-                max_completion_length=built.engine.max_model_len,
-                max_turns=None,
-                max_user_turns=None,
-                deadline_s=None,
-            ),
-            options=config.sampling_options(),
-            tokenizer=loaded.tokenizer,
-            tools=chat,
-            unmarked_calls=config.unmarked_calls,
-            said=chat.said,
+        limits = replace(
+            config.episode_limits(),
+            max_completion_length=built.engine.max_model_len,
+            max_turns=None,
+            max_user_turns=None,
+            deadline_s=None,
         )
+        rollouts = replace(built_of.rollouts(built.engine), limits=limits)
+        runner = ShowingRunner(rollouts, config.sampling_options(), said=chat.said)
         try:
             built.engine.load_weights(loaded.policy.weights())
             self.terminal.say(
@@ -232,7 +225,7 @@ class ChatRun:
             built.engine.shutdown()
 
     async def _conversations(self, runner: EpisodeRunner, chat: ChatTools, thinking: bool | None) -> None:
-        await runner.engine.open()
+        await runner.parts.engine.open()
         try:
             while not chat.ended:
                 messages = chat.opening()
@@ -246,7 +239,7 @@ class ChatRun:
                         f"the conversation has ended ({trajectory.stop_reason}); the next line begins another"
                     )
         finally:
-            await runner.engine.close()
+            await runner.parts.engine.close()
 
 
 def _interrupted(number: int, frame: object) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trl import ModelConfig
@@ -71,14 +71,8 @@ class GatewayRun:
         self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {built_of.chat.name} chat format")
         if (line := built_of.markers_line(loaded.head)) is not None:
             self.terminal.say(line)
-        shared = EpisodeRunner(
-            engine=built.engine,
-            chat=built_of.chat,
-            limits=EpisodeLimits(max_completion_length=built.engine.max_model_len, max_turns=None),
-            options=self.config.sampling_options(),
-            tokenizer=loaded.tokenizer,
-            unmarked_calls=self.config.unmarked_calls,
-        )
+        limits = EpisodeLimits(max_completion_length=built.engine.max_model_len, max_turns=None)
+        shared = EpisodeRunner(replace(built_of.rollouts(built.engine), limits=limits), self.config.sampling_options())
         try:
             built.engine.load_weights(loaded.policy.weights())
             asyncio.run(self._serve(shared, built.engine, [name, *({MODEL_NAME} - {name})]))

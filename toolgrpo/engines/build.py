@@ -197,22 +197,15 @@ def _vllm_server(policy: Policy, options: EngineOptions) -> Engine:
     asked = options.vllm_server
     (run_id,) = broadcast_object_list([uuid.uuid4().hex[:12]])  # the same in every process
     return VLLMServerEngine(
-        asked.urls,
+        asked,
         vocabulary=policy.base_model.config.get_text_config().vocab_size,
         weights=choose_weight_route(
-            asked.urls,
+            asked,
             device=policy.device,
-            folder=asked.weights_folder,
             run_id=run_id,
             save_adapter=None if asked.lora_sync == "merge" else adapter_saver(policy),
-            ready_timeout_s=asked.ready_timeout_s,
-            timeout_s=asked.timeout_s,
-            group_port=asked.group_port,
             process_index=policy.process_index,
         ),
-        timeout_s=asked.timeout_s,
-        retries=asked.retries,
-        ready_timeout_s=asked.ready_timeout_s,
         is_main_process=policy.is_main_process,
         wait_for_everyone=policy.wait_for_everyone,
     )

@@ -63,6 +63,7 @@ from toolgrpo.engines.server_weights import (
 from toolgrpo.engines.vllm_http import ServerControl, in_thread
 from toolgrpo.engines.vllm_options import vllm_available
 from toolgrpo.engines.vllm_seam import fixed_segments
+from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 
 BACKENDS = ("nccl", "ipc")
@@ -344,15 +345,11 @@ def _source(chunk: Mapping[str, torch.Tensor]) -> Any:
 
 
 def choose_weight_route(
-    urls: Sequence[str],
+    options: ServerOptions,
     *,
     device: torch.device,
-    folder: Path,
     run_id: str,
     save_adapter: Callable[[Path], Any] | None = None,
-    ready_timeout_s: float,
-    timeout_s: float,
-    group_port: int,
     process_index: int = 0,
 ) -> ServerWeights:
     """Choose the adapter alone if there is one to save, vLLM's own transfer if both sides can, else a folder.
@@ -362,27 +359,27 @@ def choose_weight_route(
     Every training process asks the same servers, and so takes the same route.
     """
     if save_adapter is not None:
-        return LoraWeights(folder, save_adapter, run_id)
+        return LoraWeights(options.weights_folder, save_adapter, run_id)
     if device.type == "cuda":
-        backend = _common_backend(urls, ready_timeout_s, timeout_s)
+        backend = _common_backend(options)
         if backend is not None:
             return TransferWeights(
                 backend,
                 device,
-                group_port=group_port,
-                timeout_s=timeout_s,
+                group_port=options.group_port,
+                timeout_s=options.timeout_s,
                 run_id=run_id,
                 process_index=process_index,
             )
-    return DiskWeights(folder, run_id)
+    return DiskWeights(options.weights_folder, run_id)
 
 
-def _common_backend(urls: Sequence[str], ready_timeout_s: float, timeout_s: float) -> str | None:
+def _common_backend(options: ServerOptions) -> str | None:
     """Return the transfer that all servers were started for, or None; a warning says why some do not count."""
     started_for: set[str | None] = set()
-    for url in urls:
-        server = ServerControl(url, timeout_s=timeout_s)
-        server.wait_ready(ready_timeout_s)
+    for url in options.urls:
+        server = ServerControl(url, timeout_s=options.timeout_s)
+        server.wait_ready(options.ready_timeout_s)
         started_for.add(server.weight_transfer)
     if started_for == {None}:
         return None

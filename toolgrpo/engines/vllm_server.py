@@ -74,35 +74,32 @@ class VLLMServerEngine:
 
     def __init__(
         self,
-        urls: Sequence[str],
+        options: ServerOptions,
         *,
         vocabulary: int,
         weights: ServerWeights | None = None,
         api_key: str | None = None,
-        timeout_s: float = 900.0,
-        retries: int = 3,
-        ready_timeout_s: float = 600.0,
         say_every_s: float = SAY_EVERY_S,
         is_main_process: bool = True,
         wait_for_everyone: Callable[[], None] = lambda: None,
     ) -> None:
-        if not urls:
+        if not options.urls:
             raise ConfigError("engine vllm_server needs at least one URL, e.g. http://localhost:8000")
         self._servers = [
-            ServerControl(url, api_key=api_key, timeout_s=timeout_s, say_every_s=say_every_s) for url in urls
+            ServerControl(url, api_key=api_key, timeout_s=options.timeout_s, say_every_s=say_every_s)
+            for url in options.urls
         ]
         _refuse_repeated([server.url for server in self._servers])
         self._vocabulary = vocabulary
         self._weights = weights
-        self._timeout_s = timeout_s
-        self._retries = retries
+        self._options = options
         self._say_every_s = say_every_s
         self._is_main_process = is_main_process
         self._wait_for_everyone = wait_for_everyone
         self._run: _ServerRun | None = None
         self.restores = 0
         for server in self._servers:
-            server.wait_ready(ready_timeout_s)
+            server.wait_ready(options.ready_timeout_s)
             server.warn_if_untested()
             server.check_logprobs_mode()
         self.max_model_len = min(server.base_model.max_model_len or 0 for server in self._servers)
@@ -114,8 +111,9 @@ class VLLMServerEngine:
     async def open(self) -> None:
         if self._run is not None:
             raise EngineError("the engine is already open; close the rollout that uses it first")
-        links = [ServerLink(server, self._weights, self._vocabulary, self._timeout_s) for server in self._servers]
-        self._run = _ServerRun(links, self._timeout_s, self._retries, self._say_every_s)
+        timeout_s = self._options.timeout_s
+        links = [ServerLink(server, self._weights, self._vocabulary, timeout_s) for server in self._servers]
+        self._run = _ServerRun(links, timeout_s, self._options.retries, self._say_every_s)
 
     async def sample(self, request: SampleRequest) -> Sample:
         run = self._run
@@ -137,7 +135,7 @@ class VLLMServerEngine:
             for server in self._servers:
                 held.enter_context(server.weight_lock)
             for server in self._servers:
-                server.wait_ready(self._timeout_s)
+                server.wait_ready(self._options.timeout_s)
             for link in () if self._run is None else self._run.links:
                 link.note_restart()
             self._wait_for_everyone()  # from here on nobody restores older ones

@@ -118,7 +118,7 @@ class AgentPlayer:
         session = Session(shared, episode, bridges_users=self._bridges_users(shared))
         endpoint = self._serving(shared)
         key = endpoint.admit(session, asyncio.get_running_loop())
-        deadline_s = shared.limits.deadline_s or AGENT_TIMEOUT_S
+        deadline_s = shared.parts.limits.deadline_s or AGENT_TIMEOUT_S
         try:
             outcome = await self._outcome(session, endpoint.url, key, deadline_s)
         except WorldError as error:
@@ -143,8 +143,8 @@ class AgentPlayer:
 
     def _bridges_users(self, shared: EpisodeRunner) -> bool:
         """Return whether the chat format goes on with what a user says; proven once for a tokenizer."""
-        if self._hears is None or self._hears[0] is not shared.tokenizer:
-            self._hears = shared.tokenizer, can_hear_users(shared.chat, shared.tokenizer)
+        if self._hears is None or self._hears[0] is not shared.parts.tokenizer:
+            self._hears = shared.parts.tokenizer, can_hear_users(shared.parts.chat, shared.parts.tokenizer)
         return self._hears[1]
 
     def _serving(self, shared: EpisodeRunner) -> Endpoint:
@@ -153,7 +153,7 @@ class AgentPlayer:
             if self._endpoint is None:
                 from toolgrpo.gateway.server import Endpoint  # starlette takes half a second to import
 
-                self._endpoint = Endpoint([MODEL_NAME], shared.engine.max_model_len)
+                self._endpoint = Endpoint([MODEL_NAME], shared.parts.engine.max_model_len)
             return self._endpoint
 
     async def _outcome(self, session: Session, url: str, key: str, deadline_s: float) -> _Outcome:

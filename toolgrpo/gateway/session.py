@@ -80,23 +80,25 @@ class Session:
     episode: Episode
     bridges_users: bool = False  # whether the chat format was proven to go on with what a user says
     obeys_sampling: bool = False  # whether a request says how tokens are drawn; in a training the run does
-    forks: Counter[str] = field(default_factory=Counter)
-    disconnected: int = 0
-    failure: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    limit: StopReason | None = None  # that was met
-    _lines: list[Line] = field(default_factory=list)
-    _said: Conversations = field(default_factory=Conversations)
-    _open: set[asyncio.Task[Any]] = field(default_factory=set)
-    _requests: int = 0
-    _turns: int = 0
-    _calls: int = 0
-    _cut_answers: int = 0
-    _no_room: Drop | None = None
-    _ended: bool = False
-    _started_s: float = 0.0
+    forks: Counter[str] = field(default_factory=Counter, init=False)
+    disconnected: int = field(default=0, init=False)
+    failure: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future(), init=False
+    )
+    limit: StopReason | None = field(default=None, init=False)  # that was met
+    _lines: list[Line] = field(default_factory=list, init=False)
+    _said: Conversations = field(default_factory=Conversations, init=False)
+    _open: set[asyncio.Task[Any]] = field(default_factory=set, init=False)
+    _requests: int = field(default=0, init=False)
+    _turns: int = field(default=0, init=False)
+    _calls: int = field(default=0, init=False)
+    _cut_answers: int = field(default=0, init=False)
+    _no_room: Drop | None = field(default=None, init=False)
+    _ended: bool = field(default=False, init=False)
+    _started_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        self._started_s = self.shared.clock()
+        self._started_s = self.shared.parts.clock()
 
     async def chat(self, request: ChatRequest) -> Said:
         """Answer a request of messages."""
@@ -143,7 +145,7 @@ class Session:
     ) -> Trajectory:
         """Return what happened, once it has ended."""
         if not self._lines:
-            ids = self.shared.chat.prompt(self.episode.messages, [], enable_thinking=self.episode.enable_thinking)
+            ids = self.shared.parts.chat.prompt(self.episode.messages, [], enable_thinking=self.episode.enable_thinking)
             self._lines.append(Line(self._ledger(ids)))
         for line in self._lines:
             self._settle(line, ())
@@ -184,7 +186,7 @@ class Session:
             self._open.discard(task)
 
     def _prompt_ids(self, prompt: Sequence[int] | str) -> Sequence[int]:
-        tokenizer = self.shared.tokenizer
+        tokenizer = self.shared.parts.tokenizer
         if isinstance(prompt, str):
             return tokenizer.encode(prompt, add_special_tokens=False)
         if min(prompt) < 0 or max(prompt) >= len(tokenizer):
@@ -195,7 +197,7 @@ class Session:
         """Find out what a request goes on from."""
         if found.place is not None and self._has_bridge(found.place, [message["role"] for message in found.following]):
             return self._after_turn(found.place, found.following)
-        ids = self.shared.chat.prompt(request.messages, request.tools, enable_thinking=thinking)
+        ids = self.shared.parts.chat.prompt(request.messages, request.tools, enable_thinking=thinking)
         line = self._begins(ids)
         if line is not None:
             following = found.following if found.place is not None and found.place.line is line else ()
@@ -213,7 +215,7 @@ class Session:
         before = line.ids[: place.n_ids]
         attempts = [place.calls.get(str(message.get("tool_call_id"))) for message in following]
         answers = [answer_to(*one) for one in zip(attempts, following, strict=True)]
-        context = self.shared.chat.bridge(
+        context = self.shared.parts.chat.bridge(
             before, answers, messages=line.messages, schemas=line.schemas, enable_thinking=line.thinking
         )
         if line.busy or place.n_ids < len(line.ids):
@@ -230,7 +232,7 @@ class Session:
         return max(fitting, key=lambda line: len(line.ids), default=None)
 
     def _ledger(self, ids: Sequence[int]) -> Ledger:
-        return Ledger(ids, expects_logprobs=self.shared.engine.gives_logprobs)
+        return Ledger(ids, expects_logprobs=self.shared.parts.engine.gives_logprobs)
 
     async def _say(
         self, start: Start, request: ChatRequest | TextRequest, *, raw: bool = False
@@ -239,8 +241,8 @@ class Session:
         line = start.line
         ids = [*line.ids, *start.context]
         used = sum(len(line.ledger) for line in self._lines) + len(start.context)
-        room = self.shared.limits.budget(used, self.shared.engine.max_model_len - len(ids))
-        max_turns = self.shared.limits.max_turns
+        room = self.shared.parts.limits.budget(used, self.shared.parts.engine.max_model_len - len(ids))
+        max_turns = self.shared.parts.limits.max_turns
         if max_turns is not None and self._turns >= max_turns:
             return self._cut_short(StopReason.MAX_TURNS, ids), line, {}
         if room.tokens < 1:
@@ -255,7 +257,7 @@ class Session:
                 SampleRequest(
                     ids=ids,
                     max_tokens=min(room.tokens, request.max_tokens or room.tokens),
-                    stop_ids=self.shared.chat.stop_ids,
+                    stop_ids=self.shared.parts.chat.stop_ids,
                     options=self._options(request.sampling),
                     seed=self._seed(request.sampling, number),
                 )
@@ -265,7 +267,7 @@ class Session:
             raise
         finally:
             line.busy = False
-        sample, stopped = stopped_at(sample, request.stop, self.shared.tokenizer)
+        sample, stopped = stopped_at(sample, request.stop, self.shared.parts.tokenizer)
         parsed = ParsedTurn(self._text(sample), None, (), True) if raw else self._parsed(sample, ids, line)
         self._write(start, sample, parsed, started)
         cut = sample.finish_reason is FinishReason.LENGTH and not stopped
@@ -280,7 +282,9 @@ class Session:
             prompt_ids=tuple(ids),
             ids=sample.ids,
             logprobs=sample.logprobs,
-            texts=tuple(self.shared.tokenizer.decode([token]) for token in sample.ids) if request.logprobs else (),
+            texts=tuple(self.shared.parts.tokenizer.decode([token]) for token in sample.ids)
+            if request.logprobs
+            else (),
             content=text_before(content, request.stop),
             reasoning=parsed.reasoning,
             calls=tuple(calls),
@@ -311,8 +315,8 @@ class Session:
                 self.shared.on_turn(self.episode, turn)
 
     def _parsed(self, sample: Sample, ids: Sequence[int], line: Line) -> ParsedTurn:
-        parsed = self.shared.chat.parse(sample.ids, before=ids)
-        accepted = self.shared.unmarked_calls == "accept" and line.schemas
+        parsed = self.shared.parts.chat.parse(sample.ids, before=ids)
+        accepted = self.shared.parts.unmarked_calls == "accept" and line.schemas
         return with_unmarked(parsed, line.schemas, form=None) if accepted else parsed
 
     def _handed_out(self, parsed: ParsedTurn, *, last: bool) -> list[ToolCall]:
@@ -335,7 +339,7 @@ class Session:
 
     def _check_prompt(self, n_ids: int, line: Line) -> None:
         """Refuse a prompt of the agent's own that leaves no room for a token."""
-        window = self.shared.engine.max_model_len
+        window = self.shared.parts.engine.max_model_len
         if line in self._lines or n_ids < window:
             return
         if not self._lines:
@@ -362,7 +366,7 @@ class Session:
         return Said(tuple(ids), (), (), (), "", None, (), "length")
 
     def _text(self, sample: Sample) -> str:
-        return text_of(sample, self.shared.tokenizer, self.shared.chat.stop_ids)
+        return text_of(sample, self.shared.parts.tokenizer, self.shared.parts.chat.stop_ids)
 
     def _options(self, asked: Mapping[str, Any] | None) -> SamplingOptions:
         given = {name: value for name, value in (asked or {}).items() if name != "seed"}
@@ -374,4 +378,4 @@ class Session:
         return None if self.episode.seed is None else self.episode.seed + turn - 1
 
     def _now(self) -> float:
-        return self.shared.clock() - self._started_s
+        return self.shared.parts.clock() - self._started_s

@@ -8,9 +8,8 @@ they get; `observers.py` is how others hear of it.
 from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded, TurnDone
-from toolgrpo.rollout.player import Player
 from toolgrpo.rollout.rollouts import Rollouts
-from toolgrpo.rollout.runner import Episode, EpisodeRunner
+from toolgrpo.rollout.runner import Episode, EpisodeRunner, Player
 from toolgrpo.rollout.scheduler import RolloutResult, Scheduler, run_episodes, run_rollout
 
 __all__ = [

@@ -108,12 +108,13 @@ class _EpisodeRun:
 
     def __init__(self, shared: EpisodeRunner, episode: Episode) -> None:
         self.shared = shared
+        self.parts = parts = shared.parts
         self.episode = episode
-        self.tools = offered_tools(shared.tools, episode.row)
-        self.user = user_of(shared.tools, episode.row, shared.limits.max_user_turns)
-        self.room = Room(shared.limits, shared.engine.max_model_len)
-        self.cutter = TokenCutter(shared.tokenizer, shared.limits.max_tool_response_tokens)
-        self.started = shared.clock()
+        self.tools = offered_tools(parts.tools, episode.row)
+        self.user = user_of(parts.tools, episode.row, parts.limits.max_user_turns)
+        self.room = Room(parts.limits, parts.engine.max_model_len)
+        self.cutter = TokenCutter(parts.tokenizer, parts.limits.max_tool_response_tokens)
+        self.started = parts.clock()
         self.messages = list(episode.messages)  # of the prompt
         self.calls_run = 0
         self.dropped: Drop | None = None
@@ -125,7 +126,7 @@ class _EpisodeRun:
         """Run the loop under its deadline, with a tool session around it."""
         reward: float | None = None
         reason: StopReason | None = None
-        deadline = asyncio.timeout(self.shared.limits.deadline_s)
+        deadline = asyncio.timeout(self.parts.limits.deadline_s)
         try:
             async with deadline:
                 if self.tools is None:
@@ -190,7 +191,7 @@ class _EpisodeRun:
         """Sample a turn and write down what was said."""
         started = self._now()
         sample = await self._sample(ledger, max_tokens)
-        parsed = self._with_unmarked(self.shared.chat.parse(sample.ids, before=ledger.all_ids), ledger)
+        parsed = self._with_unmarked(self.parts.chat.parse(sample.ids, before=ledger.all_ids), ledger)
         turn = turn_said(ledger, sample, parsed, started_s=started, duration_s=self._now() - started)
         return turn if reads_calls else replace(turn, attempts=())
 
@@ -209,7 +210,7 @@ class _EpisodeRun:
     def _rewrite(self, ledger: Ledger, history: History) -> StopReason | None:
         """Begin a new segment without old results."""
         prompt = history.without_results()
-        if ledger.n_added >= self.shared.limits.max_completion_length:
+        if ledger.n_added >= self.parts.limits.max_completion_length:
             return StopReason.LENGTH
         if len(prompt) > history.limit.max_tokens:
             self.failure = (
@@ -246,7 +247,7 @@ class _EpisodeRun:
         return self._following(ledger.all_ids, answers)
 
     def _following(self, ids: Sequence[int], answers: Sequence[Message]) -> list[int]:
-        return self.shared.chat.bridge(
+        return self.parts.chat.bridge(
             ids,
             answers,
             messages=self.messages,
@@ -256,11 +257,11 @@ class _EpisodeRun:
 
     def _with_unmarked(self, parsed: ParsedTurn, ledger: Ledger) -> ParsedTurn:
         """Return the turn with the call that stands in it without markers, if one does and is looked for."""
-        if self.shared.unmarked_calls == "ignore" or self.tools is None:
+        if self.parts.unmarked_calls == "ignore" or self.tools is None:
             return parsed
         # A model that writes a call with its markers and then without quotes it; one that never has markers calls again.
         made = [attempt for turn in ledger.turns for attempt in turn.attempts if attempt.status is AttemptStatus.OK]
-        form = None if self.shared.unmarked_calls == "accept" else self.shared.chat.call_text
+        form = None if self.parts.unmarked_calls == "accept" else self.parts.chat.call_text
         return with_unmarked(parsed, self.tools.schemas, form=form, made=made)
 
     def _reason_to_stop(self, ledger: Ledger, turn: Turn, room: TurnBudget) -> StopReason | None:
@@ -271,7 +272,7 @@ class _EpisodeRun:
         return StopReason.MAX_TURNS if self._is_last_turn(ledger) else None
 
     def _is_last_turn(self, ledger: Ledger) -> bool:
-        max_turns = self.shared.limits.max_turns
+        max_turns = self.parts.limits.max_turns
         return max_turns is not None and len(ledger.turns) + 1 >= max_turns
 
     async def _sample(self, ledger: Ledger, max_tokens: int) -> Sample:
@@ -279,7 +280,7 @@ class _EpisodeRun:
         request = SampleRequest(
             ids=ledger.all_ids,
             max_tokens=max_tokens,
-            stop_ids=self.shared.chat.stop_ids,
+            stop_ids=self.parts.chat.stop_ids,
             options=self.shared.options,
             seed=None if self.episode.seed is None else self.episode.seed + len(ledger.turns),
         )
@@ -293,7 +294,7 @@ class _EpisodeRun:
         results: tuple[ToolResult, ...] = ()
         started = self._now()
         try:
-            budget = self.shared.limits.max_tool_calls
+            budget = self.parts.limits.max_tool_calls
             allowed = len(turn.attempts) if budget is None else max(0, budget - self.calls_run)
             called = [_as_called(attempt) for attempt in turn.attempts[:allowed]]
             answered = await session.call(called) if allowed else ()
@@ -325,17 +326,17 @@ class _EpisodeRun:
         if session is not None and session.observation:
             self.messages = with_observation(self.messages, session.observation)
         prompt = self._prompt(self.messages)
-        limit = self.shared.limits.context
+        limit = self.parts.limits.context
         if limit is not None:
             self.history = History(limit, prompt, self._following)
-        return Ledger(prompt, expects_logprobs=self.shared.engine.gives_logprobs)
+        return Ledger(prompt, expects_logprobs=self.parts.engine.gives_logprobs)
 
     def _prompt(self, messages: Sequence[Message]) -> list[int]:
         schemas = [] if self.tools is None else self.tools.schemas
-        return self.shared.chat.prompt(messages, schemas, enable_thinking=self.episode.enable_thinking)
+        return self.parts.chat.prompt(messages, schemas, enable_thinking=self.episode.enable_thinking)
 
     def _now(self) -> float:
-        return self.shared.clock() - self.started
+        return self.parts.clock() - self.started
 
 
 def _as_called(attempt: CallAttempt) -> CallAttempt:

@@ -20,8 +20,7 @@ from toolgrpo.engines.base import Engine, SamplingOptions
 from toolgrpo.rollout.batch import Mode, RolloutBatch, Row, Scored
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.observers import EpisodeDone, Observers, RolloutBegan, RolloutEnded, TurnDone
-from toolgrpo.rollout.player import Player
-from toolgrpo.rollout.runner import Episode, EpisodeRunner
+from toolgrpo.rollout.runner import Episode, EpisodeRunner, Player
 from toolgrpo.rollout.scheduler import Scheduler, run_all, run_blocking
 from toolgrpo.rollout.truncation import TextTokenizer
 from toolgrpo.tools.base import ToolProvider
@@ -110,20 +109,8 @@ class Rollouts:
         """Return a scheduler for `episode`s: `run` is a loop around one, `GroupLine`
         another, which draws more rows as it goes. Several share a `gate`.
         """
-        runner = EpisodeRunner(
-            engine=self.engine,
-            chat=self.chat,
-            limits=self.limits,
-            options=options,
-            tokenizer=self.tokenizer,
-            tools=self.tools,
-            vocabulary=self.vocabulary,
-            engine_retries=self.engine_retries,
-            unmarked_calls=self.unmarked_calls,
-            clock=self.clock,
-            on_turn=self._turn_teller(began) if self.observers.hear_turns else None,
-            player=self.player,
-        )
+        on_turn = self._turn_teller(began) if self.observers.hear_turns else None
+        runner = EpisodeRunner(self, options, on_turn)
 
         def on_done(episode: Episode, trajectory: Trajectory) -> None:
             self.observers.episode_done(EpisodeDone(began, episode.number, episode.row, trajectory))

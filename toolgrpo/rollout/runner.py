@@ -1,24 +1,21 @@
-"""Episodes before they start, and the parts that those of one rollout share."""
+"""Episodes before they start, what those of one rollout share, and who plays them in place of our own loop."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from toolgrpo.chat.base import ChatFormat
-from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.checks import check_sample
 from toolgrpo.errors import EngineError, FinalEngineError
 from toolgrpo.rollout.episode import play_episode
-from toolgrpo.rollout.limits import EpisodeLimits
-from toolgrpo.rollout.player import Player
-from toolgrpo.rollout.truncation import TextTokenizer
-from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trajectory import Message, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from toolgrpo.rollout.rollouts import Rollouts
 
 _RETRY_PAUSE_S = 0.5
 
@@ -37,29 +34,33 @@ class Episode:
     number: int = 0  # its place in the rollout
 
 
+class Player(Protocol):
+    """An agent of the user's, behind the gateway.
+
+    It plays over the same engine, format and limits; each episode yields exactly one trajectory.
+    """
+
+    async def play(self, episode: Episode, shared: EpisodeRunner) -> Trajectory:
+        """Play one episode to its end, whatever comes."""
+        ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeRunner:
-    """Shared parts of the episodes of one rollout. Calling it runs one episode to its end."""
+    """The parts of a run, and what the episodes of one rollout share beside them. Calling it runs one to its end."""
 
-    engine: Engine
-    chat: ChatFormat
-    limits: EpisodeLimits
+    parts: Rollouts
     options: SamplingOptions
-    tokenizer: TextTokenizer  # long results are cut in its tokens
-    tools: ToolProvider | None = None
-    vocabulary: int | None = None  # how many ids the model has
-    engine_retries: int = 3
-    unmarked_calls: str = "answer"  # one of `options.EpisodeOptions`
-    clock: Callable[[], float] = time.monotonic
+    on_turn: Callable[[Episode, Turn], None] | None = None
     waiting: AbstractContextManager[None] = field(
         default_factory=nullcontext
     )  # entered while an episode waits for the engine
-    on_turn: Callable[[Episode, Turn], None] | None = None
-    player: Player | None = None  # None: our own loop plays
 
     async def __call__(self, episode: Episode) -> Trajectory:
-        if self.player is not None:
-            return await self.player.play(episode, self)
+        if self.parts.player is not None:
+            return await self.parts.player.play(episode, self)
         return await play_episode(self, episode)
 
     async def sample(self, request: SampleRequest) -> Sample:
@@ -67,14 +68,14 @@ class EpisodeRunner:
 
         A request that failed is tried again a few times, unless its engine did so itself.
         """
-        for retry in range(self.engine_retries + 1):
+        for retry in range(self.parts.engine_retries + 1):
             try:
                 with self.waiting:
-                    sample = await self.engine.sample(request)
-                check_sample(sample, self.vocabulary)
+                    sample = await self.parts.engine.sample(request)
+                check_sample(sample, self.parts.vocabulary)
                 return sample
             except EngineError as error:
-                if isinstance(error, FinalEngineError) or retry == self.engine_retries:
+                if isinstance(error, FinalEngineError) or retry == self.parts.engine_retries:
                     raise
                 await asyncio.sleep(_RETRY_PAUSE_S * 2**retry)
         raise AssertionError("unreachable: the last retry raises")

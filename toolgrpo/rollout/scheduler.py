@@ -64,7 +64,7 @@ class Scheduler:
         on_done: Callable[[Episode, Trajectory], None] | None = None,
         gate: asyncio.Semaphore | None = None,
     ) -> None:
-        self._waiting = _BusyTime(runner.clock)
+        self._waiting = _BusyTime(runner.parts.clock)
         self._runner = replace(runner, waiting=self._waiting)
         self._gate: AbstractAsyncContextManager[None] = gate or nullcontext()
         if gate is None and max_concurrent is not None:
@@ -99,13 +99,13 @@ class Scheduler:
         """Return how long the scheduler has been open,
         and how much of that nobody waited for the engine.
         """
-        now = self._runner.clock() if self._stopped_s is None else self._stopped_s
+        now = self._runner.parts.clock() if self._stopped_s is None else self._stopped_s
         duration_s = now - self._started_s
         return RolloutTimes(duration_s, max(0.0, duration_s - self._waiting.total_s), self._started_s)
 
     async def __aenter__(self) -> Scheduler:
-        self._started_s = self._runner.clock()
-        await self._runner.engine.open()
+        self._started_s = self._runner.parts.clock()
+        await self._runner.parts.engine.open()
         await self._tasks.__aenter__()
         return self
 
@@ -119,8 +119,8 @@ class Scheduler:
             # type and traceback.
             raise errors.exceptions[0] from None
         finally:
-            await self._runner.engine.close()
-            self._stopped_s = self._runner.clock()
+            await self._runner.parts.engine.close()
+            self._stopped_s = self._runner.parts.clock()
 
     async def _run(self, episode: Episode) -> Trajectory:
         async with self._gate:

@@ -11,7 +11,7 @@ from typing import Any
 
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
-from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
+from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, Player, Rollouts
 from toolgrpo.rollout.truncation import TextTokenizer
 from toolgrpo.segments import Segment, first_columns
 from toolgrpo.testing.chat import ByteChat
@@ -29,21 +29,25 @@ def scripted_runner(
     tokenizer: TextTokenizer | None = None,
     engine_retries: int = 0,
     unmarked_calls: str = "answer",
+    player: Player | None = None,
+    vocabulary: int | None = None,
     clock: FakeClock | None = None,
     **limits: Any,
 ) -> EpisodeRunner:
     """Return what runs episodes over this engine, with `ByteChat` and 1000 tokens an episode unless told otherwise."""
-    return EpisodeRunner(
+    parts = Rollouts(
         engine=engine,
         chat=chat or ByteChat(),
         limits=EpisodeLimits(**{"max_completion_length": 1000, **limits}),
-        options=SamplingOptions(),
         tokenizer=tokenizer or ByteChat(),
         tools=tools,
         engine_retries=engine_retries,
         unmarked_calls=unmarked_calls,
+        player=player,
+        vocabulary=vocabulary,
         clock=clock or time.monotonic,
     )
+    return EpisodeRunner(parts, SamplingOptions())
 
 
 def run_episode(

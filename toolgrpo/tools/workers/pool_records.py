@@ -38,12 +38,12 @@ class Job:
     alone: bool
     is_async: bool
     future: Future[Reply]
-    started: float = 0.0  # when it was sent
-    timer: asyncio.TimerHandle | None = None
-    answered: bool = False
-    begun: bool = False  # code of the tool may have run
-    recalled: bool = False  # its worker was asked to give it back, if it has not begun
-    returns: int = 0  # how often it was sent and did not begin
+    started: float = field(default=0.0, init=False)  # when it was sent
+    timer: asyncio.TimerHandle | None = field(default=None, init=False)
+    answered: bool = field(default=False, init=False)
+    begun: bool = field(default=False, init=False)  # code of the tool may have run
+    recalled: bool = field(default=False, init=False)  # its worker was asked to give it back, if it has not begun
+    returns: int = field(default=0, init=False)  # how often it was sent and did not begin
 
     def answer(self, reply: Reply) -> None:
         if self.answered:
@@ -81,13 +81,15 @@ class WorkerRecord:
     number: int
     kind: WorkerKind
     born: float
-    link: WorkerLink | None = None
-    ready: bool = False
+    link: WorkerLink | None = field(default=None, init=False)
+    ready: bool = field(default=False, init=False)
     retiring: bool = False  # takes no new calls, and ends when those on it have an answer
-    touched: bool = False  # code of a tool has run there
-    silent_s: float | None = None  # since it was pinged
-    hung_up: bool = False
-    jobs: dict[int, Job] = field(default_factory=dict)  # an answered job stays until its reply or the worker's end
+    touched: bool = field(default=False, init=False)  # code of a tool has run there
+    silent_s: float | None = field(default=None, init=False)  # since it was pinged
+    hung_up: bool = field(default=False, init=False)
+    jobs: dict[int, Job] = field(
+        default_factory=dict, init=False
+    )  # an answered job stays until its reply or the worker's end
 
     @property
     def waiting(self) -> list[Job]:
