@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 
 _PRELOADED = ["tests.support.page_rooms", "toolgrpo.commands.train", "toolgrpo.commands.evaluate"]
 
@@ -60,9 +59,7 @@ class PythonRoom:
     def __enter__(self) -> PythonRoom:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._here is not None:
             self._here.close()  # the room ends by itself
             self._process.join(10.0)

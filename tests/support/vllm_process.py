@@ -17,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from tests.support.ports import free_port
 from toolgrpo.engines.vllm_http import ServerControl
@@ -129,8 +128,6 @@ class VLLMServerProcess:
             raise
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
         self._log.close()

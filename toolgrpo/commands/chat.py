@@ -20,7 +20,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.text import Text
@@ -84,11 +83,9 @@ class Conversation(ToolSession):
                 self._chat.show("environment", self.observation, "cyan")
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: Any) -> None:
         if self._inner is not None:
-            await self._inner.__aexit__(exc_type, exc, tb)
+            await self._inner.__aexit__(*raised)
 
 
 @dataclass

@@ -35,10 +35,25 @@ from toolgrpo.plain_text import check_nesting
 _SUFFIXES = (".yaml", ".yml")
 
 
-class Task(BaseModel):
-    """One part of a mixture."""
+class _Opening(BaseModel):
+    """Messages before those of a row."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    system_prompt: str | None = None
+    examples: list[dict[str, Any]] = []
+
+    @field_validator("examples")
+    @classmethod
+    def _checked(cls, examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        try:
+            return check_examples(examples)
+        except RowProblem as problem:
+            raise ValueError(str(problem)) from problem
+
+
+class Task(_Opening):
+    """One part of a mixture."""
 
     data: str
     name: str | None = None
@@ -46,26 +61,10 @@ class Task(BaseModel):
     tools: list[str] | None = None
     hidden_tools: list[str] | None = None
     reward: str | None = None
-    system_prompt: str | None = None
-    examples: list[dict[str, Any]] = []
-
-    @field_validator("examples")
-    @classmethod
-    def _check_examples(cls, examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return _checked(examples)
 
 
-class _MixtureFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _MixtureFile(_Opening):
     tasks: list[Task] = Field(min_length=1)
-    system_prompt: str | None = None
-    examples: list[dict[str, Any]] = []
-
-    @field_validator("examples")
-    @classmethod
-    def _check_examples(cls, examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return _checked(examples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +72,7 @@ class Mixture:
     """A checked mixture file."""
 
     path: Path
-    tasks: tuple[Task, ...]
-    system_prompt: str | None
-    examples: tuple[Row, ...] = ()
+    content: _MixtureFile
 
     @classmethod
     def from_file(cls, path: Path) -> Mixture:
@@ -99,44 +96,35 @@ class Mixture:
         for task in content.tasks:
             if is_mixture(task.data):
                 raise DataError(f"the mixture {path} names another mixture, {task.data}; put its tasks here")
-        return cls(path, tuple(content.tasks), content.system_prompt, tuple(content.examples))
+        return cls(path, content)
 
     def rows(
         self, load: Callable[..., Iterator[Row]], *, limit: int | None, seed: int, on_bad_row: OnBadRow
     ) -> Iterator[Row]:
         """Yield the rows of all tasks, by their weights, in an order drawn from the seed."""
-        parts = [list(load(task.data, on_bad_row=on_bad_row)) for task in self.tasks]
-        for task, part in zip(self.tasks, parts, strict=True):
+        tasks = self.content.tasks
+        parts = [list(load(task.data, on_bad_row=on_bad_row)) for task in tasks]
+        for task, part in zip(tasks, parts, strict=True):
             if not part:
                 raise DataError(f"{self.path}: {task.data} has no rows that can be used")
-        total = min(len(part) / task.weight for task, part in zip(self.tasks, parts, strict=True))
+        total = min(len(part) / task.weight for task, part in zip(tasks, parts, strict=True))
         rows = [
             self._with_task(row, task)
-            for task, part in zip(self.tasks, parts, strict=True)
+            for task, part in zip(tasks, parts, strict=True)
             for row in part[: max(1, int(total * task.weight + 1e-9))]
         ]
         random.Random(seed).shuffle(rows)
         yield from rows[:limit]
 
     def _with_task(self, row: Row, task: Task) -> Row:
+        shared = self.content
         columns: dict[str, Any] = {"task": task.name or task.data}
-        if any(other.tools is not None for other in self.tasks):
-            columns["tools"] = task.tools
-        if any(other.hidden_tools is not None for other in self.tasks):
-            columns["hidden_tools"] = task.hidden_tools
-        if any(other.reward is not None for other in self.tasks):
-            columns["reward"] = task.reward
-        return with_opening(
-            {**row, **columns}, task.system_prompt or self.system_prompt, task.examples or self.examples
-        )
+        for name in ("tools", "hidden_tools", "reward"):
+            if any(getattr(other, name) is not None for other in shared.tasks):
+                columns[name] = getattr(task, name)
+        opening = task.system_prompt or shared.system_prompt, task.examples or shared.examples
+        return with_opening({**row, **columns}, *opening)
 
 
 def is_mixture(spec: str | Path) -> bool:
     return str(spec).lower().endswith(_SUFFIXES)
-
-
-def _checked(examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    try:
-        return check_examples(examples)
-    except RowProblem as problem:
-        raise ValueError(str(problem)) from problem

@@ -7,6 +7,7 @@ expected. Every field has one place, which the sentence names; nothing is search
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,21 +118,6 @@ def server_config(body: Any) -> ServerConfig:
     )
 
 
-def version_of_server(body: Any) -> Any:
-    """Return what `/version` says."""
-    return _field(body, "version", str)
-
-
-def version_of_weights(body: Any) -> Any:
-    """Return what `/weight_info` says."""
-    return _field(body, "weight_version", str)
-
-
-def cache_was_emptied(body: Any) -> Any:
-    """Return what `/reset_prefix_cache` says."""
-    return _field(body, "success", bool)
-
-
 def named_version(version: str, body: Any) -> None:
     """Check that `/update_weight_version` took the name it was given."""
     if _field(body, "success", bool) is not True:
@@ -142,11 +128,6 @@ def named_version(version: str, body: Any) -> None:
 def status_is(status: str, body: Any) -> None:
     """Check what `/pause` and `/resume` say."""
     _same(body, "status", status, "what it was asked for")
-
-
-def phase_was_done(body: Any) -> None:
-    """Check what each phase of a weight transfer says: a message, and nothing else."""
-    _field(body, "message", str)
 
 
 def world_size(body: Any) -> int:
@@ -187,3 +168,13 @@ def _same(holder: Any, name: str, expected: Any, which: str, where: str = "") ->
     value = _field(holder, name, type(expected), where)
     if value != expected:
         raise BadAnswer(f"{where}{name}", value, f"{shown(expected)}, {which}")
+
+
+def _reads(name: str, kind: type) -> Callable[[Any], Any]:
+    return lambda body: _field(body, name, kind)
+
+
+version_of_server = _reads("version", str)  # of `/version`
+version_of_weights = _reads("weight_version", str)  # of `/weight_info`
+cache_was_emptied = _reads("success", bool)  # of `/reset_prefix_cache`
+phase_was_done = _reads("message", str)  # of each phase of a weight transfer: a message, and nothing else

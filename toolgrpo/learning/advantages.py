@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, sqrt
 from statistics import fmean
+from typing import TypeVar
 
 from toolgrpo.errors import RewardError
 
+T = TypeVar("T")
 Totals = Sequence[float | None]
 
 _TRL_EPSILON = 1e-4
@@ -115,7 +117,7 @@ def grouped_advantages(totals: Totals, group_size: int, estimator: str, scale: s
     row = ESTIMATORS[estimator]
     scale = scale if row.divides_by_std else "none"
     advantages: list[float] = []
-    for group in _batched(totals, group_size):
+    for group in in_groups(totals, group_size):
         rewards = [reward for reward in group if reward is not None]
         differences = row.differences(rewards) if rewards else []
         own = iter([0.0] * len(rewards) if is_dead(rewards) else differences)
@@ -135,7 +137,8 @@ def _std(rewards: Sequence[float]) -> float:
     return sqrt(sum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
 
 
-def _batched(values: Totals, size: int) -> list[Totals]:
+def in_groups(values: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Return the values of one group after the other."""
     if len(values) % size:
         raise ValueError(f"{len(values)} episodes make no whole groups of {size}")
     return [values[start : start + size] for start in range(0, len(values), size)]

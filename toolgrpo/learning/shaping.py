@@ -13,7 +13,7 @@ from typing import Any
 
 from toolgrpo.drops import Drop
 from toolgrpo.errors import ConfigError
-from toolgrpo.learning.advantages import grouped_advantages, normalized_rewards
+from toolgrpo.learning.advantages import grouped_advantages, in_groups, normalized_rewards
 from toolgrpo.rollout.batch import Scored
 from toolgrpo.trajectory import Trajectory
 from toolgrpo.void_turns import has_void_turn
@@ -68,8 +68,7 @@ def relative_penalties(
 ) -> list[float]:
     """Return what is taken off each episode for being long beside its group."""
     taken: list[float] = []
-    for start in range(0, len(totals), group_size):
-        group = list(zip(totals[start : start + group_size], sizes[start : start + group_size], strict=True))
+    for group in in_groups(list(zip(totals, sizes, strict=True)), group_size):
         scored = [(total, size) for total, size in group if total is not None]
         mean = max(0.0, fmean(total for total, _ in scored)) if scored else 0.0
         largest = {kind: max((SIZES[kind](size) for _, size in scored), default=0) for kind in weights}
@@ -132,8 +131,7 @@ class Shaping:
         if self.normalize_first:
             scored = [one.rewards if one.drop is None else (nan,) * len(one.rewards) for one in members]
             weights = self.weights or (1.0,) * (len(scored[0]) if scored else 0)
-            groups = (scored[start : start + group_size] for start in range(0, len(scored), group_size))
-            return [reward for group in groups for reward in normalized_rewards(group, weights)]
+            return [reward for group in in_groups(scored, group_size) for reward in normalized_rewards(group, weights)]
         return [
             None if member.total is None else member.total - penalty - overlong
             for member, penalty, overlong in zip(members, *self._taken(members, group_size), strict=True)

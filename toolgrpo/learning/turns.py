@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 from math import sqrt
 from statistics import fmean, pstdev
-from typing import TypeVar
 
-from toolgrpo.learning.advantages import is_dead
+from toolgrpo.learning.advantages import in_groups, is_dead
 from toolgrpo.rollout.batch import Scored
 
 _EPSILON = 1e-4  # TRL adds it to a standard deviation before it divides
@@ -32,7 +31,6 @@ _MOST_TURNS = 16  # that have metrics
 LOSSES_BY_TOKEN = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")
 """The losses of TRL that take an advantage for each token."""
 
-T = TypeVar("T")
 Returns = list[tuple[float, ...] | None]
 """The returns-to-go of each episode of a group; None if it was dropped."""
 
@@ -68,10 +66,10 @@ def turn_advantages(episodes: Sequence[EpisodeTurns], group_size: int, scale: st
     `scale` is TRL's `scale_rewards`: divide by the standard deviation of the group's returns-to-go,
     of the whole batch's, or by nothing.
     """
-    groups = [_group_returns(group) for group in _in_groups(episodes, group_size)]
+    groups = [_group_returns(group) for group in in_groups(episodes, group_size)]
     found: list[tuple[float, ...]] = []
     whole = _spread(list(chain.from_iterable(groups))) if scale == "batch" else 0.0
-    for group, returns in zip(_in_groups(episodes, group_size), groups, strict=True):
+    for group, returns in zip(in_groups(episodes, group_size), groups, strict=True):
         divisor = 1.0 if scale == "none" else _EPSILON + (whole if scale == "batch" else _spread(returns))
         for one, differences in zip(group, _differences(group, returns), strict=True):
             found.append(tuple(value / divisor for value in differences) or (0.0,) * one.n_turns)
@@ -99,16 +97,10 @@ def turn_metrics(
     metrics["credit/turn_reward"] = fmean(sum(one.rewards) for one in scored) if scored else 0.0
     revived = [
         is_dead(one.total for one in group) and any(map(any, of))
-        for group, of in zip(_in_groups(episodes, group_size), _in_groups(advantages, group_size), strict=True)
+        for group, of in zip(in_groups(episodes, group_size), in_groups(advantages, group_size), strict=True)
     ]
     metrics["credit/groups_revived"] = fmean(revived)
     return metrics
-
-
-def _in_groups(values: Sequence[T], size: int) -> list[Sequence[T]]:
-    if len(values) % size:
-        raise ValueError(f"{len(values)} episodes make no whole groups of {size}")
-    return [values[start : start + size] for start in range(0, len(values), size)]
 
 
 def _group_returns(group: Sequence[EpisodeTurns]) -> Returns:

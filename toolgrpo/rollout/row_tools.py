@@ -14,7 +14,6 @@ Not covered: tools that a row would bring itself; names only choose among those 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
@@ -98,10 +97,8 @@ class _OfferedSession(ToolSession):
         await self._session.__aenter__()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self._session.__aexit__(exc_type, exc, tb)
+    async def __aexit__(self, *raised: Any) -> None:
+        await self._session.__aexit__(*raised)
 
     def _is_strange(self, attempt: CallAttempt) -> bool:
         """Return whether a well-formed call names a tool that the row does not offer.

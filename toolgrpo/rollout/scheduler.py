@@ -26,7 +26,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, TypeVar
 
 from toolgrpo.errors import EngineError
@@ -109,11 +108,9 @@ class Scheduler:
         await self._tasks.__aenter__()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: Any) -> None:
         try:
-            await self._tasks.__aexit__(exc_type, exc, tb)
+            await self._tasks.__aexit__(*raised)
         except BaseExceptionGroup as errors:
             # Siblings only end with cancellation, so the first one is what went wrong; it keeps its
             # type and traceback.

@@ -25,7 +25,6 @@ import time
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from toolgrpo.errors import ConfigError, SandboxError
@@ -105,9 +104,7 @@ class RemoteSandbox:
     def __enter__(self) -> RemoteSandbox:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _post(self, body: bytes, timeout_s: float) -> Any:

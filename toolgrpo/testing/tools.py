@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
@@ -115,8 +114,6 @@ class _Session(ToolSession):
         self._tools.open_sessions += 1
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         self._tools.open_sessions -= 1
         self._tools.closed_sessions += 1

@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, overload
 
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
@@ -155,9 +154,7 @@ class Toolbox:
     def __enter__(self) -> Toolbox:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 
@@ -184,18 +181,14 @@ class ToolboxSession(ToolSession):
             self._open = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self._open.aclose()
 
     def __enter__(self) -> ToolboxSession:
         return self._toolbox.wait_for(self.__aenter__())
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self._toolbox.wait_for(self.__aexit__(exc_type, exc, tb))
+    def __exit__(self, *raised: object) -> None:
+        self._toolbox.wait_for(self.__aexit__(*raised))
 
     def run(self, call: object) -> ToolResult:
         """Answer one call, written as in `run_tool`: `content` is what the model would read."""

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -92,9 +92,7 @@ class GracefulStop(TrainerCallback):  # type: ignore[misc]  # transformers ships
             self._handlers = {number: signal.signal(number, self._receive) for number in _SIGNALS}
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import asdict, replace
-from types import TracebackType
 from typing import Any, TypeVar
 
 from toolgrpo.errors import ConfigError, SandboxError, WorkerLostError
@@ -129,9 +128,7 @@ class Sandbox:
     def __enter__(self) -> Sandbox:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _limits(self, timeout: float | None, memory_mb: int | None) -> Limits:

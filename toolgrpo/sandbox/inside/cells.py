@@ -123,7 +123,7 @@ def answer_call(function: str, arguments: str, namespace: dict[str, Any]) -> dic
     except MemoryError:
         return {**report, "lost": "the program ran out of memory"}
     except BaseException as error:
-        return {**report, "error": _error_text(error), "raised": _raised(error)}
+        return {**report, "error": judge.error_text(error), "raised": _raised(error)}
 
 
 OPERATIONS: dict[str, Any] = {
@@ -171,14 +171,7 @@ def _raised(error: BaseException) -> str:
     try:
         return encode_text([classes, list(error.args)])
     except BaseException:  # arguments of no plain kind
-        return encode_text([classes, [_error_text(error).partition(": ")[2]]])
-
-
-def _error_text(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"[:500]
-    except BaseException:  # of an exception of the model's own
-        return "an exception that could not be printed"
+        return encode_text([classes, [judge.error_text(error).partition(": ")[2]]])
 
 
 def run_cell(code: str, namespace: dict[str, Any]) -> dict[str, Any]:

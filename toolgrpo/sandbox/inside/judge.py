@@ -96,15 +96,15 @@ def _verdict(test: str, namespace: dict[str, Any], answers: _Answers) -> list[st
     except (_Unsplittable, _Enough):
         raise
     except BaseException as error:  # of a test of any shape
-        return ["fail", answers.missed or _text(error)]
+        return ["fail", answers.missed or error_text(error)]
     return ["pass"] if answers.missed is None else ["fail", answers.missed]
 
 
-def _text(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"[:500]
     except BaseException:  # its text is made by an object of the solution
-        return type(error).__name__
+        return f"{type(error).__name__}, which could not be printed"
 
 
 class _Asking(_Answers):
