@@ -40,7 +40,7 @@ from toolgrpo.models.untrained_markers import (
     weight_files,
 )
 from toolgrpo.rollout import Player, Rollouts
-from toolgrpo.rollout.demand import Demand, PromptRoom, rows_that_fit, suit
+from toolgrpo.rollout.demand import Demand, Prompts, rows_that_fit, suit
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.rollout.user_turns import users_speak
 from toolgrpo.tools.base import ToolProvider
@@ -67,6 +67,10 @@ class Parts:
         return [] if self.toolbox is None else list(self.toolbox.names)
 
     @property
+    def prompts(self) -> Prompts:
+        return Prompts(chat=self.chat, tools=self.toolbox, enable_thinking=self.config.enable_thinking)
+
+    @property
     def prompt_room(self) -> int:
         """Return how many tokens an agent may add to a row's prompt."""
         return 0 if self.player is None else PROMPT_ROOM
@@ -86,10 +90,8 @@ class Parts:
             policy,
             chain.from_iterable(rows for rows in flat if hasattr(rows, "__len__")),
             heldout,
-            chat=self.chat,
-            tools=self.toolbox,
+            prompts=self.prompts,
             max_completion_length=self.config.episode_limits().max_completion_length,
-            enable_thinking=self.config.enable_thinking,
             samples=samples,
             max_concurrent=self.config.max_concurrent_episodes,
             room=self.prompt_room,
@@ -115,9 +117,7 @@ class Parts:
         """Return what leaves the rows, of a `name`, whose prompts fit into the engine's window."""
         context = self.config.episode_limits().context
         tokens = engine.max_model_len if context is None else min(engine.max_model_len, context.max_tokens + 1)
-        thinking = self.config.enable_thinking
-        window = PromptRoom(tokens=tokens, chat=self.chat, tools=self.toolbox, enable_thinking=thinking)
-        return partial(rows_that_fit, window=window, policy=self.config.long_prompts, say=say)
+        return partial(rows_that_fit, prompts=self.prompts, tokens=tokens, policy=self.config.long_prompts, say=say)
 
     def rollouts(
         self, engine: Engine, observers: Observers | None = None, *, vocabulary: int | None = None

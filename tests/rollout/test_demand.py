@@ -17,7 +17,7 @@ from toolgrpo.engines.build import EngineOptions
 from toolgrpo.engines.policy import Backend, Policy, kv_bytes_per_token
 from toolgrpo.engines.vllm_colocate import ColocateOptions
 from toolgrpo.engines.vllm_options import VLLMOptions
-from toolgrpo.rollout.demand import Demand, Window, suit
+from toolgrpo.rollout.demand import Demand, Prompts, Window, suit
 from toolgrpo.testing.chat import ByteChat
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,8 @@ def suited(
         backend=Backend("MULTI_GPU" if n_processes > 1 else "NO", n_processes),
     )
     options = EngineOptions(vllm_colocate=ColocateOptions(vllm=vllm or VLLMOptions(max_num_seqs=16)))
-    return suit(options, policy, rows, heldout or [], chat=CHAT, tools=None, **{"max_completion_length": 100, **asked})
+    prompts = Prompts(chat=CHAT, tools=None)
+    return suit(options, policy, rows, heldout or [], prompts=prompts, **{"max_completion_length": 100, **asked})
 
 
 def rows_of(*lengths: int) -> list[Mapping[str, Any]]:

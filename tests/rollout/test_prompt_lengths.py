@@ -8,15 +8,15 @@ import pytest
 from datasets import Dataset
 
 from toolgrpo.errors import ConfigError, DataError
-from toolgrpo.rollout.demand import PromptRoom, rows_that_fit
+from toolgrpo.rollout.demand import Prompts, rows_that_fit
 from toolgrpo.testing import ByteChat, tiny_config, tiny_trainer
 
-WINDOW = PromptRoom(tokens=300, chat=ByteChat(), tools=None)
+PROMPTS = Prompts(chat=ByteChat(), tools=None)
 ROWS = Dataset.from_list([{"prompt": "short"}, {"prompt": "x" * 400}, {"prompt": "y" * 100}])
 
 
 def kept(rows: Any, policy: str, said: list[str]) -> list[str]:
-    return list(rows_that_fit(rows, WINDOW, policy, "the training rows", said.append)["prompt"])
+    return list(rows_that_fit(rows, PROMPTS, 300, policy, "the training rows", said.append)["prompt"])
 
 
 def test_they_are_refused_with_row_and_length() -> None:

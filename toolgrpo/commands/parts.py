@@ -40,7 +40,7 @@ from toolgrpo.rewards import Reward, check_gold, refused_rows
 from toolgrpo.rewards.base import source_text
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout import Player
-from toolgrpo.rollout.demand import MOST_AT_A_TIME, Window, measure_window
+from toolgrpo.rollout.demand import MOST_AT_A_TIME, Prompts, Window
 from toolgrpo.rollout.row_tools import check_tool_names
 from toolgrpo.rollout.user_turns import check_user_turns
 from toolgrpo.storage import storage_errors
@@ -263,14 +263,9 @@ class RunParts:
     ) -> tuple[Estimate, Window]:
         """Return what training on these rows takes of a device, and the window; the model may be on the meta device."""
         config = self.config
-        window = measure_window(
-            [*rows, *heldout],
-            chat,
-            tools,
-            max_completion_length=config.episode_limits().max_completion_length,
-            enable_thinking=config.enable_thinking,
-            room=PROMPT_ROOM if self.script.agent else 0,
-        )
+        prompts = Prompts(chat=chat, tools=tools, enable_thinking=config.enable_thinking)
+        room = PROMPT_ROOM if self.script.agent else 0
+        window = prompts.window([*rows, *heldout], config.episode_limits().max_completion_length, room)
         assert window is not None
         at_a_time = config.engine_options().vllm_colocate.vllm.max_num_seqs
         if not device.is_cpu and config.max_concurrent_episodes is None:

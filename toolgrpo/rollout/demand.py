@@ -28,6 +28,9 @@ MOST_AT_A_TIME = 256
 _MOST_MEASURED = 512  # rows whose prompts are rendered: the longest by their text
 _STEP = 64  # tokens: runs that differ by a few share one compiled engine
 _BYTES = 3  # of a token, about, where no tokenizer is at hand
+_NAMED = 3  # rows that an error names
+_FOR_A_MESSAGE = 64  # tokens that a template may put around one
+_STUB = [{"role": "user", "content": "q"}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,58 @@ class Window:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """The prompts that rows become. Without a chat format their length is a guess."""
+
+    chat: ChatFormat | None
+    tools: ToolProvider | None
+    enable_thinking: bool | None = None
+
+    def schemas(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+        offered = offered_tools(self.tools, row)
+        return [] if offered is None else offered.schemas
+
+    def length(self, row: Mapping[str, Any], schemas: Sequence[Mapping[str, Any]]) -> int:
+        """Return the tokens of a row's prompt."""
+        assert self.chat is not None
+        thinking = thinking_of(row, self.enable_thinking)
+        return len(self.chat.prompt(as_messages(row["prompt"]), schemas, enable_thinking=thinking))
+
+    def window(self, rows: Sequence[Mapping[str, Any]], max_completion_length: int, room: int = 0) -> Window | None:
+        """Return the window for these rows; None if there are none.
+
+        Of more than a few hundred rows only the longest, by their text and their tools, are rendered,
+        and an eighth of the longest prompt is added.
+        """
+        if not rows:
+            return None
+        known: dict[Any, list[dict[str, Any]]] = {}
+
+        def schemas_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+            key = tuple(None if row.get(column) is None else tuple(row[column]) for column in ("tools", "hidden_tools"))
+            if key not in known:
+                known[key] = self.schemas(row)
+            return known[key]
+
+        def size(row: Mapping[str, Any]) -> int:
+            return len(json.dumps([row["prompt"], schemas_of(row)], ensure_ascii=False, default=str).encode())
+
+        measured = rows if len(rows) <= _MOST_MEASURED else heapq.nlargest(_MOST_MEASURED, rows, key=size)
+        if self.chat is None:
+            return Window(max(map(size, measured)) // _BYTES, max_completion_length, room)
+        longest = max(self.length(row, schemas_of(row)) for row in measured)
+        return Window(longest, max_completion_length, room + (longest // 8 if len(measured) < len(rows) else 0))
+
+    def length_within(self, row: Mapping[str, Any], tokens: int) -> int:
+        """Return the tokens of a row's prompt, or a bound that is below these."""
+        assert self.chat is not None
+        messages, schemas = as_messages(row["prompt"]), self.schemas(row)
+        bound = len(str([messages, schemas]).encode(errors="replace")) + _FOR_A_MESSAGE * (len(messages) + 1)
+        bound += len(self.chat.prompt(_STUB, [])) if bound < tokens else 0
+        return bound if bound < tokens else self.length(row, schemas)
+
+
 @dataclass(frozen=True, slots=True)
 class Demand:
     """The options of the engines, suited to a run, and the line that says so (None: as they were)."""
@@ -65,10 +120,8 @@ def suit(
     rows: Iterable[Mapping[str, Any]],
     heldout: Sequence[Mapping[str, Any]],
     *,
-    chat: ChatFormat,
-    tools: ToolProvider | None,
+    prompts: Prompts,
     max_completion_length: int,
-    enable_thinking: bool | None = None,
     samples: int = 1,
     max_concurrent: int | None = None,
     room: int = 0,
@@ -93,14 +146,7 @@ def suit(
         asked = replace(asked, max_num_seqs=max(asked.max_num_seqs, min(share, MOST_AT_A_TIME)))
     line = None
     if asked.max_model_len is None:
-        window = measure_window(
-            (*rows, *heldout),
-            chat,
-            tools,
-            max_completion_length=max_completion_length,
-            enable_thinking=enable_thinking,
-            room=room,
-        )
+        window = prompts.window((*rows, *heldout), max_completion_length, room)
         config = policy.base_model.config.get_text_config()
         positions = getattr(config, "max_position_embeddings", None)
         if window is not None and (positions is None or window.tokens < positions):
@@ -111,44 +157,6 @@ def suit(
     return Demand(replace(options, vllm_colocate=replace(options.vllm_colocate, vllm=asked)), line)
 
 
-def measure_window(
-    rows: Sequence[Mapping[str, Any]],
-    chat: ChatFormat | None,
-    tools: ToolProvider | None,
-    *,
-    max_completion_length: int,
-    enable_thinking: bool | None = None,
-    room: int = 0,
-) -> Window | None:
-    """Return the window for these rows; None if there are none.
-
-    Of more than a few hundred rows only the longest, by their text and their tools, are rendered,
-    and an eighth of the longest prompt is added. Without a chat format it is a guess.
-    """
-    if not rows:
-        return None
-    schemas: dict[Any, list[dict[str, Any]]] = {}
-
-    def schemas_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-        key = tuple(None if row.get(column) is None else tuple(row[column]) for column in ("tools", "hidden_tools"))
-        if key not in schemas:
-            offered = offered_tools(tools, row)
-            schemas[key] = [] if offered is None else offered.schemas
-        return schemas[key]
-
-    def size(row: Mapping[str, Any]) -> int:
-        return len(json.dumps([row["prompt"], schemas_of(row)], ensure_ascii=False, default=str).encode())
-
-    measured = rows if len(rows) <= _MOST_MEASURED else heapq.nlargest(_MOST_MEASURED, rows, key=size)
-    longest = 0
-    if chat is None:
-        return Window(max(map(size, measured)) // _BYTES, max_completion_length, room)
-    for row in measured:
-        thinking = thinking_of(row, enable_thinking)
-        longest = max(longest, len(chat.prompt(as_messages(row["prompt"]), schemas_of(row), enable_thinking=thinking)))
-    return Window(longest, max_completion_length, room + (longest // 8 if len(measured) < len(rows) else 0))
-
-
 # Prompts that leave no room in the context window, found before the first step.
 #
 # A prompt is tokenized only where its bytes alone do not show that it fits: a token has at least one.
@@ -156,41 +164,16 @@ def measure_window(
 # Not covered: what an environment says at its reset, which is not known before an episode, and
 # datasets that are streamed. Such an episode is dropped when it begins (`DropCause.NO_ROOM`).
 
-_NAMED = 3  # rows that an error names
-_FOR_A_MESSAGE = 64  # tokens that a template may put around one
-_STUB = [{"role": "user", "content": "q"}]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptRoom:
-    """Parts of a prompt, and the number of tokens it must stay below."""
-
-    tokens: int
-    chat: ChatFormat
-    tools: ToolProvider | None
-    enable_thinking: bool | None = None
-
-    def length(self, row: Mapping[str, Any]) -> int:
-        """Return the tokens of a row's prompt, or a bound that is below the window."""
-        messages = as_messages(row["prompt"])
-        offered = offered_tools(self.tools, row)
-        schemas = [] if offered is None else offered.schemas
-        bound = len(str([messages, schemas]).encode(errors="replace")) + _FOR_A_MESSAGE * (len(messages) + 1)
-        bound += len(self.chat.prompt(_STUB, [])) if bound < self.tokens else 0
-        if bound < self.tokens:
-            return bound
-        thinking = thinking_of(row, self.enable_thinking)
-        return len(self.chat.prompt(messages, schemas, enable_thinking=thinking))
-
-
-def rows_that_fit(rows: Any, window: PromptRoom, policy: str, name: str, say: Callable[[str], None]) -> Any:
-    """Return the rows whose prompts leave room for a token; what becomes of the others, `policy` says."""
+def rows_that_fit(rows: Any, prompts: Prompts, tokens: int, policy: str, name: str, say: Callable[[str], None]) -> Any:
+    """Return the rows whose prompts leave room for a token in a window of so many; what becomes of the others, `policy` says."""
     if not hasattr(rows, "__len__") or not hasattr(rows, "select") or "prompt" not in rows.column_names:
         return rows
-    too_long = [(place, length) for place, row in enumerate(rows) if (length := window.length(row)) >= window.tokens]
+    lengths = enumerate(prompts.length_within(row, tokens) for row in rows)
+    too_long = [(place, length) for place, length in lengths if length >= tokens]
     if not too_long:
         return rows
-    text = _described(too_long, window.tokens, name)
+    text = _described(too_long, tokens, name)
     if policy == "refuse":
         raise DataError(
             f"{text}. Shorten them, give the engine a larger window (--vllm_max_model_length, up to the model's), or "

@@ -41,7 +41,7 @@ from toolgrpo.observe.watch import DoctorWatch, stop_if_world_fails
 from toolgrpo.rewards import named_rewards
 from toolgrpo.rewards.base import source_text
 from toolgrpo.rollout import Observer, Player
-from toolgrpo.rollout.demand import Demand, measure_window
+from toolgrpo.rollout.demand import Demand
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.rollout.user_turns import users_speak
 from toolgrpo.shared_pass.scoring import SharedPass, unsupported_model
@@ -200,14 +200,7 @@ def open_pass(given: GivenParts, policy: Policy, rows: Any, say: Callable[[str],
     shape = PassShape.of(model, checkpointing=args.gradient_checkpointing)
     window = None
     if policy.device.type == "cpu" and not policy.backend.splits_parameters and hasattr(rows, "__len__"):
-        window = measure_window(
-            rows,
-            given.chat,
-            given.toolbox,
-            max_completion_length=args.episode_limits().max_completion_length,
-            enable_thinking=args.enable_thinking,
-            room=given.prompt_room,
-        )
+        window = given.prompts.window(rows, args.episode_limits().max_completion_length, given.prompt_room)
     if window is None or shape is None or free is None:
         return args.shared_pass()
     shares = args.prefix_sharing != "off" and not args.torch_compile and unsupported_model(model) is None
