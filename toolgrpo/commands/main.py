@@ -265,6 +265,12 @@ def _chat(arguments: list[str]) -> int:
     return 0
 
 
+def _export(arguments: list[str]) -> int:
+    from toolgrpo.commands.export import export_lines
+
+    return _print_lines(export_lines(arguments))
+
+
 def _env(arguments: list[str]) -> int:
     from toolgrpo.commands.look import environment_lines
 
@@ -298,6 +304,7 @@ COMMANDS: Mapping[str, Command] = {
     "show": Command("look at the episodes that a run recorded", _show),
     "chat": Command("talk to a model in the terminal, with its tools", _chat),
     "data": Command("show rows as the model and the reward will see them", _data),
+    "export": Command("merge a LoRA adapter, write a GGUF file and a Modelfile for Ollama", _export),
     "env": Command("print what a bug report needs to know of this machine", _env),
     "gateway": Command("serve a model by itself over OpenAI's API, as agents see it in a training", _gateway),
     "sft": Command("teach a model the form of tool calls from example conversations", _sft),

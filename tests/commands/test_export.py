@@ -1,0 +1,101 @@
+"""`toolgrpo export`: merged weights, a GGUF file by an outside converter, and what Ollama is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from toolgrpo.commands.export import export_lines, modelfile
+from toolgrpo.errors import ConfigError, ToolGRPOError
+from toolgrpo.models import NANO
+from toolgrpo.tools import load_tools
+from toolgrpo.trainer.model_card import ModelCard, write_beside_model
+
+pytestmark = pytest.mark.e2e
+TOKENS = torch.arange(20, 52)[None]
+CONVERTER = """\
+import pathlib, sys
+folder, _, outfile, _, outtype = sys.argv[1:]
+if outtype == "bf16":
+    sys.exit("Model FooForCausalLM is not supported")
+pathlib.Path(outfile).write_text(f"{outtype} of {sorted(one.name for one in pathlib.Path(folder).glob('*.safetensors'))}")
+"""
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
+    """The output of a LoRA training of nano, and the logits of base model and adapter together."""
+    folder = tmp_path_factory.mktemp("adapter")
+    torch.manual_seed(0)
+    lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(NANO), lora).eval()
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(NANO).save_pretrained(folder)
+    with load_tools("tools_funcs/arithmetic_tools.py") as tools:
+        card = ModelCard(base_model=str(NANO), tools=tools.schemas, is_adapter=True)
+        write_beside_model(folder, card, "calculating")
+    with torch.no_grad():
+        return folder, model(TOKENS).logits
+
+
+def test_merged_weights_give_the_logits_of_base_and_adapter_and_bring_tools_and_card(
+    adapter: tuple[Path, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, logits = adapter
+    (tmp_path / "llama.cpp").mkdir()
+    (tmp_path / "llama.cpp" / "convert_hf_to_gguf.py").write_text(CONVERTER)
+    monkeypatch.setenv("LLAMA_CPP", str(tmp_path / "llama.cpp"))
+    to = tmp_path / "Whole"
+    said = list(export_lines([str(source), "--merge", str(to), "--gguf", "q8_0"]))
+    assert [line.split()[0] for line in said] == ["merged", "gguf", "ollama"] and "ollama create whole -f" in said[-1]
+    with torch.no_grad():
+        merged = AutoModelForCausalLM.from_pretrained(to)(TOKENS).logits
+        base = AutoModelForCausalLM.from_pretrained(NANO)(TOKENS).logits
+    assert (merged - logits).abs().max() < 1e-4 < 1e-2 < (base - logits).abs().max()
+    assert (to / "Whole-q8_0.gguf").read_text() == "q8_0 of ['model.safetensors']"
+    assert (to / "Modelfile").read_text().startswith("FROM ./Whole-q8_0.gguf\n")
+    assert json.loads((to / "tools.json").read_text()) == json.loads((source / "tools.json").read_text())
+    card = (to / "README.md").read_text()
+    assert "library_name: transformers" in card and "merged into it" in card
+    with pytest.raises(ToolGRPOError, match="converter failed: Model FooForCausalLM is not supported"):
+        list(export_lines([str(to), "--gguf", "bf16"]))
+
+
+def test_ollama_prints_what_the_model_saw_in_training(adapter: tuple[Path, torch.Tensor]) -> None:
+    source, _ = adapter
+    text = modelfile("x.gguf", source, {"system_prompt": "Use {{ the }} tool."})
+    schemas = json.loads((source / "tools.json").read_text())
+    asked = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]
+    prompt = AutoTokenizer.from_pretrained(source).apply_chat_template(
+        asked, tools=schemas, tokenize=False, add_generation_prompt=True
+    )
+    opening, turn = prompt.split("<|im_start|>user\nQ<|im_end|>\n")
+    assert "{{ if .System }}" + opening.replace("\nS\n", "\n{{ .System }}\n") + "{{ else }}" in text
+    assert f'{{{{ if ne $role "assistant" }}}}{turn}{{{{ end }}}}' in text
+    assert 'SYSTEM """Use {{ the }} tool."""\n' in text and "FROM ./x.gguf\n" in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "say where the whole weights go with --merge"),
+        (["--merge", "."], "is there already and not empty"),
+        (["--merge", "to", "--gguf", "q8_0"], "git clone https://github.com/ggml-org/llama.cpp"),
+    ],
+)
+def test_what_cannot_be_exported_says_what_to_do(
+    flags: list[str], says: str, adapter: tuple[Path, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LLAMA_CPP", raising=False)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match=says):
+        list(export_lines([str(adapter[0]), *flags]))
+    with pytest.raises(ConfigError, match="holds no trained model"):
+        list(export_lines(["recipes"]))
+    with pytest.raises(ConfigError, match="whole weights already"):
+        list(export_lines([str(NANO), "--merge", "to"]))

@@ -1,0 +1,202 @@
+"""`toolgrpo export OUTPUT_DIR`: a trained model in the forms that other programs take.
+
+    toolgrpo export outputs/shop --merge shop                 whole weights of a LoRA output, as a hub has them
+    toolgrpo export outputs/shop --merge shop --gguf q8_0     and a GGUF file, by llama.cpp's converter
+    ollama create shop -f shop/Modelfile                      what it writes for Ollama
+
+The Modelfile prints system message and tools as the chat format of the training does, the tools of `tools.json` word
+by word: a model reads another description worse. That is done for ChatML with results in `<tool_response>` (Qwen2.5,
+Qwen3 and templates of plain ChatML).
+
+Not covered: what the calls of earlier turns look like, which Ollama prints as compact JSON; other chat formats, for
+which a sentence is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from toolgrpo.chat.base import ChatFormat, tool_message
+from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
+from toolgrpo.storage import storage_errors, write_whole
+from toolgrpo.trainer.model_card import CARD_FILE, TOOLS_FILE
+
+_CONVERTER = "convert_hf_to_gguf.py"
+_SYSTEM, _USER, _RESULT = "SYSTEM-MESSAGE", "USER-MESSAGE", "TOOL-RESULT"
+_USER_HEAD, _END = "<|im_start|>user\n", "<|im_end|>\n"
+_TURNS = (
+    '{{ $role := "" }}{{ range .Messages }}'
+    '{{ if and (eq $role "tool") (ne .Role "tool") }}<|im_end|>\n{{ end }}'
+    '{{ if eq .Role "user" }}<|im_start|>user\n{{ .Content }}<|im_end|>\n'
+    '{{ else if eq .Role "assistant" }}<|im_start|>assistant\n{{ $calls := .ToolCalls }}{{ .Content }}'
+    "{{ if and .Content $calls }}\n{{ end }}"
+    '{{ range $i, $call := .ToolCalls }}<tool_call>\n{"name": "{{ $call.Function.Name }}", "arguments": '
+    "{{ $call.Function.Arguments }}}\n</tool_call>{{ if gt (len (slice $calls $i)) 1 }}\n{{ end }}{{ end }}<|im_end|>\n"
+    '{{ else if eq .Role "tool" }}{{ if ne $role "tool" }}<|im_start|>user{{ end }}\n'
+    "<tool_response>\n{{ .Content }}\n</tool_response>{{ end }}"
+    '{{ $role = .Role }}{{ end }}{{ if eq $role "tool" }}<|im_end|>\n{{ end }}'
+)
+
+
+def export_lines(argv: Sequence[str]) -> Iterator[str]:
+    """Do what is asked for, and yield a line for each file or folder that was written."""
+    given = _parser().parse_args(list(argv))
+    source: Path = given.output_dir
+    if not (source / "config.json").is_file() and not _is_adapter(source):
+        raise ConfigError(f"{source} holds no trained model; give the output_dir of a training that has ended")
+    if given.merge is None and _is_adapter(source):
+        raise ConfigError(f"{source} holds a LoRA adapter; say where the whole weights go with --merge FOLDER")
+    if given.merge is not None and not _is_adapter(source):
+        raise ConfigError(f"{source} has whole weights already, so there is nothing to merge; leave --merge out")
+    converter = None if given.gguf is None else _converter()  # missed before a merge, not after it
+    folder = source
+    if given.merge is not None:
+        folder = given.merge
+        merge(source, folder, given.dtype)
+        yield f"merged    {folder}"
+    weights = "."
+    if converter is not None:
+        weights = f"{folder.resolve().name}-{given.gguf}.gguf"
+        command = [sys.executable, str(converter), str(folder), "--outfile", str(folder / weights)]
+        done = subprocess.run([*command, "--outtype", given.gguf], capture_output=True, text=True)
+        if done.returncode:
+            raise ToolGRPOError(f"llama.cpp's converter failed: {done.stderr.strip()[-600:] or 'it says nothing'}")
+        yield f"gguf      {folder / weights}"
+    try:
+        text = modelfile(weights, folder, _config_of(source))
+    except ConfigError as error:
+        yield f"ollama    no Modelfile: {error}"
+        return
+    write_whole(folder / "Modelfile", text)
+    yield f"ollama    ollama create {folder.resolve().name.lower()} -f {folder / 'Modelfile'}"
+
+
+def merge(source: Path, to: Path, dtype: str = "auto") -> None:
+    """Write the adapter in `source` and its base model as one model, with its tokenizer, tools and card."""
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoTokenizer
+
+    if to.exists() and any(to.iterdir() if to.is_dir() else [to]):
+        raise ConfigError(f"{to} is there already and not empty; give another folder with --merge")
+    try:
+        model = AutoPeftModelForCausalLM.from_pretrained(source, dtype=dtype).merge_and_unload(safe_merge=True)
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(f"the adapter in {source} cannot be merged into its base model: {error}") from error
+    with storage_errors(f"the merged model {to}", to.parent):
+        model.save_pretrained(to)
+        AutoTokenizer.from_pretrained(source).save_pretrained(to)
+        if (source / TOOLS_FILE).is_file():
+            shutil.copy(source / TOOLS_FILE, to)
+        if (source / CARD_FILE).is_file():
+            card = (source / CARD_FILE).read_text(encoding="utf-8")
+            card = card.replace("library_name: peft", "library_name: transformers")
+            write_whole(
+                to / CARD_FILE, card.replace("(this is a LoRA adapter of it)", "(a LoRA adapter is merged into it)")
+            )
+
+
+def modelfile(weights: str, folder: Path, run: Mapping[str, Any]) -> str:
+    """Return what `ollama create -f` reads, for these weights and the tokenizer and tools of a folder.
+
+    `run` is what the training was given.
+    """
+    from toolgrpo.build import load_tokenizer
+    from toolgrpo.chat import resolve_format
+
+    tokenizer = load_tokenizer(str(folder))
+    tools = folder / TOOLS_FILE
+    schemas = json.loads(tools.read_text(encoding="utf-8")) if tools.is_file() else []
+    template = _template(resolve_format(tokenizer), tokenizer, schemas, run.get("enable_thinking"))
+    system = run.get("system_prompt")
+    if '"""' in template + (system or ""):
+        raise ConfigError(
+            'three quotation marks (""") stand in the tools or the system message, which a Modelfile cannot hold'
+        )
+    return "\n".join(
+        [
+            f"FROM ./{weights}" if weights != "." else "FROM .",
+            f'TEMPLATE """{template}"""',
+            *([f'SYSTEM """{system}"""'] if system else []),
+            'PARAMETER stop "<|im_end|>"',
+            "PARAMETER num_ctx 8192",
+            "",
+        ]
+    )
+
+
+def _template(chat: ChatFormat, tokenizer: Any, schemas: Sequence[Mapping[str, Any]], thinking: bool | None) -> str:
+    """Return Ollama's template, its fixed parts as the chat format renders them."""
+    said = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
+    ids = chat.prompt(said, schemas, enable_thinking=thinking)
+    header = str(tokenizer.decode(ids)).partition(_USER)[2].removeprefix(_END)
+    call = [*tokenizer.encode('<tool_call>\n{"name": "x", "arguments": {}}\n</tool_call>', add_special_tokens=False)]
+    asked = [*ids, *call, chat.stop_ids[0]]
+    results = [tool_message("x", _RESULT), tool_message("x", _RESULT)]
+    after = chat.bridge(asked, results, messages=said, schemas=schemas, enable_thinking=thinking)
+    block = f"\n<tool_response>\n{_RESULT}\n</tool_response>"
+    if str(tokenizer.decode(after)) != f"\n<|im_start|>user{2 * block}{_END}{header}":
+        raise ConfigError(
+            f"one is written for ChatML with results in <tool_response> (Qwen2.5, Qwen3, plain ChatML), and this is the "
+            f"{chat.name} chat format; Ollama's own template of the base model may do (ollama show --modelfile BASE)"
+        )
+
+    def opening(system: bool, shown: Sequence[Mapping[str, Any]]) -> str:
+        text = str(tokenizer.decode(chat.prompt(said if system else said[1:], shown, enable_thinking=thinking)))
+        fixed = text.partition(_USER)[0].removesuffix(_USER_HEAD).replace("{{", '{{ "{{" }}')
+        return fixed.replace(_SYSTEM, "{{ .System }}")
+
+    return (
+        f"{{{{ if .Tools }}}}{{{{ if .System }}}}{opening(True, schemas)}{{{{ else }}}}{opening(False, schemas)}{{{{ end }}}}"
+        f"{{{{ else if .System }}}}{opening(True, [])}{{{{ else }}}}{opening(False, [])}{{{{ end }}}}"
+        f'{_TURNS}{{{{ if ne $role "assistant" }}}}{header}{{{{ end }}}}'
+    )
+
+
+def _is_adapter(folder: Path) -> bool:
+    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
+
+
+def _config_of(folder: Path) -> Mapping[str, Any]:
+    path = folder / "run.yaml"
+    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.is_file() else {}
+
+
+def _converter() -> Path:
+    """Return llama.cpp's script; it comes with llama.cpp, and with no package of Python."""
+    of_clone = Path(os.environ.get("LLAMA_CPP", "")) / _CONVERTER
+    found = str(of_clone) if "LLAMA_CPP" in os.environ and of_clone.is_file() else shutil.which(_CONVERTER)
+    if found is None or importlib.util.find_spec("gguf") is None:
+        raise ConfigError(
+            f"--gguf needs llama.cpp's {_CONVERTER} on PATH, or LLAMA_CPP=FOLDER of a clone "
+            f"(git clone https://github.com/ggml-org/llama.cpp), and the package gguf (pip install gguf)"
+        )
+    return Path(found)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="toolgrpo export", description="Write a trained model in the forms that other programs take."
+    )
+    parser.add_argument("output_dir", type=Path, metavar="OUTPUT_DIR", help="what a training wrote")
+    parser.add_argument("--merge", type=Path, metavar="FOLDER", help="write whole weights of a LoRA adapter here")
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="of the merged weights (default: the base model's)",
+    )
+    parser.add_argument(
+        "--gguf", choices=("f32", "f16", "bf16", "q8_0"), help="write a GGUF file with llama.cpp's converter, too"
+    )
+    return parser
