@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from toolgrpo.trainer.model_card import ModelCard, write_beside_model
 
 pytestmark = pytest.mark.e2e
 TOKENS = torch.arange(20, 52)[None]
+SYSTEM = 'Say "done" at the end.\nUse {{ the }} tool.'
 CONVERTER = """\
 import pathlib, sys
 folder, _, outfile, _, outtype = sys.argv[1:]
@@ -37,7 +40,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tenso
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(NANO).save_pretrained(folder)
     with load_tools("tools_funcs/arithmetic_tools.py") as tools:
-        card = ModelCard(base_model=str(NANO), tools=tools.schemas, is_adapter=True)
+        card = ModelCard(base_model=str(NANO), tools=tools.schemas, is_adapter=True, system_prompt=SYSTEM)
         write_beside_model(folder, card, "calculating")
     with torch.no_grad():
         return folder, model(TOKENS).logits
@@ -78,6 +81,45 @@ def test_ollama_prints_what_the_model_saw_in_training(adapter: tuple[Path, torch
     assert "{{ if .System }}" + opening.replace("\nS\n", "\n{{ .System }}\n") + "{{ else }}" in text
     assert f'{{{{ if ne $role "assistant" }}}}{turn}{{{{ end }}}}' in text
     assert 'SYSTEM """Use {{ the }} tool."""\n' in text and "FROM ./x.gguf\n" in text
+
+
+def test_the_card_asks_as_the_training_did_and_says_how_an_adapter_is_served(
+    adapter: tuple[Path, torch.Tensor],
+) -> None:
+    card = (adapter[0] / "README.md").read_text()
+    code = card.split("```python\n")[1].split("```")[0].replace('folder = "."', f"folder = {str(adapter[0])!r}")
+    names: dict[str, Any] = {}
+    exec(code.partition("reply = ")[0], names)
+    asked = names["tokenizer"].decode(names["prompt"]["input_ids"][0])
+    assert asked.startswith(f"<|im_start|>system\n{SYSTEM}\n\n# Tools") and '"name": "multiply"' in asked
+    assert f"`vllm serve {NANO} --tokenizer FOLDER --enable-lora --lora-modules NAME=FOLDER`" in card
+
+
+@pytest.mark.vllm
+@pytest.mark.needs_cpu_vllm
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_vllm_serves_the_adapter_beside_its_base_model(adapter: tuple[Path, torch.Tensor]) -> None:
+    from tests.support.vllm_process import VLLMServerProcess
+
+    source, logits = adapter
+    extra = ["--enable-lora", "--lora-modules", f"calculating={source}"]
+    with VLLMServerProcess(NANO, max_model_len=256, extra_args=extra, ready_timeout_s=600) as server:
+        said = {}
+        for model in ("calculating", str(NANO)):
+            asked = {"model": model, "prompt": TOKENS[0].tolist(), "max_tokens": 1, "temperature": 0, "logprobs": 0}
+            ids_only = {"return_token_ids": True, "return_tokens_as_token_ids": True, "detokenize": False}
+            body = json.dumps({**asked, **ids_only}).encode()
+            request = urllib.request.Request(
+                f"{server.url}/v1/completions", data=body, headers={"Content-Type": "application/json"}
+            )
+            with urllib.request.urlopen(request, timeout=300) as answer:
+                (choice,) = json.load(answer)["choices"]
+            said[model] = choice["token_ids"][0], choice["logprobs"]["token_logprobs"][0]
+    expected = logits[0, -1].log_softmax(-1)
+    token, logprob = said["calculating"]
+    assert token == int(expected.argmax()) and abs(logprob - float(expected.max())) < 1e-3
+    assert abs(said[str(NANO)][1] - float(expected[said[str(NANO)][0]])) > 1e-2, "the base model is another"
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,8 @@ class ModelCard:
 
     def _use(self) -> str:
         if not self.tools:
-            return "The model was trained without tools."
+            return f"The model was trained without tools.\n\n{self._serve()}"
+        system = f'{{"role": "system", "content": {json.dumps(self.system_prompt, ensure_ascii=False)}}}, '
         return (
             f"Give it the tools of `{TOOLS_FILE}`, which are what it saw in training. Other descriptions of the same tools,\n"
             "`tools=[my_function]` of Transformers among them, make another prompt, and a small model may fail on it.\n\n"
@@ -82,14 +83,25 @@ class ModelCard:
             f'tools = json.load(open(f"{{folder}}/{TOOLS_FILE}"))\n'
             "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
             "model = AutoModelForCausalLM.from_pretrained(folder)\n"
-            'messages = [{"role": "user", "content": "..."}]  # a question\n'
+            f'messages = [{system if self.system_prompt else ""}{{"role": "user", "content": "..."}}]  # a question\n'
             "prompt = tokenizer.apply_chat_template(\n"
             '    messages, tools=tools, add_generation_prompt=True, return_dict=True, return_tensors="pt"\n'
             ")\n"
             "reply = model.generate(**prompt, max_new_tokens=256)\n"
             'print(tokenizer.decode(reply[0, prompt["input_ids"].shape[1] :]))\n'
             "```\n\n"
-            "An OpenAI client takes the same list: `client.chat.completions.create(..., messages=messages, tools=tools)`."
+            "An OpenAI client takes the same list: `client.chat.completions.create(..., messages=messages, tools=tools)`.\n\n"
+            f"{self._serve()}"
+        )
+
+    def _serve(self) -> str:
+        if not self.is_adapter:
+            return "Serve it with `vllm serve FOLDER`, where FOLDER is where this file lies."
+        base = plain(self.base_model)
+        return (
+            f"Serve it with `vllm serve {base} --tokenizer FOLDER --enable-lora --lora-modules NAME=FOLDER` (and "
+            "`--max-lora-rank`, if its rank is above 16), where FOLDER is where this file lies, and ask for the model NAME. "
+            "`toolgrpo export FOLDER --merge WHOLE` writes base model and adapter as one."
         )
 
     def _train_on(self) -> str:
