@@ -13,7 +13,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
+
+from toolgrpo.models import cache_folder
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -133,7 +134,7 @@ def config_folder(
     config: PretrainedConfig, weights: Mapping[str, torch.Tensor] | None = None, cache: Path | None = None
 ) -> Iterator[Path]:
     """Yield a folder with this config in it, and with these weights if there are any."""
-    kept = None if weights is not None else _kept_folder(config, cache or _user_cache())
+    kept = None if weights is not None else _kept_folder(config, cache or cache_folder() / "vllm_models")
     if kept is not None:
         yield kept
         return
@@ -163,8 +164,3 @@ def _kept_folder(config: PretrainedConfig, cache: Path) -> Path | None:
     except OSError:
         return None
     return folder if (folder / "config.json").is_file() else None  # another process may have been first
-
-
-def _user_cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "toolgrpo" / "vllm_models"

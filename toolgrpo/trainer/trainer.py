@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -37,7 +36,6 @@ from toolgrpo.rollout import Observer, Player, RolloutBatch
 from toolgrpo.rollout.batch import Mode
 from toolgrpo.rollout.demand import Demand
 from toolgrpo.rollout.observers import Observers
-from toolgrpo.storage import saved_into
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.assembly import (
@@ -58,7 +56,7 @@ from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.engine_proof import EngineProof
 from toolgrpo.trainer.hardware import check_backend, precision_line
-from toolgrpo.trainer.model_card import write_beside_model
+from toolgrpo.trainer.model_card import SavesWithCard
 from toolgrpo.trainer.off_policy import OffPolicy
 from toolgrpo.trainer.row_line import Processes, check_engine, open_line
 from toolgrpo.trainer.stopping import (
@@ -74,7 +72,7 @@ from toolgrpo.trainer.trl import rewards as trl_rewards
 from toolgrpo.trainer.trl import trainer as trl_trainer
 
 
-class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
+class ToolGRPOTrainer(SavesWithCard, GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     """TRL's `GRPOTrainer` with multi-turn tool episodes.
 
     Takes TRL's arguments; `tools` may be the path of a tools file, a module, a list of functions or
@@ -93,8 +91,6 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     eval_dataset: Any
     _closed = False
     _claim: FolderClaim | None = None
-    best_step: int | None = None
-    """The step whose weights `train` has ended with, where the best are kept."""
 
     @closed_if_it_fails
     def __init__(
@@ -436,26 +432,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             if self._claim.warning is not None:
                 self.progress.say(self._claim.warning)
 
-    def write_card(self, folder: str | Path | None = None, name: str | None = None) -> None:
-        """Write `tools.json` and the model card into a folder, of the model's if none is named."""
-        folder = Path(folder or self.args.output_dir)
-        if self.is_world_process_zero():
-            write_beside_model(
-                folder,
-                replace(self.card, steps=self.best_step or self.state.global_step),
-                name or folder.resolve().name,
-            )
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, its tools and its card."""
-        self.write_card(output_dir)
-        with saved_into(Path(output_dir or self.args.output_dir), writes=self.is_world_process_zero()):
-            super().save_model(output_dir, _internal_call)
-
     # What TRL calls.
-
-    def create_model_card(self, model_name: str | None = None, **_: Any) -> None:
-        self.write_card(name=model_name)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self.train_sampler = super()._get_train_sampler(dataset)
