@@ -216,11 +216,12 @@ class OurLoop:
         self.runner = EpisodeRunner(parts, SamplingOptions())
 
     def run(self, uids: Sequence[int] = range(N)) -> tuple[float, int]:
-        from toolgrpo.rollout import Episode, run_rollout
+        from toolgrpo.rollout import Episode, Scheduler
+        from toolgrpo.rollout.scheduler import run_all, run_blocking
 
         episodes = [Episode(messages=tuple(question(uid))) for uid in uids]
         started = time.perf_counter()
-        result = run_rollout(episodes, self.runner)
+        result = run_blocking(lambda: run_all(episodes, Scheduler(self.runner)))
         seconds = time.perf_counter() - started
         self.trajectories = result.trajectories
         return seconds, sum(t.n_sampled for t in result.trajectories)

@@ -29,8 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -134,8 +133,8 @@ def measure_request(quick: bool) -> dict[str, Any]:
 
 def measure_at_once(quick: bool) -> dict[str, Any]:
     from toolgrpo.gateway.agents import load_agent
-    from toolgrpo.rollout import Episode
-    from toolgrpo.rollout.scheduler import run_rollout
+    from toolgrpo.rollout import Episode, Scheduler
+    from toolgrpo.rollout.scheduler import run_all, run_blocking
     from toolgrpo.testing import ScriptedTools
 
     tokenizer, _ = nano()
@@ -152,11 +151,11 @@ def measure_at_once(quick: bool) -> dict[str, Any]:
                 for name, changes in (("own loop", {"tools": tools}), ("agents", {"player": player})):
                     script = talks(tokenizer, calls, TURN_TOKENS // 2)
                     engine = ScriptedEngine(script, max_model_len=100_000, step_s=TOKEN_S)
-                    shared = replace(runner(engine, max_completion_length=10_000), **changes)
+                    shared = runner(engine, max_completion_length=10_000, **changes)
                     prompt = [{"role": "user", "content": "What is 1 plus 2?"}]
                     episodes = [Episode(tuple(prompt), row={"prompt": prompt, "n": n}) for n in range(AGENTS)]
                     began = time.perf_counter()
-                    done = run_rollout(episodes, shared).trajectories
+                    done = run_blocking(partial(run_all, episodes, Scheduler(shared))).trajectories
                     took[name].append(time.perf_counter() - began)
                     assert {len(one.turns) for one in done} == {TURNS}, "the two loops play different episodes"
         finally:

@@ -85,7 +85,8 @@ def compare(native: NativeLoop, ours: OurLoop, latency_s: float, repeats: int) -
 
 def scheduler_cost(n: int) -> dict[str, float]:
     """Our own cost per turn, with an engine and tools that answer at once."""
-    from toolgrpo.rollout import Episode, run_rollout
+    from toolgrpo.rollout import Episode, Scheduler
+    from toolgrpo.rollout.scheduler import run_all, run_blocking
     from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, scripted_runner
 
     call, end = ByteChat.say('call f {"a": 1}'), ByteChat.say("the answer is 3")
@@ -93,12 +94,12 @@ def scheduler_cost(n: int) -> dict[str, float]:
     runner = scripted_runner(engine, ScriptedTools({"f": lambda a: "3"}))
     episodes = [Episode(messages=({"role": "user", "content": "q"},)) for _ in range(n)]
     started = time.process_time()
-    result = run_rollout(episodes, runner)
+    result = run_blocking(lambda: run_all(episodes, Scheduler(runner)))
     seconds = time.process_time() - started
     turns = sum(len(t.turns) for t in result.trajectories)
     engine.requests.clear()
     tracemalloc.start()
-    kept = run_rollout(episodes, runner)
+    kept = run_blocking(lambda: run_all(episodes, Scheduler(runner)))
     engine.requests.clear()
     held = tracemalloc.get_traced_memory()[0] / len(kept.trajectories)
     tracemalloc.stop()

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.segments import cut_into_segments, read_before
 from toolgrpo.ledger import Ledger
 from toolgrpo.segments import Segment, SegmentStart, cut_at_starts, first_columns, lay_out
-from toolgrpo.testing.episodes import cut_into_segments
 from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 tokens = st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=5)
@@ -59,14 +59,14 @@ def test_an_episode_of_one_segment_is_what_it_was() -> None:
     done = ledger.finish(StopReason.FINISHED)
     assert done.segments == (Segment((1, 2), (3,), (1,), (-0.3,)),)
     assert done.segment_starts == () and "segment_starts" not in done.to_record()
-    assert ledger.n_segments == 1 and ledger.n_added == len(ledger) == 1
+    assert ledger.n_added == len(ledger) == 1
 
 
 def test_what_the_engine_continues_is_the_segment_that_is_written() -> None:
     ledger = Ledger([1, 2])
     ledger.sampled([3], [-0.3])
     ledger.rewrite([1, 7])
-    assert ledger.all_ids == [1, 7] and (len(ledger), ledger.n_added, ledger.n_segments) == (3, 1, 2)
+    assert ledger.all_ids == [1, 7] and (len(ledger), ledger.n_added) == (3, 1)
     ledger.context([5])
     assert ledger.all_ids == [1, 7, 5] and (len(ledger), ledger.n_added) == (4, 2)
     with pytest.raises(ValueError, match="at least one token"):
@@ -78,9 +78,9 @@ def test_what_the_engine_continues_is_the_segment_that_is_written() -> None:
 
 def test_what_a_turn_had_read_is_of_its_segment() -> None:
     done = of_three()
-    read = [done.read_before(turn.start) for turn in done.turns]
+    read = [read_before(done, turn.start) for turn in done.turns]
     assert read == [(1, 2), (1, 7), (1, 7, 8, 9, 10), (1,)]
-    assert done.read_before(1) == (1, 2, 3)  # the end of the first segment, before the next has begun
+    assert read_before(done, 1) == (1, 2, 3)  # the end of the first segment, before the next has begun
 
 
 def test_a_record_gives_the_segments_back() -> None:

@@ -56,10 +56,6 @@ class Ledger:
         return self._all_ids
 
     @property
-    def n_segments(self) -> int:
-        return 1 + len(self._starts)
-
-    @property
     def prompt_ids(self) -> tuple[int, ...]:
         return self._prompt_ids
 

@@ -139,11 +139,6 @@ class Trajectory:
             start = end
         return tuple(found)
 
-    def read_before(self, end: int) -> tuple[int, ...]:
-        """Return what the model had read before the token at `end`: of its segment, the prompt included."""
-        at = [one for one in self.segment_starts if one.start + one.n_prompt <= end]
-        return self.ids[at[-1].start : end] if at else (*self.prompt_ids, *self.ids[:end])
-
     @property
     def n_sampled(self) -> int:
         return sum(self.mask)

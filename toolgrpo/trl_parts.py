@@ -16,13 +16,8 @@ from pathlib import Path
 from typing import Any
 
 
-def chat_template_names() -> list[str]:
-    """Return the names of the chat templates that TRL ships, without its training variants."""
-    return sorted(path.stem for path in _templates().glob("*.jinja") if not path.stem.endswith("_training"))
-
-
 def chat_template(name: str) -> str:
-    """Return the text of one of them, or of a training variant."""
+    """Return the text of a chat template that TRL ships, or of its training variant."""
     return (_templates() / f"{name}.jinja").read_text(encoding="utf-8")
 
 

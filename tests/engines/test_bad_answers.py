@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 
 from tests.support import server_engine as support
-from tests.support.server_engine import VOCABULARY
+from tests.support.server_engine import VOCABULARY, sample_in_turn
 from toolgrpo.engines import vllm_server
 from toolgrpo.engines.base import Sample
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import FinalEngineError
-from toolgrpo.testing.engine import sample_in_turn
 from toolgrpo.testing.vllm_stand_in import COMPLETIONS, DROP, Body, StandInVLLM, Wire
 
 engine_of = partial(support.engine_of, retries=1, timeout_s=20.0)

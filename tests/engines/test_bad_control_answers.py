@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.support import server_engine as support
+from tests.support.server_engine import sample_in_turn
 from toolgrpo.engines import vllm_http, vllm_server
 from toolgrpo.engines.server_weights import DiskWeights, LoraWeights
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
-from toolgrpo.testing.engine import sample_in_turn
 from toolgrpo.testing.vllm_stand_in import DROP, Body, StandInVLLM
 
 engine_of = partial(support.engine_of, timeout_s=20.0)

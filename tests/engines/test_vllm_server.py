@@ -15,14 +15,13 @@ import pytest
 import torch
 
 from tests.support.ports import free_port
-from tests.support.server_engine import engine_of
+from tests.support.server_engine import engine_of, sample_in_turn
 from toolgrpo.engines import server_weights
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.server_transfer import TransferWeights
 from toolgrpo.engines.server_weights import DiskWeights, pause, resume
 from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.errors import FinalEngineError
-from toolgrpo.testing.engine import sample_in_turn
 
 pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.timeout(1500)]
 

@@ -18,14 +18,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tests.support.server_engine import ask, engine_of
+from tests.support.server_engine import ask, engine_of, sample_in_turn
 from toolgrpo.engines import server_link
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.server_transfer import TransferWeights, choose_weight_route
 from toolgrpo.engines.server_weights import DiskWeights, LoraWeights
 from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
-from toolgrpo.testing.engine import sample_in_turn
 from toolgrpo.testing.vllm_stand_in import COMPLETIONS, DROP, HANG, Body, StandInVLLM
 
 

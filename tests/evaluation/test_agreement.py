@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.segments import cut_into_segments
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.engines.decode_batch import processed_logprobs
 from toolgrpo.evaluation.agreement import NOTHING_DRAWN, differences, drawn_tokens
-from toolgrpo.testing.episodes import cut_into_segments
 from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 PROMPT, IDS, MASK = (5, 6, 7), (8, 9, 10, 11), (1, 0, 1, 1)

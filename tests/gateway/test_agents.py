@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.rollouts import run_together
 from toolgrpo.drops import DropCause
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError, EngineError, PluginError
 from toolgrpo.gateway.agents import AgentPlayer, check_limits, load_agent
 from toolgrpo.rollout import Episode, EpisodeLimits
 from toolgrpo.rollout.compaction import ContextLimit
-from toolgrpo.rollout.scheduler import run_rollout
 from toolgrpo.testing import ByteChat, ScriptedEngine, scripted_runner
 from toolgrpo.trajectory import StopReason, Trajectory
 
@@ -75,7 +75,7 @@ def play(player: AgentPlayer, *do: str, script: Any = None, **limits: Any) -> tu
     engine = ScriptedEngine(script or (lambda request, number: ByteChat.say("1")))
     runner = scripted_runner(engine, player=player, **limits)
     episodes = [Episode(({"role": "user", "content": "q"},), row={"do": one}) for one in do]
-    done = run_rollout(episodes, runner).trajectories
+    done = run_together(episodes, runner).trajectories
     assert engine.open_requests == 0
     return done
 

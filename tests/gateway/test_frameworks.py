@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.gateway import visit
+from tests.support.rollouts import run_together
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.gateway.agents import load_agent
 from toolgrpo.rollout import Episode
-from toolgrpo.rollout.scheduler import run_rollout
 from toolgrpo.testing import ByteChat, ScriptedEngine, scripted_runner
 
 pytestmark = pytest.mark.e2e
@@ -46,7 +46,7 @@ def test_an_agent_of_smolagents_plays_an_episode_whose_history_it_rewrites() -> 
     try:
         runner = scripted_runner(engine, player=player)
         episode = Episode((), row={"prompt": "What is 19 plus 23?", "answer": 42})
-        (done,) = run_rollout([episode], runner).trajectories
+        (done,) = run_together([episode], runner).trajectories
     finally:
         player.close()
     assert (done.reward, done.dropped) == (1.0, None)
@@ -83,7 +83,7 @@ def test_a_rollout_of_verifiers_is_an_episode_with_its_reward(monkeypatch: pytes
     rows = [{"prompt": [{"role": "user", "content": f"19 plus 23, {how}"}], "answer": 42} for how in ("wrong", "right")]
     try:
         runner = scripted_runner(engine, player=player, max_completion_length=20_000)
-        done = run_rollout([Episode((), row=row) for row in rows], runner).trajectories
+        done = run_together([Episode((), row=row) for row in rows], runner).trajectories
     finally:
         player.close()
     assert [(one.reward, one.dropped, len(one.segments)) for one in done] == [(0.0, None, 1), (1.0, None, 1)]

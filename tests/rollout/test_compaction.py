@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.segments import read_before
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.compaction import STUB, ContextLimit
@@ -28,7 +29,7 @@ def run(context: ContextLimit | None, engine: ScriptedEngine | None = None, **op
 def check_requests(engine: ScriptedEngine, done: Trajectory) -> None:
     """Every request is the prompt of its segment and the first of its ids."""
     asked = [tuple(request.ids) for request in engine.requests]
-    assert asked == [done.read_before(turn.start) for turn in done.turns]
+    assert asked == [read_before(done, turn.start) for turn in done.turns]
 
 
 def texts(done: Trajectory) -> list[str]:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.rollouts import run_together
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import EngineError, PluginError
@@ -16,9 +17,8 @@ from toolgrpo.rollout import (
     EpisodeRunner,
     RolloutResult,
     Scheduler,
-    run_episodes,
-    run_rollout,
 )
+from toolgrpo.rollout.scheduler import run_all
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools, scripted_runner
 from toolgrpo.trajectory import StopReason
 
@@ -39,7 +39,7 @@ def number(request: SampleRequest) -> int:
 
 
 def run(clock: FakeClock, n: int, shared: EpisodeRunner, **options: Any) -> RolloutResult:
-    return clock.run(run_episodes(episodes(n), shared, **options))
+    return clock.run(run_all(episodes(n), Scheduler(shared, **options)))
 
 
 def test_one_trajectory_per_episode_in_input_order() -> None:
@@ -104,7 +104,7 @@ def test_cancelling_leaves_nothing_open() -> None:
     tools = ScriptedTools({})
 
     async def main() -> None:
-        task = asyncio.create_task(run_episodes(episodes(5), runner(engine, tools)))
+        task = asyncio.create_task(run_all(episodes(5), Scheduler(runner(engine, tools))))
         await asyncio.sleep(1.0)
         assert engine.open_requests == 5 and tools.open_sessions == 5
         task.cancel()
@@ -129,7 +129,7 @@ def test_keyboard_interrupt_passes_through() -> None:
 
 def test_works_where_an_event_loop_already_runs() -> None:
     async def notebook() -> RolloutResult:
-        return run_rollout(episodes(2), runner(ScriptedEngine(lambda r, _: ByteChat.say("a"))))
+        return run_together(episodes(2), runner(ScriptedEngine(lambda r, _: ByteChat.say("a"))))
 
     assert len(asyncio.run(notebook()).trajectories) == 2
 
@@ -164,7 +164,7 @@ def test_chaos_accounts_for_every_episode(seed: int, n: int, limit: int | None) 
     tools = ScriptedTools({"add": chaotic}, delay_s=3.0)
     shared = runner(engine, tools, max_completion_length=200, deadline_s=20.0, max_turns=6)
     try:
-        result = FakeClock().run(run_episodes(episodes(n), shared, max_concurrent=limit))
+        result = FakeClock().run(run_all(episodes(n), Scheduler(shared, max_concurrent=limit)))
     except EngineError:
         pass  # two faults in a row lost an episode: said so, nothing left open
     else:

@@ -12,13 +12,21 @@ template; its own is not at hand, so the one here is written after its chat temp
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import trl
 
 from toolgrpo.testing.chat import byte_tokenizer
 from toolgrpo.trl_parts import chat_template as template_text
-from toolgrpo.trl_parts import chat_template_names as template_names
 
 __all__ = ["template_names", "template_text", "trl_tokenizer"]
+
+
+def template_names() -> list[str]:
+    """Return the names of the chat templates that TRL ships, without its training variants."""
+    folder = Path(trl.__file__).parent / "chat_templates"
+    return sorted(path.stem for path in folder.glob("*.jinja") if not path.stem.endswith("_training"))
 
 
 @dataclass(frozen=True, slots=True)

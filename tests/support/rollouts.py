@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
-from toolgrpo.rollout import EpisodeLimits, Rollouts
+from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, RolloutResult, Rollouts, Scheduler
+from toolgrpo.rollout.scheduler import run_all, run_blocking
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
 
 
@@ -27,3 +29,8 @@ def scripted_rollouts(
 def no_rollout_thread() -> bool:
     """Say if no thread of rollouts that run ahead is left."""
     return not any(thread.name.startswith("toolgrpo-rollouts") for thread in threading.enumerate())
+
+
+def run_together(episodes: Iterable[Episode], runner: EpisodeRunner) -> RolloutResult:
+    """Run these episodes to their ends, on an event loop of their own."""
+    return run_blocking(lambda: run_all(episodes, Scheduler(runner)))

@@ -10,7 +10,7 @@ from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded, TurnDone
 from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.rollout.runner import Episode, EpisodeRunner, Player
-from toolgrpo.rollout.scheduler import RolloutResult, Scheduler, run_episodes, run_rollout
+from toolgrpo.rollout.scheduler import RolloutResult, Scheduler
 
 __all__ = [
     "Episode",
@@ -28,6 +28,4 @@ __all__ = [
     "Scheduler",
     "Scored",
     "TurnDone",
-    "run_episodes",
-    "run_rollout",
 ]

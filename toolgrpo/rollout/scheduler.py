@@ -1,6 +1,6 @@
 """Run many episodes at once on one event loop, with no barrier between them.
 
-A `Scheduler` takes episodes while it runs, so its source can be a list (`run_episodes`) or a loop
+A `Scheduler` takes episodes while it runs, so its source can be a list (`run_all`) or a loop
 that decides by what has ended what comes next:
 
     async with Scheduler(runner, max_concurrent=64) as scheduler:
@@ -132,17 +132,6 @@ class Scheduler:
         self._news.set()
 
 
-async def run_episodes(
-    episodes: Iterable[Episode],
-    runner: EpisodeRunner,
-    *,
-    max_concurrent: int | None = None,
-    on_done: Callable[[Episode, Trajectory], None] | None = None,
-) -> RolloutResult:
-    """Run these episodes to their ends: the plainest source there is."""
-    return await run_all(episodes, Scheduler(runner, max_concurrent=max_concurrent, on_done=on_done))
-
-
 async def run_all(episodes: Iterable[Episode], scheduler: Scheduler) -> RolloutResult:
     """Open a scheduler, run these episodes in it, and close it."""
     async with scheduler:
@@ -160,17 +149,6 @@ def check_complete(trajectories: Sequence[Trajectory]) -> None:
             f"{len(lost)} of {len(trajectories)} episodes could not be completed, after retries; the first failed with: "
             f"{lost[0].failure}. Nothing was trained on this batch. Mend the cause and resume from the last checkpoint."
         )
-
-
-def run_rollout(
-    episodes: Iterable[Episode],
-    runner: EpisodeRunner,
-    *,
-    max_concurrent: int | None = None,
-    on_done: Callable[[Episode, Trajectory], None] | None = None,
-) -> RolloutResult:
-    """Run `run_episodes` for a caller that is not async, also where an event loop runs."""
-    return run_blocking(lambda: run_episodes(episodes, runner, max_concurrent=max_concurrent, on_done=on_done))
 
 
 def run_blocking(

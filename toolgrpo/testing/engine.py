@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest
+from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
 from toolgrpo.engines.checks import check_request
 from toolgrpo.errors import EngineError
 
@@ -43,19 +43,6 @@ Script = Callable[[SampleRequest, int], Reply]
 def scripted_logprob(token: int) -> float:
     """Return the made-up log-probability of a token, always the same and below zero."""
     return -(1 + token % 97) / 100
-
-
-def sample_in_turn(engine: Engine, *requests: SampleRequest) -> list[Sample]:
-    """Open an engine, and have it answer one request after the other."""
-
-    async def main() -> list[Sample]:
-        await engine.open()
-        try:
-            return [await engine.sample(request) for request in requests]
-        finally:
-            await engine.close()
-
-    return asyncio.run(main())
 
 
 class ScriptedEngine:

@@ -1,6 +1,4 @@
-"""Tools that answer what a test tells them to, after a delay on the event loop's own clock;
-and calls of tools that are real.
-"""
+"""Tools that answer what a test tells them to, after a delay on the event loop's own clock."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
-from toolgrpo.tools.base import AfterTurn, ToolProvider, ToolSession
+from toolgrpo.tools.base import AfterTurn, ToolSession
 
 Answer = str | ToolResult
 
@@ -17,16 +15,6 @@ Answer = str | ToolResult
 def attempt(name: str, **arguments: object) -> CallAttempt:
     """Return a well-formed call, as a chat format would have read it."""
     return CallAttempt(AttemptStatus.OK, "", name, arguments)
-
-
-def call_all(tools: ToolProvider, *attempts: CallAttempt) -> tuple[ToolResult, ...]:
-    """Return what the tools answer to these calls of one turn, in an episode of its own."""
-
-    async def run() -> tuple[ToolResult, ...]:
-        async with tools.session({}) as session:
-            return await session.call(attempts)
-
-    return asyncio.run(run())
 
 
 class ScriptedTools:

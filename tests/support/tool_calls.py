@@ -1,0 +1,18 @@
+"""Calls of tools that are real."""
+
+from __future__ import annotations
+
+import asyncio
+
+from toolgrpo.calls import CallAttempt, ToolResult
+from toolgrpo.tools.base import ToolProvider
+
+
+def call_all(tools: ToolProvider, *attempts: CallAttempt) -> tuple[ToolResult, ...]:
+    """Return what the tools answer to these calls of one turn, in an episode of its own."""
+
+    async def run() -> tuple[ToolResult, ...]:
+        async with tools.session({}) as session:
+            return await session.call(attempts)
+
+    return asyncio.run(run())
