@@ -29,7 +29,7 @@ def test_passes_follow_each_other_in_their_order() -> None:
     order = RowOrder(3, lambda epoch: [[0, 1, 2], [2, 1, 0]][epoch % 2])
     assert take(order, 2) == [0, 1]
     assert take(order, 2) == [2, 2]
-    assert take(order, 3) == [1, 0, 0] and order.epoch == 2
+    assert take(order, 3) == [1, 0, 0] and order.state()["epoch"] == 2
 
 
 def test_what_was_planned_and_not_used_comes_first_the_next_time() -> None:

@@ -14,13 +14,12 @@ import ast
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from toolgrpo.calls import AttemptStatus, CallAttempt
-from toolgrpo.chat.base import ParsedTurn
 
 _ELIDED = re.compile(r'"name": \.\.\.|\{\.\.\.\}')
 _LONGEST_MENDED = 10_000  # characters
@@ -47,24 +46,6 @@ class BareCalls:
 
     content: str
     attempts: tuple[CallAttempt, ...]
-
-
-class Reader(Protocol):
-    """Takes the turns of one family apart."""
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """The tokens that mean something in a turn."""
-        ...
-
-    @property
-    def thinking(self) -> tuple[str, ...]:
-        """Return the ends of a prompt that has already opened the model's thinking."""
-        ...
-
-    def read(self, segments: Iterable[Segment], *, closed: bool, thinking: bool) -> ParsedTurn:
-        """Read one turn without its end-of-turn token; `thinking` says that the prompt opened thinking."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

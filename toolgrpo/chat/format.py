@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from toolgrpo.chat.attempts import Marker, Reader, Segment
+from toolgrpo.chat.attempts import Marker, Segment
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.encoding import MARK, Encoder, Guard, with_marks
 from toolgrpo.chat.families import Family
@@ -34,6 +34,9 @@ from toolgrpo.chat.message_shapes import (
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.trajectory import Message
 
+if TYPE_CHECKING:  # it imports transformers
+    from toolgrpo.chat.turn_reader import TurnReader
+
 _QUESTION: Message = {"role": "user", "content": "q"}
 _TAIL = 16  # tokens: longer than the header of any assistant turn
 
@@ -41,7 +44,7 @@ _TAIL = 16  # tokens: longer than the header of any assistant turn
 class TemplateFormat:
     """A `ChatFormat` over a Hugging Face tokenizer and its chat template."""
 
-    def __init__(self, tokenizer: Any, family: Family, reader: Reader) -> None:
+    def __init__(self, tokenizer: Any, family: Family, reader: TurnReader) -> None:
         self.name = family.name
         self.family = family
         self.call_text = family.form.call.text

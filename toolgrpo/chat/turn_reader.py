@@ -154,7 +154,7 @@ class _Border:
 
 
 class TurnReader:
-    """A `Reader` of a response template."""
+    """Takes the turns of one family apart, as its response template says."""
 
     def __init__(
         self,
@@ -195,6 +195,7 @@ class TurnReader:
         return tuple({text.rstrip(): None for text in texts if self.reasoning.open_re.fullmatch(text)})
 
     def read(self, segments: Iterable[Segment], *, closed: bool, thinking: bool) -> ParsedTurn:
+        """Read one turn without its end-of-turn token; `thinking` says that the prompt opened thinking."""
         text = "".join(part.text if isinstance(part, Marker) else self.guard.text(part) for part in segments)
         return _TurnWalk(self, self.lead + text, closed).turn(_Region(self.reasoning) if thinking else _Region())
 

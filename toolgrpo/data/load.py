@@ -55,7 +55,7 @@ from toolgrpo.data.rows import (
     raise_bad_row,
     with_opening,
 )
-from toolgrpo.data.sources import FORMATS, EmbeddedTasks, FileRows, GymTasks, HubPlace, HubRows, Source
+from toolgrpo.data.sources import FORMATS, HubPlace, embedded_rows, file_rows, gym_rows, hub_rows
 from toolgrpo.data.table import write_rows
 from toolgrpo.errors import DataError
 from toolgrpo.named_files import located
@@ -102,13 +102,13 @@ def task_rows(
     spec: str, *, split: str, limit: int | None = None, on_bad_row: OnBadRow = raise_bad_row
 ) -> Iterator[Row]:
     """Yield the checked rows of anything but a mixture."""
-    source, convert = _resolve(spec, split, limit)
-    return good_rows(source.rows(), convert, on_bad_row)
+    rows, convert = _resolve(spec, split, limit)
+    return good_rows(rows, convert, on_bad_row)
 
 
 def source_rows(spec: str, split: str) -> Iterator[RawRow]:
     """Yield the rows of a file, a folder or the hub as they are there."""
-    yield from _resolve(spec, split, None).source.rows()
+    yield from _resolve(spec, split, None).rows
 
 
 def _limited_rows(spec: str, split: str, limit: int | None, on_bad_row: OnBadRow) -> Iterator[Row]:
@@ -116,42 +116,42 @@ def _limited_rows(spec: str, split: str, limit: int | None, on_bad_row: OnBadRow
 
 
 class _Resolved(NamedTuple):
-    source: Source
+    rows: Iterator[RawRow]
     convert: Convert
 
 
 def _resolve(spec: str, split: str, limit: int | None) -> _Resolved:
     name, colon, rest = spec.partition(":")
     if spec in _EMBEDDED:
-        return _Resolved(EmbeddedTasks(_EMBEDDED[spec], split, limit), dict)
+        return _Resolved(embedded_rows(_EMBEDDED[spec], split, limit), dict)
     if name in FORMATS and not Path(spec).exists():
         format_ = FORMATS[name]
         if colon and not rest:
             raise DataError(f"{spec!r} names no file; write {name}:PATH for local rows, or {name} for those of the hub")
         if colon:
-            return _Resolved(FileRows(located(rest), split), format_.convert)
+            return _Resolved(file_rows(located(rest), split), format_.convert)
         if split not in format_.splits:
             raise DataError(f"{name} has the splits {', '.join(format_.splits)}, got {split!r}")
-        return _Resolved(HubRows(format_.splits[split]), format_.convert)
+        return _Resolved(hub_rows(format_.splits[split]), format_.convert)
     if name == "reasoning_gym":
         return _Resolved(_gym(rest, split), dict)
     path = located(spec)
     if path.exists() or path.suffix.lower() in READERS:
-        return _Resolved(FileRows(path, split), dict)
+        return _Resolved(file_rows(path, split), dict)
     if spec.count("/") == 1 and not spec.startswith((".", "/", "~")):
-        return _Resolved(HubRows(HubPlace(name, rest or None, split)), dict)
+        return _Resolved(hub_rows(HubPlace(name, rest or None, split)), dict)
     raise DataError(
         f"there is no data named {spec!r}: no such file, and it is none of {', '.join((*_EMBEDDED, *FORMATS))}, "
         f"reasoning_gym:NAME, or OWNER/NAME on the hub"
     )
 
 
-def _gym(rest: str, split: str) -> GymTasks:
+def _gym(rest: str, split: str) -> Iterator[RawRow]:
     name, _, numbers = rest.partition(":")
     size, _, seed = numbers.partition(":")
     if not name or not (size or "1").isdecimal() or not (seed or "0").isdecimal() or size == "0":
         raise DataError(f"write reasoning_gym:NAME[:SIZE[:SEED]], e.g. reasoning_gym:gsm_symbolic:500:1; got {rest!r}")
-    return GymTasks(name, int(size or _GYM_SIZE), int(seed or 0), split)
+    return gym_rows(name, int(size or _GYM_SIZE), int(seed or 0), split)
 
 
 def _ignore(error: DataError) -> None:

@@ -1,4 +1,4 @@
-"""Sources of rows: each source yields `RawRow`s, and can be gone through again.
+"""Sources of rows: each yields `RawRow`s.
 
 At the end stand known data sets in their original formats: GSM8K, MBPP and AIME, and where the hub
 keeps them. A format turns one original row into `prompt`, `answer` and the columns that its reward
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from toolgrpo.data.arithmetic import arithmetic_rows, chain_rows
 from toolgrpo.data.files import find_files, read_file
@@ -27,31 +27,21 @@ EMBEDDED_ROWS = {"train": 4000, "heldout": 1000}
 EMBEDDED = {"arithmetic": arithmetic_rows, "chains": chain_rows}
 
 
-class Source(Protocol):
-    def rows(self) -> Iterator[RawRow]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class FileRows:
-    """A file, or the files of one split in a folder."""
-
-    path: Path
-    split: str
-
-    def rows(self) -> Iterator[RawRow]:
-        if self.path.is_dir():
-            for file in find_files(self.path, self.split):
-                yield from read_file(file)
-            return
-        if not self.path.exists():
-            raise DataError(no_data_file(self.path))
-        if self.split not in ("train", "all"):
-            raise DataError(
-                f"{self.path} is one file and has no split {self.split!r}. For held-out rows hold some of it out "
-                f"(--eval_share 0.1), give another file (--eval_dataset_id_or_path FILE), or a folder that has a file for "
-                f"each split"
-            )
-        yield from read_file(self.path)
+def file_rows(path: Path, split: str) -> Iterator[RawRow]:
+    """Yield the rows of a file, or of the files of one split in a folder."""
+    if path.is_dir():
+        for file in find_files(path, split):
+            yield from read_file(file)
+        return
+    if not path.exists():
+        raise DataError(no_data_file(path))
+    if split not in ("train", "all"):
+        raise DataError(
+            f"{path} is one file and has no split {split!r}. For held-out rows hold some of it out "
+            f"(--eval_share 0.1), give another file (--eval_dataset_id_or_path FILE), or a folder that has a file for "
+            f"each split"
+        )
+    yield from read_file(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,91 +53,70 @@ class HubPlace:
     split: str
 
 
-@dataclass(frozen=True, slots=True)
-class HubRows:
-    """A data set of the hub, from the network or from what `HF_DATASETS_CACHE` holds."""
-
-    place: HubPlace
-
-    def rows(self) -> Iterator[RawRow]:
-        name = "/".join(filter(None, (self.place.repository, self.place.config)))
-        for number, row in enumerate(self._load(name), start=1):
-            yield RawRow(f"{name} [{self.place.split}], row {number}", row)
-
-    def _load(self, name: str) -> Any:
-        from datasets import config, load_dataset
-
-        cache = Path(config.HF_DATASETS_CACHE)
-        settle_hub(self.place.repository)
-        try:
-            with storage_errors(f"{name}, which is kept in {cache} (HF_DATASETS_CACHE),", cache):
-                return load_dataset(self.place.repository, self.place.config, split=self.place.split)
-        except StorageError:
-            raise
-        except Exception as error:  # the hub's client raises errors of many libraries
-            raise DataError(
-                f"{name} [{self.place.split}] cannot be loaded from the hub or its cache: {type(error).__name__}: {error}. "
-                f"Offline, load it once where there is a network and set HF_DATASETS_CACHE, or give a local file."
-            ) from error
+def hub_rows(place: HubPlace) -> Iterator[RawRow]:
+    """Yield a data set of the hub, from the network or from what `HF_DATASETS_CACHE` holds."""
+    name = "/".join(filter(None, (place.repository, place.config)))
+    for number, row in enumerate(_from_hub(place, name), start=1):
+        yield RawRow(f"{name} [{place.split}], row {number}", row)
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddedTasks:
-    """`arithmetic` or `chains`; both are judged by a measure that is stricter than their reward."""
+def _from_hub(place: HubPlace, name: str) -> Any:
+    from datasets import config, load_dataset
 
-    name: str
-    split: str
-    limit: int | None
+    cache = Path(config.HF_DATASETS_CACHE)
+    settle_hub(place.repository)
+    try:
+        with storage_errors(f"{name}, which is kept in {cache} (HF_DATASETS_CACHE),", cache):
+            return load_dataset(place.repository, place.config, split=place.split)
+    except StorageError:
+        raise
+    except Exception as error:  # the hub's client raises errors of many libraries
+        raise DataError(
+            f"{name} [{place.split}] cannot be loaded from the hub or its cache: {type(error).__name__}: {error}. "
+            f"Offline, load it once where there is a network and set HF_DATASETS_CACHE, or give a local file."
+        ) from error
 
-    def rows(self) -> Iterator[RawRow]:
-        split: Any = self.split
-        n = EMBEDDED_ROWS.get(split, 0) if self.limit is None else self.limit
-        for number, row in enumerate(EMBEDDED[self.name](split, n), start=1):
-            yield RawRow(f"{self.name} [{split}], row {number}", {**row, "success_measure": "arithmetic"})
+
+def embedded_rows(name: str, split: Any, limit: int | None) -> Iterator[RawRow]:
+    """Yield `arithmetic` or `chains`; both are judged by a measure that is stricter than their reward."""
+    n = EMBEDDED_ROWS.get(split, 0) if limit is None else limit
+    for number, row in enumerate(EMBEDDED[name](split, n), start=1):
+        yield RawRow(f"{name} [{split}], row {number}", {**row, "success_measure": "arithmetic"})
 
 
-@dataclass(frozen=True, slots=True)
-class GymTasks:
-    """`reasoning_gym:NAME`: endless problems with a scorer each.
-
-    The reward `reasoning_gym` asks the scorer.
+def gym_rows(name: str, size: int, seed: int, split: str) -> Iterator[RawRow]:
+    """Yield `reasoning_gym:NAME`: endless problems with a scorer each, which the reward `reasoning_gym` asks.
 
     The held-out split draws from another seed, and leaves out what the training split has.
     """
+    train = _gym_entries(name, size, seed)
+    if split == "train":
+        entries = list(train)
+    elif split == "heldout":
+        seen = {entry["question"] for entry in train}
+        entries = [entry for entry in _gym_entries(name, size, seed + 1_000_003) if entry["question"] not in seen]
+    else:
+        raise DataError(f"reasoning_gym tasks have the splits train and heldout, got {split!r}")
+    for number, entry in enumerate(entries, start=1):
+        columns = {
+            "prompt": entry["question"],
+            "answer": "" if entry["answer"] is None else str(entry["answer"]),
+            "gym_task": name,
+            "gym_entry": dict(entry),
+        }
+        yield RawRow(f"reasoning_gym:{name} [{split}], row {number}", columns)
 
-    name: str
-    size: int
-    seed: int
-    split: str
 
-    def rows(self) -> Iterator[RawRow]:
-        train = self._entries(self.seed)
-        if self.split == "train":
-            entries = list(train)
-        elif self.split == "heldout":
-            seen = {entry["question"] for entry in train}
-            entries = [entry for entry in self._entries(self.seed + 1_000_003) if entry["question"] not in seen]
-        else:
-            raise DataError(f"reasoning_gym tasks have the splits train and heldout, got {self.split!r}")
-        for number, entry in enumerate(entries, start=1):
-            columns = {
-                "prompt": entry["question"],
-                "answer": "" if entry["answer"] is None else str(entry["answer"]),
-                "gym_task": self.name,
-                "gym_entry": dict(entry),
-            }
-            yield RawRow(f"reasoning_gym:{self.name} [{self.split}], row {number}", columns)
-
-    def _entries(self, seed: int) -> Any:
-        try:
-            import reasoning_gym
-            from reasoning_gym.factory import DATASETS
-        except ImportError as error:
-            raise DataError("reasoning_gym is not installed; pip install 'toolgrpo[reasoning-gym]'") from error
-        if self.name not in DATASETS:
-            close = ", ".join(nearest(self.name, DATASETS, 3))
-            raise DataError(f"reasoning_gym has no task {self.name!r}; the nearest are {close}")
-        return reasoning_gym.create_dataset(self.name, size=self.size, seed=seed)
+def _gym_entries(name: str, size: int, seed: int) -> Any:
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise DataError("reasoning_gym is not installed; pip install 'toolgrpo[reasoning-gym]'") from error
+    if name not in DATASETS:
+        close = ", ".join(nearest(name, DATASETS, 3))
+        raise DataError(f"reasoning_gym has no task {name!r}; the nearest are {close}")
+    return reasoning_gym.create_dataset(name, size=size, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)

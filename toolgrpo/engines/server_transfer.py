@@ -56,7 +56,6 @@ from toolgrpo.engines.server_weights import (
     chunks,
     for_each,
     forget_prefixes,
-    holds_version,
     pause,
     resume,
 )
@@ -71,13 +70,11 @@ _PORTS_TRIED = 100
 _log = getLogger(__name__)
 
 
-class TransferWeights:
+class TransferWeights(ServerWeights):
     """Weights through the engines that the servers were started for, `nccl` or `ipc`.
 
     `group_port` is the first port that is tried for the meeting (TRL's `vllm_group_port`).
     """
-
-    while_drawing = True
 
     def __init__(
         self,
@@ -89,17 +86,13 @@ class TransferWeights:
         run_id: str,
         process_index: int = 0,
     ) -> None:
+        super().__init__(run_id)
         self.backend = backend
         self._device = device
         self._group_port = group_port
         self._timeout_s = timeout_s
-        self._run_id = run_id
         self._process_index = process_index
-        self._version = 0
         self._sender: _Sender | None = None
-
-    def model(self, served: str) -> str:
-        return served
 
     def push(self, weights: Weights, servers: Sequence[ServerControl]) -> None:
         sender = self._met(servers)
@@ -110,18 +103,13 @@ class TransferWeights:
         for_each(servers, self._finish)
 
     def follow(self, weights: Weights) -> None:
-        self._version += 1
         if self.backend == "nccl":
-            for _ in weights:
-                pass
-            return
+            return super().follow(weights)
+        self._version += 1
         if self._sender is None:
             self._sender = self._open(_Servers([]), {})
         for chunk in chunks(weights):
             self._sender.send(chunk)
-
-    def holds(self, server: ServerControl) -> bool:
-        return self._version == 0 or holds_version(server, self._name)
 
     def restore(self, server: ServerControl) -> None:
         raise FinalEngineError(
@@ -135,10 +123,6 @@ class TransferWeights:
         if self._sender is not None:
             self._sender.end()
         self._sender = None
-
-    @property
-    def _name(self) -> str:
-        return f"{self._run_id}-{self._version}"
 
     def _met(self, servers: Sequence[ServerControl]) -> _Sender:
         """Return what sends to these servers, meeting them if it has not, or not all of them still know it."""

@@ -1,4 +1,4 @@
-"""Routes of the trainer's weights to a `vllm serve`: a small protocol, and two of its three routes.
+"""Routes of the trainer's weights to a `vllm serve`: what they share, and two of its three routes.
 
 * `DiskWeights`: written to a folder that the servers can read, then reloaded by them. Works
   everywhere.
@@ -21,11 +21,12 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -40,70 +41,69 @@ _CACHE_RESET_TRIES = 50
 Weights = Iterable[tuple[str, torch.Tensor]]
 
 
-class ServerWeights(Protocol):
-    """One route for weights."""
-
-    @property
-    def while_drawing(self) -> bool:
-        """Return whether `push` may come while requests are open, which then go on with the new weights."""
-        ...
-
-    def model(self, served: str) -> str:
-        """Return the model name that requests ask for."""
-        ...
-
-    def push(self, weights: Weights, servers: Sequence[ServerControl]) -> None: ...
-
-    def follow(self, weights: Weights) -> None:
-        """Take part in a push that the main process makes: gathering weights is collective."""
-        ...
-
-    def holds(self, server: ServerControl) -> bool:
-        """Return whether the server still has the last version."""
-        ...
-
-    def restore(self, server: ServerControl) -> None:
-        """Give the last version to a server that lost it."""
-        ...
-
-    def close(self) -> None:
-        """Give back what is held for the next `push`."""
-        ...
-
-
-class DiskWeights:
-    """Weights through a folder. Processes that share servers share `folder` and `run_id`."""
+class ServerWeights(ABC):
+    """One route for weights. Processes that share servers share `run_id`."""
 
     while_drawing = True
+    """Whether `push` may come while requests are open, which then go on with the new weights."""
 
-    def __init__(self, folder: Path, run_id: str | None = None) -> None:
-        self._folder = folder.absolute()
+    def __init__(self, run_id: str | None = None) -> None:
         self._run_id = run_id or uuid.uuid4().hex[:12]
         self._version = 0
 
-    def model(self, served: str) -> str:
-        return served
-
+    @abstractmethod
     def push(self, weights: Weights, servers: Sequence[ServerControl]) -> None:
-        self._version += 1
-        self._path.mkdir(parents=True)
-        for number, chunk in enumerate(chunks(weights)):
-            save_file({name: tensor.cpu() for name, tensor in chunk.items()}, self._path / f"{number:05}.safetensors")
-        for_each(servers, self.restore)
-        for old in self._folder.glob(f"{self._run_id}-*"):
-            if old != self._path:
-                shutil.rmtree(old)
+        """Give all servers the next version."""
+
+    @abstractmethod
+    def restore(self, server: ServerControl) -> None:
+        """Give the last version to a server that lost it."""
 
     def follow(self, weights: Weights) -> None:
+        """Take part in a push that the main process makes: gathering weights is collective."""
         self._version += 1
         for _ in weights:
             pass
 
+    def model(self, served: str) -> str:
+        """Return the model name that requests ask for."""
+        return served
+
     def holds(self, server: ServerControl) -> bool:
-        return self._version == 0 or holds_version(server, self._path.name)
+        """Return whether the server still has the last version; one that was restarted names another."""
+        if self._version == 0:
+            return True
+        return bool(server.get("/weight_info", server_answers.version_of_weights) == self._name)
+
+    def close(self) -> None:  # noqa: B027  # most routes hold nothing
+        """Give back what is held for the next `push`; files stay, for a server that is restarted may need them."""
+
+    @property
+    def _name(self) -> str:
+        """The name of the last version."""
+        return f"{self._run_id}-{self._version}"
+
+
+class DiskWeights(ServerWeights):
+    """Weights through a folder. Processes that share servers share `folder`, too."""
+
+    def __init__(self, folder: Path, run_id: str | None = None) -> None:
+        super().__init__(run_id)
+        self._folder = folder.absolute()
+
+    def push(self, weights: Weights, servers: Sequence[ServerControl]) -> None:
+        self._version += 1
+        path = self._folder / self._name
+        path.mkdir(parents=True)
+        for number, chunk in enumerate(chunks(weights)):
+            save_file({name: tensor.cpu() for name, tensor in chunk.items()}, path / f"{number:05}.safetensors")
+        for_each(servers, self.restore)
+        for old in self._folder.glob(f"{self._run_id}-*"):
+            if old != path:
+                shutil.rmtree(old)
 
     def restore(self, server: ServerControl) -> None:
-        path = self._path  # of this version to the end, however long the server takes
+        path = self._folder / self._name  # of this version to the end, however long the server takes
         if not path.is_dir():
             raise EngineError(f"{path} is gone, so the vLLM server at {server.url} cannot be given its weights")
         server.check_reloadable()
@@ -115,15 +115,8 @@ class DiskWeights:
         name_version(server, path.name)
         resume(server)
 
-    def close(self) -> None:
-        """Leave the folder: a server that is restarted may need it."""
 
-    @property
-    def _path(self) -> Path:
-        return self._folder / f"{self._run_id}-{self._version}"
-
-
-class LoraWeights:
+class LoraWeights(ServerWeights):
     """A LoRA adapter through a folder; `save_adapter` writes it there in PEFT's format.
 
     The servers run with `--enable-lora` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`. `save_adapter`
@@ -134,20 +127,19 @@ class LoraWeights:
     while_drawing = False
 
     def __init__(self, folder: Path, save_adapter: Callable[[Path], Any], run_id: str | None = None) -> None:
+        super().__init__(run_id)
         self._folder = folder.absolute()
         self._save_adapter = save_adapter
-        self._run_id = run_id or uuid.uuid4().hex[:12]
-        self._version = 0
 
     def model(self, served: str) -> str:
-        return self._name(self._version) if self._version else served
+        return self._name if self._version else served
 
     def push(self, weights: Weights, servers: Sequence[ServerControl]) -> None:
         """Send what `save_adapter` writes; `weights`, the merged ones, are not even walked."""
+        old = self._name
         self._version += 1
-        self._save_adapter(self._folder / self._name(self._version))
+        self._save_adapter(self._folder / self._name)
         for_each(servers, self.restore)
-        old = self._name(self._version - 1)
         for server in servers:
             if old in server.adapters():
                 server.post("/v1/unload_lora_adapter", {"lora_name": old}, once=True)
@@ -157,19 +149,13 @@ class LoraWeights:
         self._version += 1
 
     def holds(self, server: ServerControl) -> bool:
-        return self._version == 0 or self._name(self._version) in server.adapters()
+        return self._version == 0 or self._name in server.adapters()
 
     def restore(self, server: ServerControl) -> None:
-        name = self._name(self._version)
+        name = self._name
         server.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(self._folder / name)}, once=True)
         if name not in server.adapters():
             raise EngineError(f"the vLLM server at {server.url} was given the adapter {name}, but does not list it")
-
-    def close(self) -> None:
-        """Leave the adapter: a server that is restarted may need it."""
-
-    def _name(self, version: int) -> str:
-        return f"{self._run_id}-{version}"
 
 
 def pause(server: ServerControl) -> None:
@@ -198,11 +184,6 @@ def name_version(server: ServerControl, version: str) -> None:
     """Name the weights that it holds now."""
     named = partial(server_answers.named_version, version)
     server.post("/update_weight_version", {"new_version": version}, named)
-
-
-def holds_version(server: ServerControl, version: str) -> bool:
-    """Return whether these are the weights that it holds; one that was restarted names others."""
-    return bool(server.get("/weight_info", server_answers.version_of_weights) == version)
 
 
 def for_each(servers: Sequence[ServerControl], action: Callable[[ServerControl], None]) -> None:

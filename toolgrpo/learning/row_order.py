@@ -51,11 +51,6 @@ class RowOrder:
         self._held = [*passed_over, *self._held[min(held_before, last + 1) :]]
         self._planned = []
 
-    @property
-    def epoch(self) -> int:
-        """The pass that is under way, from 0."""
-        return self._place.epoch
-
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
         return {"epoch": self._place.epoch, "position": self._place.position, "held": list(self._held)}

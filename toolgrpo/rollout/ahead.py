@@ -68,30 +68,15 @@ class SharedEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.name = engine.name
+        self.max_model_len = engine.max_model_len
+        self.gives_logprobs = engine.gives_logprobs
+        self.same_numbers_as_trainer = engine.same_numbers_as_trainer
+        self.takes_weights_while_open = engine.takes_weights_while_open
         self._users = 0
         self._opening = asyncio.Lock()
         self._step = 0  # of the weights
         self._open: list[_Open] = []
-
-    @property
-    def name(self) -> str:
-        return self._engine.name
-
-    @property
-    def max_model_len(self) -> int:
-        return self._engine.max_model_len
-
-    @property
-    def gives_logprobs(self) -> bool:
-        return self._engine.gives_logprobs
-
-    @property
-    def same_numbers_as_trainer(self) -> bool:
-        return self._engine.same_numbers_as_trainer
-
-    @property
-    def takes_weights_while_open(self) -> bool:
-        return self._engine.takes_weights_while_open
 
     async def open(self) -> None:
         async with self._opening:
