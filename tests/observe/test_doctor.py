@@ -80,8 +80,8 @@ TROUBLES: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["0.00 calls per episode", "53 turns", "code fence (50)", "Python (3)", "steps 10 to 12"],
     ),
     "groups_all_failed": (
-        {**DEAD, "success": 0.0, "stop/length": 0.97, "stop/length_of_turn": 0.97},
-        ["no group differs", "success 0.00", "nothing is learned", "97 % of the episodes are cut", "max_turn_tokens"],
+        {**DEAD, "success": 0.0, "stop/length": 0.4, "stop/length_of_turn": 0.4},
+        ["no group differs", "success 0.00", "nothing is learned", "40 % of the episodes are cut", "max_turn_tokens"],
     ),
     "groups_all_solved": ({**DEAD, "success": 0.98}, ["no group differs", "success 0.98", "solved"]),
     "groups_all_alike": ({"reward/groups_without_spread": 0.95, "success": 0.5}, ["95 % of the groups", "0.50"]),
@@ -182,6 +182,14 @@ def test_what_only_looks_like_trouble_is_passed_over(case: str) -> None:
 def test_broken_calls_are_told_before_the_episodes_that_they_fill() -> None:
     told = list(spoken(run(**TROUBLES["broken_calls"][0], **TROUBLES["cut_by_length"][0])))
     assert told == ["broken_calls", "cut_by_length"]
+
+
+@pytest.mark.parametrize("cause", ["world_fails", "no_tool_calls", "broken_calls", "cut_by_length", "tool_fails"])
+def test_a_cause_says_itself_that_nothing_is_learned(cause: str) -> None:
+    alone, both = (spoken(run(**{**TROUBLES[cause][0], **more})) for more in ({}, {**DEAD, "success": 0.0}))
+    (first, *_) = both
+    assert first == cause and "groups_all_failed" not in both
+    assert both[cause].startswith(alone[cause]) and both[cause].endswith("(success 0.00), so nothing is learned")
 
 
 def test_at_the_end_a_run_of_two_steps_is_judged_by_what_there_is() -> None:

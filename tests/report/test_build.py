@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import zlib
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tests.support.recorded_run import record_run
 from toolgrpo.commands.main import main
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.records import read_episodes
-from toolgrpo.report.build import build_report
+from toolgrpo.report.build import build_report, run_findings, step_sums
 from toolgrpo.report.episode_data import TEXT_LIMIT
 
 
@@ -105,6 +106,25 @@ def test_everything_that_was_recorded_is_in_the_page(run: Path, tmp_path: Path) 
     assert {one["label"] for one in page.lines("measured")} == {"before (greedy)", "after (greedy)"}
     dead = next(one for one in steps if one["mode"] == "train" and one["step"] == 0)
     assert dead["groups"] == [1, 1, 0] and dead["causes"] == {"raised": 1}
+
+
+def test_a_finding_quotes_what_a_failing_tool_answered_and_leads_to_such_calls() -> None:
+    metrics = {"reward": 0.1, "tools/order/calls": 20, "tools/order/failures": 15, "tools/error/raised": 15}
+    lines = [{"kind": "step", "step": step, "metrics": metrics} for step in range(3)]
+    said = Counter({("raised", "LookupError: there is no order 15"): 9, ("timeout", "too slow"): 6})
+    (found,) = run_findings(lines, {"order": said, "find": Counter({("raised", "another"): 99})})
+    assert found["sentence"].endswith(
+        'most often (9 times in the run) it is answered "LookupError: there is no order 15"'
+    )
+    assert found["filter"] == {"from": 1, "to": 3, "ready": "", "tool": "order", "cause": "raised"}
+
+
+def test_names_of_tools_that_were_made_up_are_one_row(run: Path) -> None:
+    (first, *others) = [one for one in read_episodes(run / "episodes.jsonl") if one["turns"][0]["results"]]
+    (result,) = first["turns"][0]["results"]
+    first["turns"][0]["results"] = [{**result, "name": f"made up {n}", "error": "unknown_tool"} for n in range(3)]
+    tools = step_sums([first, *others[:1]])["tools"]
+    assert set(tools) == {"add", "unknown"} and tools["unknown"]["n"] == 3
 
 
 def test_a_resume_makes_void_what_an_earlier_process_did_after_it(run: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,29 @@ def test_every_view_shows_the_run(shown: Show, page: Path) -> None:
     assert "It waited most for" in timeline and "no episode waited for the engine" in timeline
     assert "Findings" in at(browser, "#/findings") and "the tools are slow" in text_of(browser)
     quiet(browser, page)
+
+
+def test_labels_of_an_axis_are_told_apart_and_lie_in_the_drawing(shown: Show, page: Path) -> None:
+    browser = shown(page, "")
+    charts = browser.run(
+        "[...document.querySelectorAll('figure.chart svg')].map((one) => [one.getAttribute('aria-label'),"
+        " [...one.querySelectorAll('text.tick')].map((tick) => [tick.getAttribute('text-anchor'), tick.textContent,"
+        " tick.getBBox().x, tick.getBBox().x + tick.getBBox().width])])"
+    )
+    assert len(charts) > 8
+    for name, ticks in charts:
+        for anchor in ("end", "middle"):
+            labels = [text for side, text, *_ in ticks if side == anchor]
+            assert len(set(labels)) == len(labels), (name, labels)
+        assert all(begin >= 0 and end <= 560 for *_, begin, end in ticks), (name, ticks)
+
+
+def test_examples_of_broken_calls_are_calls_that_could_not_be_run(shown: Show, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    recorded = tmp_path / "run" / "episodes.jsonl"
+    recorded.write_text(recorded.read_text().replace('"error": "raised"', '"error": "invalid_json"', 1))
+    browser = shown(build_report([tmp_path / "run"]).path, "#/find?ready=brokencall")
+    assert "1 episode of 28" in text_of(browser) and "5 episodes of 28" in at(browser, "#/find?ready=failedcall")
 
 
 def test_an_episode_is_a_conversation_and_its_tokens(shown: Show, page: Path) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from toolgrpo.calls import INFRASTRUCTURE_CAUSES, NO_NAME, NO_TOOL
@@ -29,7 +29,7 @@ LOGS_KEPT = 12  # no rule looks further back
 
 _SHORT, _LONG = 3, 10  # logs that a rule looks at: of a state, of a trend
 _SWAY = 0.1  # by which the success of a few batches differs with the rows that were drawn
-_PARSE_CAUSES = {
+PARSE_CAUSES = {
     "invalid_json": "what stands in the call is no JSON",
     "unclosed": "the call is never closed",
     "missing_name": "the call names no tool",
@@ -38,6 +38,8 @@ _PARSE_CAUSES = {
     "unknown_tool": "there is no tool of that name",
     "bad_arguments": "the arguments do not fit the schema",
 }
+_CAUSES_OF_FAILURE = ("world_fails", "no_tool_calls", "broken_calls", "cut_by_length", "tool_fails", "copied_results")
+_NOTHING = ", so nothing is learned"
 _LOST = {"timeout": "timed out", "died": "lost their process or server"}
 
 Log = Mapping[str, float]
@@ -138,6 +140,7 @@ class Rule:
     section: str
     logs: int
     look: Callable[[Logs], Iterator[str]]
+    tool: Callable[[Logs], str | None] = lambda logs: None  # the one that it is about, if it is about one
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,7 @@ class Finding:
     section: str
     step: int
     sentence: str
+    tool: str | None = None
 
     @property
     def link(self) -> str:
@@ -178,8 +182,20 @@ def findings(logs: Sequence[Log], *, at_end: bool = False) -> list[Finding]:
         enough = len(last) == rule.logs or (at_end and bool(trained) and rule.logs == _SHORT)
         if enough:
             step = int(trained[-1].get("step", 0))
-            found += [Finding(rule.name, rule.section, step, sentence) for sentence in rule.look(last)]
-    return found
+            tool = rule.tool(last)
+            found += [Finding(rule.name, rule.section, step, sentence, tool) for sentence in rule.look(last)]
+    return _one_for_each_cause(found)
+
+
+def _one_for_each_cause(found: list[Finding]) -> list[Finding]:
+    """Let the likeliest cause of failure say itself that nothing is learned; without one the groups say it."""
+    cause = next((one for one in found if one.rule in _CAUSES_OF_FAILURE), None)
+    failed = next((one for one in found if one.rule == "groups_all_failed"), None)
+    if cause is None or failed is None:
+        return found
+    what = failed.sentence.partition(_NOTHING)[0] + _NOTHING
+    both = replace(cause, sentence=f"{cause.sentence}; {what}")
+    return [both if one is cause else one for one in found if one is not failed]
 
 
 def over_run(logs: Iterable[Log]) -> Iterator[Finding]:
@@ -199,12 +215,12 @@ def why_broken(errors: Mapping[str, float], calls: float, *, least: int = 10) ->
     `errors` counts calls by cause; causes that are not about the form are passed over. Fewer than
     `least` calls say nothing.
     """
-    counts = {cause: errors.get(cause, 0) for cause in _PARSE_CAUSES}
+    counts = {cause: errors.get(cause, 0) for cause in PARSE_CAUSES}
     broken, cause = sum(counts.values()), max(counts, key=lambda cause: counts[cause])
     if not calls or broken < least:
         return None
     if broken >= 0.2 * calls and counts[cause] >= 0.7 * broken:
-        return f", most of them for one cause: {_PARSE_CAUSES[cause]}"
+        return f", most of them for one cause: {PARSE_CAUSES[cause]}"
     if broken < 0.4 * calls:
         return None
     return ": the model does not know the form of calls yet, which `toolgrpo sft` teaches"
@@ -266,7 +282,7 @@ def _groups_all_failed(logs: Logs) -> Iterator[str]:
     elif logs.total("tools/failure_frequency") > 0.5 * len(logs):
         reasons.append(f"{_percent(logs.mean('tools/failure_frequency'))} of the tool calls fail")
     why = f": {'; '.join(reasons)}" if reasons else ""
-    yield f"{logs.dead}, and their episodes fail (success {success:.2f}), so nothing is learned{why}"
+    yield f"{logs.dead}, and their episodes fail (success {success:.2f}){_NOTHING}{why}"
 
 
 def _groups_all_solved(logs: Logs) -> Iterator[str]:
@@ -284,7 +300,7 @@ def _groups_all_alike(logs: Logs) -> Iterator[str]:
 
 
 def _broken_calls(logs: Logs) -> Iterator[str]:
-    calls, errors = logs.calls, Counter({cause: logs.errors[cause] for cause in _PARSE_CAUSES})
+    calls, errors = logs.calls, Counter({cause: logs.errors[cause] for cause in PARSE_CAUSES})
     why = why_broken(errors, calls)
     if why is not None:
         by = ", ".join(f"{name} {_percent(n / calls)}" for name, n in errors.most_common() if n >= 0.005 * calls)
@@ -297,8 +313,12 @@ def _cut_by_length(logs: Logs) -> Iterator[str]:
         yield f"{_percent(share)} of the episodes {logs.span} are cut: {_listed(logs.cut)}"
 
 
+def _worst_tool(logs: Logs) -> str:
+    return max(logs.named_tools, key=logs.share_failed, default="")
+
+
 def _tool_fails(logs: Logs) -> Iterator[str]:
-    tool = max(logs.named_tools, key=logs.share_failed, default="")
+    tool = _worst_tool(logs)
     if logs.share_failed(tool) >= 0.5:
         causes = ", ".join(f"{cause} {n / len(logs):.3g}" for cause, n in logs.errors.most_common(3) if n)
         yield (
@@ -406,7 +426,7 @@ RULES: tuple[Rule, ...] = (
     Rule("groups_all_alike", "entropy-collapse", _SHORT, _groups_all_alike),
     Rule("broken_calls", "calls-that-fail", _SHORT, _broken_calls),
     Rule("cut_by_length", "length-and-truncation", _SHORT, _cut_by_length),
-    Rule("tool_fails", "calls-that-fail", _SHORT, _tool_fails),
+    Rule("tool_fails", "calls-that-fail", _SHORT, _tool_fails, _worst_tool),
     Rule("engine_differs", "vllm-and-the-trainer-disagree", _SHORT, _engine_differs),
     Rule("engine_draws_oddly", "vllm-and-the-trainer-disagree", _SHORT, _engine_draws_oddly),
     Rule("cache_is_small", "out-of-memory", _SHORT, _cache_is_small),

@@ -22,10 +22,10 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from toolgrpo import __version__
-from toolgrpo.calls import NO_NAME
+from toolgrpo.calls import NO_NAME, NO_TOOL, ToolErrorKind
 from toolgrpo.errors import ConfigError
 from toolgrpo.learning.advantages import is_dead
-from toolgrpo.observe.doctor import over_run
+from toolgrpo.observe.doctor import PARSE_CAUSES, over_run
 from toolgrpo.report.episode_data import bounded_prompt, cut_text, episode_texts, episode_tokens, flags_of
 from toolgrpo.report.files import Record, TokensByStep, batches, run_folder, step_lines, steps_shown, vocabulary_of
 from toolgrpo.report.html import PageWriter
@@ -34,6 +34,7 @@ from toolgrpo.storage import storage_errors
 MOST_EPISODES = 12_000
 _MOST_NAMES = 30  # of each kind that a filter knows; the page keeps tools and causes as bits
 _PREVIEW = 160
+_MOST_TEXTS = 1000  # of the errors of a tool
 
 
 def step_sums(batch: Sequence[Record]) -> dict[str, Any]:
@@ -86,7 +87,8 @@ def _results(record: Record) -> list[Record]:
 
 
 def _tool(result: Record) -> str:
-    return str(result.get("name") or NO_NAME)[:100]
+    """Return the tool of a call; names that a model made up are one."""
+    return NO_TOOL if result["error"] == ToolErrorKind.UNKNOWN_TOOL else str(result.get("name") or NO_NAME)[:100]
 
 
 def _causes(results: Iterable[Record]) -> Counter[str]:
@@ -114,9 +116,11 @@ def write_run(folder: Path, number: int, names: Names, page: PageWriter, *, most
     shown = steps_shown(folder, most_episodes)
     trained_on = TokensByStep(folder)
     token_ids: set[int] = set()
+    errors: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
     n_episodes = n_shown = 0
     for batch in batches(folder):
         n_episodes += len(batch)
+        _count_errors(batch, errors)
         whole: dict[str, Any] = {"kind": "batch", "run": number, "sums": step_sums(batch)}
         mode, step = batch[0].get("mode"), batch[0]["step"]
         if mode != "train" or shown is None or step in shown:
@@ -125,7 +129,16 @@ def write_run(folder: Path, number: int, names: Names, page: PageWriter, *, most
             whole |= {"texts": page.piece(texts, alone=False), "tokens": page.piece(tokens), **_rows(batch, names)}
         page.line(whole)
     vocabulary = page.piece(vocabulary_of(folder, token_ids))
-    return {"facts": facts, "vocabulary": vocabulary, "recorded": n_episodes, "shown": n_shown}
+    found = run_findings(step_lines(folder), errors)
+    return {"facts": facts, "vocabulary": vocabulary, "recorded": n_episodes, "shown": n_shown, "findings": found}
+
+
+def _count_errors(batch: Sequence[Record], errors: dict[str, Counter[tuple[str, str]]]) -> None:
+    """Count what failed calls of a tool were answered, by cause and text, as far as there are not too many texts."""
+    for result in (one for record in batch for one in _results(record) if one["error"] is not None):
+        of_tool, said = errors[_tool(result)], (str(result["error"])[:100], _short(result["content"]))
+        if len(of_tool) < _MOST_TEXTS or said in of_tool:
+            of_tool[said] += 1
 
 
 def _rows(batch: list[Record], names: Names) -> dict[str, Any]:
@@ -203,7 +216,10 @@ def _preview(prompt: Sequence[Record]) -> str:
     """Return the beginning of what the user said last."""
     said = [message.get("content") for message in prompt if message.get("role") == "user"]
     text = said[-1] if said else json.dumps(prompt, default=str, ensure_ascii=False)
-    text = text if isinstance(text, str) else json.dumps(text, default=str, ensure_ascii=False)
+    return _short(text if isinstance(text, str) else json.dumps(text, default=str, ensure_ascii=False))
+
+
+def _short(text: str) -> str:
     return " ".join(text[: 10 * _PREVIEW].split())[:_PREVIEW]
 
 
@@ -220,7 +236,7 @@ _EXAMPLES = {
     "groups_all_failed": {"success": "no", "ready": "dead"},
     "groups_all_solved": {"success": "yes", "ready": "dead"},
     "groups_all_alike": {"ready": "dead"},
-    "broken_calls": {"ready": "failedcall"},
+    "broken_calls": {"ready": "brokencall"},
     "cut_by_length": {"ready": "cut"},
     "tool_fails": {"ready": "failedcall"},
     "void_turns": {"ready": "void"},
@@ -229,21 +245,28 @@ _EXAMPLES = {
 }
 
 
-def run_findings(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def run_findings(
+    lines: Iterable[dict[str, Any]], errors: Mapping[str, Counter[tuple[str, str]]]
+) -> list[dict[str, Any]]:
     """Return each rule that held, with its last sentence and the steps at which it held.
 
-    `lines` are those of `steps.jsonl`.
+    `lines` are those of `steps.jsonl`, `errors` the failed calls of each tool by cause and text.
     """
     logs = ({**_numbers(line["metrics"]), "step": line["step"] + 1} for line in lines if line["kind"] == "step")
     found: dict[str, dict[str, Any]] = {}
     for spoken in over_run(logs):
         steps = [*found.get(spoken.rule, {"steps": []})["steps"], spoken.step]
+        about: dict[str, Any] = {} if spoken.tool is None else {"tool": spoken.tool}
+        quoted = ""
+        for (cause, text), n in errors.get(spoken.tool or "", Counter()).most_common(1):
+            about |= {"cause": cause, "ready": ""}
+            quoted = f'; most often ({n} times in the run) it is answered "{text}"'
         found[spoken.rule] = {
             "rule": spoken.rule,
-            "sentence": spoken.sentence,
+            "sentence": spoken.sentence + quoted,
             "link": spoken.link,
             "steps": steps,
-            "filter": {"from": max(1, spoken.step - 10), "to": spoken.step, **_EXAMPLES.get(spoken.rule, {})},
+            "filter": {"from": max(1, spoken.step - 10), "to": spoken.step, **_EXAMPLES.get(spoken.rule, {}), **about},
         }
     return list(found.values())
 
@@ -295,6 +318,6 @@ def _write(page: PageWriter, folders: Sequence[Path], places: Sequence[Path], mo
     for number, (folder, place) in enumerate(zip(folders, places, strict=True)):
         run = write_run(place, number, names, page, most_episodes=most_episodes)
         known = {"name": folder.resolve().name, "folder": str(place.resolve())}
-        runs.append({**known, **run, "findings": run_findings(step_lines(place))})
-    page.finish({"version": __version__, "runs": runs, **asdict(names)})
+        runs.append({**known, **run})
+    page.finish({"version": __version__, "runs": runs, "broken": list(PARSE_CAUSES), **asdict(names)})
     return sum(run["recorded"] for run in runs), sum(run["shown"] for run in runs)

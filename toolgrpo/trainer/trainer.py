@@ -244,7 +244,7 @@ class ToolGRPOTrainer(SavesWithCard, GRPOTrainer):  # type: ignore[misc]  # TRL 
             ask_model=partial(trl_rewards.ask_model, self),
         )
         worth = Worth(grading, args.shaping(), args.credits(), self.turn_rewards)
-        self._batches = Batches(lambda rows, mode: self.rollout(rows, mode=mode), worth, processes, rows_in_line)
+        self._batches = Batches(self._play, worth, processes, rows_in_line)
         self._proof = EngineProof(
             engine,
             self.policy,
@@ -264,6 +264,10 @@ class ToolGRPOTrainer(SavesWithCard, GRPOTrainer):  # type: ignore[misc]  # TRL 
         self._batch = BatchInTraining(
             self, args, self._batches, self.rollouts.observers, off_policy, self._proof, self._token_tap
         )
+
+    def _play(self, rows: Sequence[Mapping[str, Any]], mode: Mode) -> RolloutBatch:
+        label = f"evaluation after step {self.state.global_step}" if mode == "eval" else "episodes"
+        return self.rollout(rows, mode=mode, label=label)
 
     @property
     def _is_main(self) -> bool:

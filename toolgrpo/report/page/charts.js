@@ -3,21 +3,24 @@
 
 const W = 560;
 const H = 190;
-const PAD = { left: 54, right: 10, top: 10, bottom: 22 };
+const PAD = { left: 54, right: 18, top: 10, bottom: 22 };
 const EVENT_MARKS = { warning: "!", checkpoint: "▾", resumed: "↻", finding: "?", stopped: "■", finished: "●" };
 
-// chart({title, unit, series: [{name, points: [[x, y, low, high]]}], stacked, events, range})
-function chart({ title, hint, series, stacked = false, events = [], range = null, show = num }) {
+// chart({title, unit, series: [{name, points: [[x, y, low, high]]}], stacked, whole (counts), events, range})
+function chart({ title, hint, series, stacked = false, whole = false, events = [], range = null, show = num }) {
   const given = series.filter((one) => one.points.some((point) => point[1] !== null));
   const xs = [...new Set(given.flatMap((one) => one.points.map((point) => point[0])))].sort((a, b) => a - b);
   if (!xs.length) return null;
   const at = given.map((one) => new Map(one.points.map((point) => [point[0], point])));
   const sums = xs.map((x) => at.reduce((sum, points) => sum + ((points.get(x) || [])[1] || 0), 0));
   const [low, high] = range || extent(given, stacked ? sums : null);
-  const x = (value) => PAD.left + ((value - xs[0] + (stacked ? 0.5 : 0)) / Math.max(1, xs.at(-1) - xs[0] + (stacked ? 1 : 0))) * (W - PAD.left - PAD.right);
+  const marks = ticks(low, high, whole ? 1 : 0);
+  const labels = distinct(marks, show);
+  const left = Math.max(PAD.left, 12 + 6.5 * Math.max(...labels.map((label) => label.length)));
+  const x = (value) => left + ((value - xs[0] + (stacked ? 0.5 : 0)) / Math.max(1, xs.at(-1) - xs[0] + (stacked ? 1 : 0))) * (W - left - PAD.right);
   const y = (value) => H - PAD.bottom - ((value - low) / (high - low || 1)) * (H - PAD.top - PAD.bottom);
   const drawing = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${title}, by step` });
-  drawing.append(...axes(low, high, xs, x, y, show));
+  drawing.append(...axes(marks, labels, left, xs, x, y));
   if (stacked) drawing.append(...columns(given, at, xs, x, y, low));
   else given.forEach((one, number) => drawing.append(...curve(one, number, x, y)));
   for (const event of events) {
@@ -53,22 +56,31 @@ function extent(given, sums) {
   return [low, high];
 }
 
-function axes(low, high, xs, x, y, show) {
-  const parts = [];
-  for (const value of ticks(low, high)) {
-    parts.push(svg("line.grid", { x1: PAD.left, x2: W - PAD.right, y1: y(value), y2: y(value) }));
-    parts.push(svg("text.tick", { x: PAD.left - 6, y: y(value) + 3.5, "text-anchor": "end" }, show(value)));
+// The labels of an axis: no two alike, as far as more digits tell them apart.
+function distinct(marks, show) {
+  for (let digits = 3; digits < 9; digits++) {
+    const labels = marks.map((value) => show(value, digits));
+    if (new Set(labels).size === labels.length) return labels;
   }
+  return marks.map((value, place) => (place && show(value) === show(marks[place - 1]) ? "" : show(value)));
+}
+
+function axes(marks, labels, left, xs, x, y) {
+  const parts = [];
+  marks.forEach((value, place) => {
+    parts.push(svg("line.grid", { x1: left, x2: W - PAD.right, y1: y(value), y2: y(value) }));
+    parts.push(svg("text.tick", { x: left - 6, y: y(value) + 3.5, "text-anchor": "end" }, labels[place]));
+  });
   const wanted = Math.min(6, xs.length);
   const marked = new Set(Array.from({ length: wanted }, (_, place) => xs[Math.round((place * (xs.length - 1)) / Math.max(1, wanted - 1))]));
   for (const value of marked) parts.push(svg("text.tick", { x: x(value), y: H - 6, "text-anchor": "middle" }, String(value)));
   return parts;
 }
 
-function ticks(low, high) {
-  const raw = (high - low) / 4 || 1;
+function ticks(low, high, least = 0) {
+  const raw = Math.max((high - low) / 4 || 1, least);
   const size = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * size).find((one) => one >= raw);
+  const step = [1, 2, least ? 3 : 2.5, 5, 10].map((factor) => factor * size).find((one) => one >= raw);
   const found = [];
   for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-6; value += step) found.push(Number(value.toPrecision(10)));
   return found;
@@ -90,7 +102,7 @@ function curve(one, number, x, y) {
 
 function columns(given, at, xs, x, y, low) {
   const parts = [];
-  const width = Math.max(1, ((W - PAD.left - PAD.right) / (xs.at(-1) - xs[0] + 1)) * 0.84);
+  const width = Math.max(1, (x(xs[0] + 1) - x(xs[0])) * 0.84);
   for (const value of xs) {
     let base = low;
     given.forEach((one, number) => {

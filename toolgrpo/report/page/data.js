@@ -265,6 +265,7 @@ function isReady(name, row, top) {
   if (name in FLAGS) return Boolean(rows.flags[row] & FLAGS[name]);
   if (name === "hack") return !rows.ok[row] && rows.r[row] !== null && rows.r[row] > 0 && rows.r[row] >= 0.5 * top;
   if (name === "failedcall") return rows.failed[row] > 0;
+  if (name === "brokencall") return REPORT.broken.some((cause) => rows.causes[row] & (1 << REPORT.causes.indexOf(cause)) && REPORT.causes.includes(cause));
   if (name === "dead") return REPORT.groupOf[row].dead;
   if (name === "live") return REPORT.groupOf[row].rows.length > 1 && !REPORT.groupOf[row].dead;
   return true;

@@ -70,6 +70,7 @@ const plural = (n, noun) => `${n.toLocaleString("en-US")} ${noun}${n === 1 ? "" 
 
 function seconds(value) {
   if (value === null || value === undefined) return "–";
+  if (value < 0.01) return `${num(value * 1000, 2)} ms`;
   if (value < 1) return `${Math.round(value * 1000)} ms`;
   if (value < 120) return `${num(value)} s`;
   return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;

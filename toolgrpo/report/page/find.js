@@ -8,6 +8,7 @@ const READY = [
   ["copied", "answers with a copy of a result"],
   ["nocall", "never called a tool"],
   ["failedcall", "a call failed"],
+  ["brokencall", "a call that cannot be run"],
   ["cut", "cut by a limit"],
   ["dead", "in a dead group"],
   ["live", "in a live group"],

@@ -105,7 +105,7 @@ function charts(run, sums) {
       { name: "in training", colour: 2, points: sums.map((one) => [shownStep(one.step), one.ok / one.n, ...interval(one.ok, one.n)]) },
       { name: "held out", colour: 1, points: run.sums.filter((one) => one.mode === "eval").map((one) => [one.step, one.ok / one.n, ...interval(one.ok, one.n)]) },
     ] }),
-    chart({ title: "Groups", hint: "dead ones teach nothing", stacked: true, events, show: (value) => String(Math.round(value)), series: [
+    chart({ title: "Groups", hint: "dead ones teach nothing", stacked: true, whole: true, events, show: (value) => String(Math.round(value)), series: [
       { name: "live", colour: 2, points: points((one) => (one.groups ? one.groups[0] : null)) },
       { name: "dead, failed", colour: 3, points: points((one) => (one.groups ? one.groups[1] : null)) },
       { name: "dead, solved", colour: 1, points: points((one) => (one.groups ? one.groups[2] : null)) },
@@ -115,7 +115,7 @@ function charts(run, sums) {
       ...tools.slice(0, 6).map((name) => ({ name: named(name), points: points((one) => (one.tools[name] ? one.tools[name].n / one.n : 0)) })),
       ...(others.length ? [{ name: plural(others.length, "other"), colour: 7, points: points((one) => others.reduce((sum, name) => sum + (one.tools[name] ? one.tools[name].n : 0), 0) / one.n) }] : []),
     ] }),
-    chart({ title: "Failed calls by cause", hint: "calls of a step", stacked: true, events, show: (value) => num(value), series: causes.map((name) => ({ name: name.replaceAll("_", " "), points: points((one) => one.causes[name] || 0) })) }),
+    chart({ title: "Failed calls by cause", hint: "calls of a step", stacked: true, whole: true, events, show: (value) => num(value), series: causes.map((name) => ({ name: name.replaceAll("_", " "), points: points((one) => one.causes[name] || 0) })) }),
     chart({ title: "Tool latency", hint: "95th percentile", events, show: seconds, series: tools.slice(0, 6).map((name) => ({ name: named(name), points: points((one) => (one.tools[name] ? one.tools[name].p95 : null)) })) }),
     chart({ title: "Length", hint: "sampled tokens per episode", events, series: [{ name: "tokens", points: points((one) => one.tokens) }] }),
     chart({ title: "Turns", hint: "per episode", events, series: [{ name: "turns", colour: 4, points: points((one) => one.turns) }] }),
