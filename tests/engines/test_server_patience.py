@@ -205,6 +205,7 @@ def test_engine_warnings_reach_the_terminal_once() -> None:
         ({"vllm_server_urls": ["http://a", "http://b"]}, ["http://a", "http://b"]),
         ({"vllm_server_base_url": "http://a:1"}, ["http://a:1"]),
         ({"vllm_server_host": "10.0.0.3"}, ["http://10.0.0.3:8000"]),
+        ({"vllm_server_host": "h", "vllm_server_port": 1}, ["http://h:1"]),
         ({"vllm_server_port": 9000}, ["http://0.0.0.0:9000"]),
         ({"use_vllm": True, "vllm_mode": "server"}, ["http://0.0.0.0:8000"]),
         ({"use_vllm": True, "vllm_mode": "colocate"}, []),

@@ -101,9 +101,3 @@ def test_engine_options_hold_what_each_engine_is_asked(tmp_path: Path) -> None:
     assert options.vllm_server.lora_sync == options.vllm_colocate.lora_sync == "adapter"
     assert (options.transformers.max_model_len, options.transformers.max_rows) == (512, 7)
     assert (options.vllm_colocate.vllm.max_num_seqs, options.vllm_colocate.vllm.seed) == (7, 3)
-
-
-def test_servers_are_named_our_way_or_trls(tmp_path: Path) -> None:
-    assert config(tmp_path).server_urls() == []
-    asked = config(tmp_path, use_vllm=True, vllm_mode="server", vllm_server_host="h", vllm_server_port=1)
-    assert asked.server_urls() == ["http://h:1"]

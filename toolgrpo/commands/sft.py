@@ -19,13 +19,7 @@ from typing import Any, Self, cast
 
 from datasets import Dataset
 from rich.console import Console
-from transformers import (
-    PrinterCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PrinterCallback
 from trl import ModelConfig, SFTConfig, get_peft_config, get_quantization_config
 
 from toolgrpo.build import load_tokenizer, markers_line
@@ -160,7 +154,7 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
         max_length=None,  # nothing is cut: what is too long was refused
         model_init_kwargs=_init_kwargs(model),
     )
-    progress = _Progress(console if config.process_index == 0 else Console(quiet=True))
+    progress = StepProgress(console if config.process_index == 0 else Console(quiet=True))
     folder = Path(config.output_dir)
     if model.use_peft:
         model = with_lora_modules(model, lambda: shape)
@@ -262,38 +256,6 @@ def _checkpoint(config: ToolSFTConfig) -> str | None:
         return cast("str", asked)
     folders = [path for path in Path(config.output_dir).glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
     return str(max(folders, key=lambda path: int(path.name.rpartition("-")[2]))) if folders else None
-
-
-class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
-    """Display of a training by TRL's trainer."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._shown: StepProgress | None = None
-
-    def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        self._shown = StepProgress(self._console, "sft", state.max_steps, done=state.global_step)
-        self._shown.__enter__()
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, float] | None = None,
-        **kwargs: object,
-    ) -> None:
-        if self._shown is not None and logs and "loss" in logs:
-            self._shown.step(state.global_step - 1, logs["loss"])
-
-    def end(self) -> None:
-        if self._shown is not None:
-            self._shown.__exit__(None, None, None)
 
 
 def _schemas(sft: SFTArguments) -> Sequence[Mapping[str, Any]]:

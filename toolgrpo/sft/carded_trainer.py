@@ -1,13 +1,14 @@
-"""TRL's trainer of supervised training, with our model card in place of TRL's."""
+"""TRL's trainer of supervised training, with our model card and display in place of TRL's."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import SFTTrainer
 
 from toolgrpo.observe.progress import bar_columns
@@ -20,51 +21,57 @@ _SILENT_S = 20.0  # at most, as far as the steps allow
 _TOO_SOON_S = 5.0  # for a line of a fifth, after one that broke a silence
 
 
-class StepProgress:
-    """Used as a context; `step(index, loss)` after each training step."""
+class StepProgress(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
+    """Display of a training by TRL's trainer."""
 
-    def __init__(
-        self, console: Console, label: str, steps: int, clock: Callable[[], float] = time.monotonic, *, done: int = 0
-    ) -> None:
-        self._label = label
-        self._done_before = done
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._steps = steps
-        self._clock = clock
-        self._started = self._spoken = clock()
+        self._bar = Progress(*bar_columns(), console=console, transient=True) if console.is_terminal else None
         self._spoke_of_time = False  # the last line broke a silence, and was no fifth
-        self._bar: Progress | None = None
-        if console.is_terminal:
-            self._bar = Progress(*bar_columns(), console=console, transient=True)
-            self._task = self._bar.add_task(label, total=steps, completed=done, note="")
 
-    def __enter__(self) -> StepProgress:
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self._done_before = state.global_step
+        self._started = self._spoken = time.monotonic()
         if self._bar is not None:
+            self._task = self._bar.add_task("sft", total=state.max_steps, completed=state.global_step, note="")
             self._bar.start()
-        return self
 
-    def step(self, index: int, loss: float) -> None:
-        done = index + 1
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, float] | None = None,
+        **kwargs: object,
+    ) -> None:
+        if logs and "loss" in logs:
+            self._step(state.global_step, state.max_steps, logs["loss"])
+
+    def end(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _step(self, done: int, steps: int, loss: float) -> None:
         if self._bar is not None:
             self._bar.update(self._task, completed=done, note=f"loss {loss:.3f}")
             return
-        silent_s = self._clock() - self._spoken
-        is_fifth = done % max(1, self._steps // _LINES) == 0
-        is_told_anyhow = not self._spoke_of_time or silent_s >= _TOO_SOON_S or done == self._steps
+        silent_s = time.monotonic() - self._spoken
+        is_fifth = done % max(1, steps // _LINES) == 0
+        is_told_anyhow = not self._spoke_of_time or silent_s >= _TOO_SOON_S or done == steps
         if silent_s >= _SILENT_S or (is_fifth and is_told_anyhow):
             self._spoke_of_time = not is_fifth
-            self._spoken = self._clock()
+            self._spoken = time.monotonic()
             seconds = self._spoken - self._started
-            left = seconds / (done - self._done_before) * (self._steps - done)
-            self._console.print(
-                f"{self._label}: step {done} of {self._steps}, loss {loss:.3f}, {seconds:.0f} s"
-                + (f", about {left:.0f} s left" if done < self._steps else ""),
-                highlight=False,
+            left = seconds / (done - self._done_before) * (steps - done)
+            self.say(
+                f"sft: step {done} of {steps}, loss {loss:.3f}, {seconds:.0f} s"
+                + (f", about {left:.0f} s left" if done < steps else "")
             )
-
-    def __exit__(self, *raised: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
 
 class CardedSFTTrainer(SavesWithCard, SFTTrainer):  # type: ignore[misc]  # TRL ships no types
