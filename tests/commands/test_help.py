@@ -15,7 +15,7 @@ from toolgrpo.commands.arguments import flags_of
 from toolgrpo.commands.early import early_errors
 from toolgrpo.commands.flags import flags_of_classes, is_known
 from toolgrpo.commands.given import read_given
-from toolgrpo.commands.help_page import PAGES, help_text
+from toolgrpo.commands.help_page import PAGES, completion, help_text
 from toolgrpo.commands.main import main
 from toolgrpo.trainer.trl.fields import WITHOUT_EFFECT
 
@@ -161,3 +161,25 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         check=False,
     )
     assert done.stderr == "" and done.stdout.strip() == "0"
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("eval", {"evaluate"}),
+        ("train --kee", {"--keep"}),
+        ("train --keep b", {"best"}),
+        ("train --engine vllm_", {"vllm_colocate", "vllm_server"}),
+        ("train --tools_script to", set()),
+        ("evaluate --bas", {"--baseline"}),
+        ("sft --max_turns", set()),
+        ("nonsense --ke", set()),
+    ],
+)
+def test_a_shell_completes_commands_flags_and_their_values(words: str, offered: set[str]) -> None:
+    script = completion("bash", ["train", "evaluate"])
+    place = len(words.split())
+    ask = f"{script}\nCOMP_WORDS=(toolgrpo {words}); COMP_CWORD={place}; _toolgrpo; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == offered and not done.stderr
+    assert completion("zsh", ["train"]).startswith("autoload -U +X bashcompinit")

@@ -56,6 +56,15 @@ _TRAINING = (
     *("mask_truncated_completions", "gradient_checkpointing", "prefix_sharing", "max_tokens_per_pass", "seed"),
 )
 _DRAWING = (*("dynamic_sampling", "max_groups_drawn", "skip_dead_rows", "loss_denominator"),)
+_CREDIT = (
+    *("advantage", "credit", "turn_reward", "turn_reward_fn", "turn_reward_weights", "penalty", "overlong"),
+    *("void_turns", "max_dropped_share"),
+)
+_CORRECTION = (
+    *("rollout_correction", "correction_band", "importance_sampling_level", "vllm_importance_sampling_mode"),
+    *("vllm_importance_sampling_clip_max", "off_policy_mask_threshold"),
+)
+_OVERLAP = ("max_staleness", "weights_handover", "carry_over")
 _SAVING = ("output_dir", "save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint")
 _WATCHING = (
     *("logging_steps", "doctor_every", "max_world_failures", "quiet", "report_to", "run_name", "log_completions"),
@@ -105,6 +114,10 @@ _IN_SHORT = {
     "epsilon_high": "The same upward; default: epsilon.",
     "loss_type": "Which loss (TRL's names).",
     "scale_rewards": "What advantages are divided by: group, batch or none.",
+    "importance_sampling_level": "A ratio for each token, or one for the sequence.",
+    "vllm_importance_sampling_mode": "With rollout_correction trl: how TRL's ratios weigh.",
+    "vllm_importance_sampling_clip_max": "With rollout_correction trl: the largest ratio that counts.",
+    "off_policy_mask_threshold": "Leave out sequences of negative advantage that are further off than this.",
     "max_grad_norm": "Larger gradients are scaled down to this.",
     "mask_truncated_completions": "Do not train on episodes that were cut.",
     "gradient_checkpointing": "Compute activations twice and hold fewer.",
@@ -135,6 +148,9 @@ PAGES: dict[str, Page] = {
             "engine": _ENGINE,
             "training": _TRAINING,
             "drawing": _DRAWING,
+            "credit": _CREDIT,
+            "correction": _CORRECTION,
+            "overlap": _OVERLAP,
             "saving": _SAVING,
             "watching": _WATCHING,
         },
@@ -233,12 +249,7 @@ def asked_for(arguments: Sequence[str]) -> str | None:
 
 def help_text(command: str, theme: str = "", *, width: int | None = None) -> str:
     """Return the page of a command, or one theme of it, or every flag ("all")."""
-    page = PAGES[command]
-    flags = {
-        name: flag
-        for name, flag in flags_of(command).items()
-        if not flag.of_training and (flag.ours or name not in WITHOUT_EFFECT)
-    }
+    page, flags = PAGES[command], _shown_flags(command)
     themes = _filled(page, flags, everything=theme == "all")
     if theme not in ("", "all"):
         if theme not in themes:
@@ -263,6 +274,42 @@ def help_text(command: str, theme: str = "", *, width: int | None = None) -> str
     others = "" if theme == "all" else "; --help all: every flag, TRL's and Transformers' too"
     parts.append(f"--help THEME: one of {', '.join(_filled(page, flags, everything=False))}{others}")
     return "\n\n".join(parts)
+
+
+def completion(shell: str, commands: Sequence[str]) -> str:
+    """Return the script by which a shell completes commands, their flags, and values that can be listed."""
+    flags = {command: _shown_flags(command) for command in PAGES}
+    choices = {f"--{one.name}": one.choices for of in flags.values() for one in of.values() if one.choices}
+    cases = [
+        f"    {command}) words='{' '.join(f'--{name}' for name in of)} --help' ;;" for command, of in flags.items()
+    ]
+    values = [f"    {flag}) words='{' '.join(map(str, of))}' ;;" for flag, of in sorted(choices.items())]
+    return "\n".join(
+        [
+            *(["autoload -U +X bashcompinit && bashcompinit"] if shell == "zsh" else []),
+            "_toolgrpo() {",
+            '  local words="" cur="${COMP_WORDS[COMP_CWORD]}"',
+            '  case "${COMP_WORDS[1]}" in',
+            *cases,
+            "  esac",
+            '  case "${COMP_WORDS[COMP_CWORD-1]}" in',
+            *values,
+            '    --*) [[ "$cur" == --* ]] || words="" ;;',
+            "  esac",
+            f"  (( COMP_CWORD == 1 )) && words='{' '.join(commands)} --help --version'",
+            '  COMPREPLY=($(compgen -W "$words" -- "$cur"))',
+            "}",
+            "complete -o default -F _toolgrpo toolgrpo  # files, where no word fits",
+        ]
+    )
+
+
+def _shown_flags(command: str) -> dict[str, Flag]:
+    return {
+        name: flag
+        for name, flag in flags_of(command).items()
+        if not flag.of_training and (flag.ours or name not in WITHOUT_EFFECT)
+    }
 
 
 def _first(page: Page, themes: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

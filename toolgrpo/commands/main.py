@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from toolgrpo.commands.early import early_errors
-from toolgrpo.commands.help_page import PAGES, asked_for, help_text
+from toolgrpo.commands.help_page import PAGES, asked_for, completion, help_text
 from toolgrpo.commands.terminal import LOADING, Terminal
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.named_files import LAUNCH_FILES, located, shipped_names, shipped_root
@@ -271,6 +271,14 @@ def _export(arguments: list[str]) -> int:
     return _print_lines(export_lines(arguments))
 
 
+def _completion(arguments: list[str]) -> int:
+    if arguments not in (["bash"], ["zsh"]):
+        print('usage: eval "$(toolgrpo completion bash)", or zsh, in ~/.bashrc or ~/.zshrc', file=sys.stderr)
+        return 2
+    print(completion(arguments[0], list(COMMANDS)))
+    return 0
+
+
 def _env(arguments: list[str]) -> int:
     from toolgrpo.commands.look import environment_lines
 
@@ -309,4 +317,5 @@ COMMANDS: Mapping[str, Command] = {
     "gateway": Command("serve a model by itself over OpenAI's API, as agents see it in a training", _gateway),
     "sft": Command("teach a model the form of tool calls from example conversations", _sft),
     "report": Command("show what a run did, as one HTML file", _report),
+    "completion": Command("print what completes commands and flags in a shell: bash|zsh", _completion),
 }
