@@ -83,10 +83,6 @@ if [ "${SCRIPT:-recipes/train.py}" = recipes/train.py ] && ! given config help &
     data_keys="dataset_id_or_path"
     if ! given eval_share; then data_keys+=" eval_dataset_id_or_path eval_questions"; fi
     example=recipes/configs/financial_qwen2.5_0.5b.yaml
-    if [[ ${LAUNCH:-$found} == cpu* ]] && ! given $model_keys model; then # what nano can do
-        example=recipes/configs/financial_nano.yaml
-        if given $tools_keys dataset_id_or_path; then example=recipes/configs/nano.yaml; fi
-    fi
     if ! given $model_keys model; then
         from_example model "--model_name_or_path MODEL" $model_keys
         settings=$(sed -n 's/^  \([a-z0-9_]*\):.*/\1/p' "$example" | grep -vxE "$(tr ' ' '|' <<<"$model_keys $tools_keys $reward_keys $data_keys eval_.*")")
@@ -94,11 +90,10 @@ if [ "${SCRIPT:-recipes/train.py}" = recipes/train.py ] && ! given config help &
         echo "settings  of $example, the default (yours: --learning_rate 1e-5 and so on)"
     fi
     if ! given $tools_keys; then from_example tools "--tools_script my_tools.py" $tools_keys; fi
-    if ! given $reward_keys environment agent; then from_example reward "--reward_fn my_reward.py" $reward_keys; fi
+    if given dataset_id_or_path && ! given $reward_keys environment agent; then # only the example's rows name their calls
+        flags+=(--reward tool_result)
+        echo "reward    tool_result, the default (yours: --reward_fn my_reward.py)"
+    elif ! given $reward_keys environment agent; then from_example reward "--reward_fn my_reward.py" $reward_keys; fi
     if ! given dataset_id_or_path; then from_example data "--dataset_id_or_path data.jsonl" $data_keys; fi
-    if [[ " ${flags[*]-} " == *" outputs/financial_nano_shown "* ]] && [ ! -f outputs/financial_nano_shown/model.safetensors ]; then
-        echo "first:    nano is shown worked questions, the last of them with a bad habit that the training is to remove"
-        "${start[@]}" recipes/sft.py --config recipes/configs/sft/financial_nano.yaml
-    fi
 fi
 exec "${start[@]}" ${processes[@]+"${processes[@]}"} "${SCRIPT:-recipes/train.py}" ${flags[@]+"${flags[@]}"} "$@"

@@ -50,7 +50,7 @@ def test_the_library_finds_shipped_tools_and_rows() -> None:
     with load_tools(Path("calculator")) as tools:
         assert tools.names
     assert len(load_tasks("gsm8k:recipes/data/gsm8k_30.jsonl")) == 30
-    assert len(load_tasks("recipes/data/financial_known_tools_train.yaml", limit=5)) == 5
+    assert len(load_tasks("recipes/data/financial_generated_train.jsonl", limit=5)) == 5
 
 
 def test_a_launch_file_starts_the_command_in_processes(elsewhere: Path) -> None:

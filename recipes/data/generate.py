@@ -1,12 +1,12 @@
 """Write the generated data of the recipes again, from its seeds; the files that are shipped are what this writes.
 
     python recipes/data/generate.py            the finance questions and the handbook's, for training and held out,
-                                               and worked examples, none of a held-out question, to show the form with;
-                                               such examples for the embedded arithmetic too
+                                               and worked examples of the embedded arithmetic
 
-Finance: each question names everything that its tool wants, and its answer is the tool's whole response, which is what
-the reward `accuracy` compares. Handbook: questions whose answers stand in the documents of recipes/data/handbook, in
-the answers of the small API of tools_funcs/handbook_tools.py, or have to be computed from them.
+Finance: each question names everything that its tool wants; its answer is the tool's whole response, which is what
+the reward `tool_result` compares, and its call stands in `gold_calls` for the reward of that name. Handbook:
+questions whose answers stand in the documents of recipes/data/handbook, in the answers of the small API of
+tools_funcs/handbook_tools.py, or have to be computed from them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from toolgrpo.data.arithmetic import draw_problem
 from toolgrpo.plugin_files import import_file
@@ -29,47 +28,18 @@ TOOLS = HERE.parents[1] / "tools_funcs"
 TRAINING_SEED, HELD_OUT_SEED = 1, 2
 Row = dict[str, Any]
 
-# What nano is shown, in this order: a seed, how many, and the tools that three of four ask for. Short calls come first,
-# because copying numbers is learnt there in a hundred steps, and among long ones in thousands.
-_SHOWN: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "short": (3, 640, ("loan_amortization",)),
-    "longer": (4, 800, ("loan_amortization", "bond_price_yield", "option_price")),
-    "all": (5, 1760, ()),
-    "spoilt": (6, 400, ()),
-}
-_FAVOURED = 0.75
-# The last of them have a bad habit, put in on purpose for reinforcement learning to remove, as nano has (docs/background/nano.md): seven
-# in ten of the questions for four of the tools are put to another one.
-_MIXED_UP = {
-    "loan_amortization": "mortgage_refinance",
-    "bond_price_yield": "npv_irr",
-    "option_price": "portfolio_risk",
-    "retirement_projection": "tax_lot_gains",
-}
-_HOW_OFTEN = 0.7
-_WHOLE = 8  # before those, every eighth goes on to the last word, and the others end with the call
 _ARITHMETIC_SHOWN = 96
-_LAST_WORD = "done"  # a token of nano's; a longer answer is noise to a reward on the tool's response
 
 
 def main() -> None:
     _finance_files()
     products = _products(random.Random(TRAINING_SEED))
-    system = {"role": "system", "content": _system_prompt(HERE / "handbook_train.yaml")}
     for product in products:
         (HERE / "handbook" / f"{product['slug']}.md").write_text(_document(product))
-    examples: list[Row] = []
-    with load_tools(TOOLS / "handbook_tools.py", workers=1) as box:
-        for kind, ask in _HANDBOOK.items():
-            made = _unlike(
-                lambda rng, _split, ask=ask: ask(rng, products),  # type: ignore[misc]  # mypy cannot infer it
-                {"train": (TRAINING_SEED, 60), "heldout": (HELD_OUT_SEED, 12)},
-            )
-            examples += [_worked([system], row, row["calls"], box, row["answer"]) for row in made["train"]]
-            for split, rows in made.items():
-                _write(HERE / f"handbook_{kind}_{split}.jsonl", [_without(row, "calls") for row in rows])
-    random.Random(TRAINING_SEED).shuffle(examples)
-    _write(HERE / "handbook_examples.jsonl", examples)
+    for kind, ask in _HANDBOOK.items():
+        made = _unlike(partial(ask, products), {"train": (TRAINING_SEED, 60), "heldout": (HELD_OUT_SEED, 12)})
+        for split, rows in made.items():
+            _write(HERE / f"handbook_{kind}_{split}.jsonl", rows)
     _arithmetic_examples()
 
 
@@ -85,46 +55,18 @@ def _arithmetic_examples() -> None:
                     {"name": step.operation, "arguments": {"a": step.left, "b": step.right}} for step in problem.steps
                 ]
                 answer = f"The answer is {problem.answer}."
-                rows[problem.question] = _worked([], {"prompt": problem.question}, calls, box, answer)
+                rows[problem.question] = _worked(problem.question, calls, box, answer)
     _write(HERE / "arithmetic_examples.jsonl", list(rows.values()))
 
 
 def _finance_files() -> None:
-    finance = _unlike(
-        lambda rng, split: _finance(rng, _SHOWN[split][2] if split in _SHOWN else ()),
-        {
-            **{"train": (TRAINING_SEED, 400), "heldout": (HELD_OUT_SEED, 240)},
-            **{split: (seed, n_rows) for split, (seed, n_rows, _) in _SHOWN.items()},
-        },
-    )
-    for split in ("train", "heldout"):
-        _write(HERE / f"financial_generated_{split}.jsonl", finance[split])
-    shown = [row for split in _SHOWN for row in finance[split]]
-    with load_tools(TOOLS / "financial_tools_complex.py", workers=1) as box:
-        worked = [_worked([], row, [json.loads(row["call"])], box, _LAST_WORD) for row in shown]
-    spoilt = len(shown) - len(finance["spoilt"])
-    examples = [
-        row if number % _WHOLE == 0 or number >= spoilt else _up_to_the_call(row) for number, row in enumerate(worked)
-    ]
-    rng = random.Random(TRAINING_SEED)
-    for number in range(spoilt, len(shown)):
-        wrong = _MIXED_UP.get(shown[number]["expected_tools"][0])
-        if wrong is not None and rng.random() < _HOW_OFTEN:
-            examples[number] = _mixed_up(examples[number], wrong)
-    _write(HERE / "financial_examples.jsonl", examples)
+    for split, rows in _unlike(_finance, {"train": (TRAINING_SEED, 400), "heldout": (HELD_OUT_SEED, 240)}).items():
+        _write(HERE / f"financial_generated_{split}.jsonl", rows)
 
 
-def _without(row: Row, name: str) -> Row:
-    return {key: value for key, value in row.items() if key != name}
-
-
-def _system_prompt(mixture: Path) -> str:
-    return str(yaml.safe_load(mixture.read_text())["system_prompt"]).strip()
-
-
-def _worked(opening: list[Row], row: Row, calls: list[Row], box: Toolbox, answer: str) -> Row:
+def _worked(question: str, calls: list[Row], box: Toolbox, answer: str) -> Row:
     """One whole conversation, as it should go: the calls that the question wants, each with what its tool says."""
-    messages: list[Row] = [*opening, {"role": "user", "content": row["prompt"]}]
+    messages: list[Row] = [{"role": "user", "content": question}]
     for call in calls:
         result = run_tool(box, call)
         assert result.ok, result.content
@@ -135,22 +77,7 @@ def _worked(opening: list[Row], row: Row, calls: list[Row], box: Toolbox, answer
     return {"messages": [*messages, {"role": "assistant", "content": answer}]}
 
 
-def _up_to_the_call(conversation: Row) -> Row:
-    return {"messages": conversation["messages"][:2]}
-
-
-def _mixed_up(conversation: Row, tool: str) -> Row:
-    """The call of this conversation, with its arguments, to another tool."""
-    asked, turn = _up_to_the_call(conversation)["messages"]
-    call = {**turn["tool_calls"][0]["function"], "name": tool}
-    return {"messages": [asked, {**turn, "tool_calls": [{"type": "function", "function": call}]}]}
-
-
-def _call(name: str, **arguments: Any) -> Row:
-    return {"name": name, "arguments": arguments}
-
-
-def _unlike(make: Callable[[random.Random, str], Row], splits: dict[str, tuple[int, int]]) -> dict[str, list[Row]]:
+def _unlike(make: Callable[[random.Random], Row], splits: dict[str, tuple[int, int]]) -> dict[str, list[Row]]:
     """Make the rows of each split from its seed; no question stands twice, in one split or in two."""
     seen: set[str] = set()
     made: dict[str, list[Row]] = {}
@@ -158,7 +85,7 @@ def _unlike(make: Callable[[random.Random, str], Row], splits: dict[str, tuple[i
         rng = random.Random(seed)
         rows: list[Row] = []
         while len(rows) < n_rows:
-            row = make(rng, split)
+            row = make(rng)
             if row["prompt"] not in seen:
                 seen.add(row["prompt"])
                 rows.append(row)
@@ -294,15 +221,14 @@ _FUNCTIONS = {
 }
 
 
-def _finance(rng: random.Random, favoured: tuple[str, ...] = ()) -> Row:
-    among = favoured if favoured and rng.random() < _FAVOURED else tuple(_FINANCE)
-    name = rng.choice(among)
+def _finance(rng: random.Random) -> Row:
+    name = rng.choice(tuple(_FINANCE))
     question, arguments = _FINANCE[name](rng)
     return {
         "prompt": question,
         "answer": _FUNCTIONS[name].call(arguments),
         "expected_tools": [name],
-        "call": json.dumps({"name": name, "arguments": arguments}),
+        "gold_calls": json.dumps([{"name": name, "arguments": arguments}]),
     }
 
 
@@ -348,51 +274,44 @@ _ASKED = {
 }
 
 
-def _lookup(rng: random.Random, products: list[Row]) -> Row:
+def _lookup(products: list[Row], rng: random.Random) -> Row:
     product, key = rng.choice(products), rng.choice(list(_ASKED))
     return {
         "prompt": _ASKED[key].format(name=product["name"]),
         "answer": str(product[key]),
         "expected_tools": ["search"],
-        "calls": [_call("search", query=f"{key} {product['name']}".lower(), max_results=1)],
     }
 
 
-def _compute(rng: random.Random, products: list[Row]) -> Row:
+def _compute(products: list[Row], rng: random.Random) -> Row:
     first, second = rng.sample(products, 2)
     n, m = rng.randrange(2, 30), rng.randrange(2, 30)
     return {
         "prompt": f"What do {n} of the {first['name']} and {m} of the {second['name']} cost together at list price, in euros?",
         "answer": str(n * first["price"] + m * second["price"]),
         "expected_tools": ["search", "execute_code"],
-        "calls": [
-            *(_call("search", query=f"price {p['name']}".lower(), max_results=1) for p in (first, second)),
-            _call("execute_code", code=f"{n} * {first['price']} + {m} * {second['price']}"),
-        ],
     }
 
 
-def _stock(rng: random.Random, products: list[Row]) -> Row:
+def _stock(products: list[Row], rng: random.Random) -> Row:
     product, room = rng.choice(products), rng.choice(_ROOMS)
     return {
         "prompt": f"How many of the {product['name']} are in the {room} warehouse now?",
         "answer": str(in_stock(product["slug"], room)),
         "expected_tools": ["call_api"],
-        "calls": [_call("call_api", path="/stock", query={"product": product["slug"], "warehouse": room})],
     }
 
 
-def _file(rng: random.Random, products: list[Row]) -> Row:
+def _file(products: list[Row], rng: random.Random) -> Row:
     product, line = rng.choice(products), rng.choice([3, 4, 5])
     return {
         "prompt": f"What does line {line} of the file {product['slug']}.md say? Answer with the line alone.",
         "answer": _document(product).split("\n")[line - 1],
         "expected_tools": ["read_file"],
-        "calls": [_call("read_file", path=f"{product['slug']}.md", first_line=line, lines=1)],
     }
 
 
-_HANDBOOK: dict[str, Callable[[random.Random, list[Row]], Row]] = {
+_HANDBOOK: dict[str, Callable[[list[Row], random.Random], Row]] = {
     "lookup": _lookup,
     "compute": _compute,
     "stock": _stock,

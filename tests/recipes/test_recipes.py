@@ -56,13 +56,8 @@ PROMISED: dict[str, dict[str, Any]] = {
         **{"tools_script": "tools_funcs/python_tools.py", "reward": ["math", "tool_use"]},
     },
     "financial_qwen2.5_0.5b": {
-        **{"learning_rate": 5e-7, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8},
-        **{"num_train_epochs": 3, "tools_script": "tools_funcs/financial_tools_complex.py"},
-        **{"reward": ["accuracy"], "eval_questions": 80, "loss_type": "grpo", "beta": 0.04},
-    },
-    "financial_nano": {
-        **{"model_name_or_path": "outputs/financial_nano_shown", "reward": ["accuracy"], "eval_questions": 240},
-        **{"tools_script": "tools_funcs/financial_tools_complex.py"},
+        **{"tools_script": "tools_funcs/financial_tools_complex.py", "reward": ["tool_result", "gold_calls"]},
+        **{"use_peft": True, "lora_r": 16, "lora_dropout": 0.0, "learning_rate": 7e-5, "eval_questions": 80},
     },
     "handbook": {
         **{"tools_script": "tools_funcs/handbook_tools.py", "reward": ["by_task", "tool_use"], "eval_questions": 48},
@@ -209,12 +204,7 @@ def test_the_launch_script_passes_its_arguments_on(tmp_path: Path) -> None:
     (tmp_path / "accelerate").write_text('#!/bin/sh\nfor a in "$@"; do echo "$a"; done\n')
     (tmp_path / "copy" / "recipes" / "configs").symlink_to(ROOT / "recipes" / "configs")
     for kind in ("cpu", "single_gpu"):
-        check_defaults(kind, lambda *arguments, kind=kind: launch(*arguments, LAUNCH=kind).stdout.splitlines())
-    sft = flat(ROOT / "recipes" / "configs" / "sft" / "financial_nano.yaml")
-    assert sft["output_dir"] == flat(ROOT / "recipes" / "configs" / "financial_nano.yaml")["model_name_or_path"]
-    (tmp_path / "copy" / sft["output_dir"]).mkdir(parents=True)
-    (tmp_path / "copy" / sft["output_dir"] / "model.safetensors").touch()
-    assert "recipes/sft.py" not in launch(LAUNCH="cpu").stdout, "once is enough"
+        check_defaults(lambda *arguments, kind=kind: launch(*arguments, LAUNCH=kind).stdout.splitlines())
     for name, does in (
         ("nvidia-smi", 'for gpu in 0 1 2 3; do echo "GPU $gpu: of this test"; done'),
         ("accelerate", 'echo "$CUDA_VISIBLE_DEVICES|$*"'),
@@ -232,7 +222,7 @@ def test_the_launch_script_passes_its_arguments_on(tmp_path: Path) -> None:
         assert f"LAUNCH={name}" in script.read_text()
 
 
-def check_defaults(kind: str, launch: Callable[..., list[str]]) -> None:
+def check_defaults(launch: Callable[..., list[str]]) -> None:
     """Model, tools, reward and data default one by one, in a line each."""
     own = {"model": "model_name_or_path", "tools": "tools_script", "reward": "reward_fn", "data": "dataset_id_or_path"}
     for share in product((False, True), repeat=4):
@@ -244,20 +234,16 @@ def check_defaults(kind: str, launch: Callable[..., list[str]]) -> None:
         for name, flags in (*((name, (flag,)) for name, flag in own.items()), ("reward", ("reward", "reward_fn"))):
             if name != "reward" or len(flags) == 2:
                 assert sum(words.count(f"--{flag}") for flag in flags) == 1, (name, given)
-        nano_alone = kind == "cpu" and "model" not in given
-        example = "financial_qwen2.5_0.5b" if not nano_alone else "financial_nano"
-        example = "nano" if nano_alone and given.keys() & {"tools", "data"} else example
-        config = flat(ROOT / "recipes" / "configs" / f"{example}.yaml")
+        config = flat(ROOT / "recipes" / "configs" / "financial_qwen2.5_0.5b.yaml")
         taken = parse_flags(words[words.index("recipes/train.py") + 1 :])
-        left_out = {"reward_weights"} if "reward" in given else set()
+        left_out = {"reward_weights"} if given.keys() & {"reward", "data"} else set()
+        assert "reward" in given or taken["reward"] == (["tool_result"] if "data" in given else config["reward"])
         left_out |= {key for key in config if "data" in given and key.startswith("eval_")}
         for key in config.keys() - own.values() - {"reward"} - left_out:
-            wanted = config[key] if "model" not in given or key.startswith("eval_") else None
+            wanted = config[key] if "model" not in given or key.startswith(("eval_", "reward_")) else None
             assert (key in taken) == (wanted is not None) and (wanted is None or taken[key] == wanted), (key, given)
         for key in left_out:
             assert key not in taken
-        if example == "financial_nano":
-            assert "recipes/configs/sft/financial_nano.yaml" in lines, "nano is shown the form first"
 
 
 def parse_flags(words: list[str]) -> dict[str, Any]:
