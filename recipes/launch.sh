@@ -82,10 +82,12 @@ if [ "${SCRIPT:-recipes/train.py}" = recipes/train.py ] && ! given config help &
     reward_keys="reward reward_fn reward_function_name reward_weights"
     data_keys="dataset_id_or_path"
     if ! given eval_share; then data_keys+=" eval_dataset_id_or_path eval_questions"; fi
+    episode_keys= # the example trains the first call alone
+    if given dataset_id_or_path; then episode_keys=" max_turns max_completion_length max_turn_tokens"; fi
     example=recipes/configs/financial_qwen2.5_0.5b.yaml
     if ! given $model_keys model; then
         from_example model "--model_name_or_path MODEL" $model_keys
-        settings=$(sed -n 's/^  \([a-z0-9_]*\):.*/\1/p' "$example" | grep -vxE "$(tr ' ' '|' <<<"$model_keys $tools_keys $reward_keys $data_keys eval_.*")")
+        settings=$(sed -n 's/^  \([a-z0-9_]*\):.*/\1/p' "$example" | grep -vxE "$(tr ' ' '|' <<<"$model_keys $tools_keys $reward_keys $data_keys eval_.*$episode_keys")")
         from_example "" "" $settings
         echo "settings  of $example, the default (yours: --learning_rate 1e-5 and so on)"
     fi

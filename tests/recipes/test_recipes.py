@@ -56,8 +56,8 @@ PROMISED: dict[str, dict[str, Any]] = {
         **{"tools_script": "tools_funcs/python_tools.py", "reward": ["math", "tool_use"]},
     },
     "financial_qwen2.5_0.5b": {
-        **{"tools_script": "tools_funcs/financial_tools_complex.py", "reward": ["tool_result", "gold_calls"]},
-        **{"use_peft": True, "lora_r": 16, "lora_dropout": 0.0, "learning_rate": 7e-5, "eval_questions": 80},
+        **{"tools_script": "tools_funcs/financial_tools_complex.py", "reward": ["gold_calls"]},
+        **{"use_peft": True, "lora_r": 16, "lora_dropout": 0.0, "learning_rate": 1e-4, "eval_questions": 80},
     },
     "handbook": {
         **{"tools_script": "tools_funcs/handbook_tools.py", "reward": ["by_task", "tool_use"], "eval_questions": 48},
@@ -238,7 +238,8 @@ def check_defaults(launch: Callable[..., list[str]]) -> None:
         taken = parse_flags(words[words.index("recipes/train.py") + 1 :])
         left_out = {"reward_weights"} if given.keys() & {"reward", "data"} else set()
         assert "reward" in given or taken["reward"] == (["tool_result"] if "data" in given else config["reward"])
-        left_out |= {key for key in config if "data" in given and key.startswith("eval_")}
+        theirs = ("eval_", "max_turn", "max_completion")
+        left_out |= {key for key in config if "data" in given and key.startswith(theirs)}
         for key in config.keys() - own.values() - {"reward"} - left_out:
             wanted = config[key] if "model" not in given or key.startswith(("eval_", "reward_")) else None
             assert (key in taken) == (wanted is not None) and (wanted is None or taken[key] == wanted), (key, given)
