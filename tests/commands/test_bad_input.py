@@ -91,6 +91,8 @@ TABLE: list[tuple[str, str]] = [
     ("--reward accuracy accuracy", "two rewards have the name 'accuracy'"),
     ("--reward acuracy", "there is no built-in reward 'acuracy'"),
     ("--reward_weights 0.5 0.5", "reward_weights has 2 numbers for 1 reward (accuracy)"),
+    ("--keep worst", "--keep must be one of 'last', 'best'; got 'worst'"),
+    ("--stop_when plateau:0", "stop_when must be solved, or plateau:K"),
     ("--success_threshold high", "must be a number, got 'high'"),
     # data
     ("--dataset_id_or_path DIR/none.jsonl", "does not exist"),
