@@ -82,8 +82,10 @@ if [ "${SCRIPT:-recipes/train.py}" = recipes/train.py ] && ! given config help &
     reward_keys="reward reward_fn reward_function_name reward_weights"
     data_keys="dataset_id_or_path"
     if ! given eval_share; then data_keys+=" eval_dataset_id_or_path eval_questions"; fi
-    episode_keys= # the example trains the first call alone
-    if given dataset_id_or_path; then episode_keys=" max_turns max_completion_length max_turn_tokens"; fi
+    episode_keys= # the example trains the first call alone, which its own reward can judge
+    if given dataset_id_or_path $tools_keys $reward_keys; then
+        episode_keys=" max_turns max_tool_calls max_completion_length max_turn_tokens"
+    fi
     example=recipes/configs/financial_qwen2.5_0.5b.yaml
     if ! given $model_keys model; then
         from_example model "--model_name_or_path MODEL" $model_keys

@@ -238,8 +238,9 @@ def check_defaults(launch: Callable[..., list[str]]) -> None:
         taken = parse_flags(words[words.index("recipes/train.py") + 1 :])
         left_out = {"reward_weights"} if given.keys() & {"reward", "data"} else set()
         assert "reward" in given or taken["reward"] == (["tool_result"] if "data" in given else config["reward"])
-        theirs = ("eval_", "max_turn", "max_completion")
-        left_out |= {key for key in config if "data" in given and key.startswith(theirs)}
+        left_out |= {key for key in config if "data" in given and key.startswith("eval_")}
+        limits = ("max_turn", "max_tool", "max_completion")
+        left_out |= {key for key in config if given.keys() - {"model"} and key.startswith(limits)}
         for key in config.keys() - own.values() - {"reward"} - left_out:
             wanted = config[key] if "model" not in given or key.startswith(("eval_", "reward_")) else None
             assert (key in taken) == (wanted is not None) and (wanted is None or taken[key] == wanted), (key, given)

@@ -67,9 +67,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             if not own_batch or not batch or batch % group == 0:
                 raise
             raise ConfigError(batch_of_parts(group, self.per_device_train_batch_size, batch)) from error
-        if (
-            self.keep == "best"
-        ):  # after Transformers has asked that every save is one of an evaluation: the best are saved
+        if self.keep == "best":  # only now: Transformers would ask that every save is one of an evaluation
             self.load_best_model_at_end: bool = True
         try:
             self.record_episodes: RecordedShare = RecordedShare(self.record_episodes)
