@@ -67,6 +67,7 @@ check: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/python .ci/english
+	@$(BIN)/python -m pytest -q -n0 --noconftest -p no:cacheprovider tests/project/test_dependencies.py # imports against pyproject.toml
 
 # FAST=1: the quick forms of the quickest, in under five minutes. `make bench ARGS=--list` says what there is.
 bench: setup
