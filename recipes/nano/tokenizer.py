@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from toolgrpo import trl_parts
+from toolgrpo.chat.response_template import trl_chat_template
 from toolgrpo.data.arithmetic import OPERATIONS
 
 __all__ = ["CONTROL_TOKENS", "PHRASES", "build_tokenizer", "chat_template"]
@@ -57,7 +57,7 @@ _PATTERN = "|".join(re.escape(phrase) for phrase in _LONGEST_FIRST) + r"| ?[A-Za
 
 def chat_template() -> str:
     """Qwen3's chat format as TRL ships it, which the trainer uses too."""
-    return trl_parts.chat_template("qwen3")
+    return trl_chat_template("qwen3")
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:

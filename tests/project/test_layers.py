@@ -20,7 +20,7 @@ ROOT = Path(toolgrpo.__file__).parent
 LAYERS = (
     {"errors", "drops", "calls", "trajectory", "ledger", "segments", "void_turns", "plain_text", "loopback"}
     | {"regex_budget", "nearest", "named_files", "plugin_files", "options", "processes"}
-    | {"startup", "meeting", "storage", "folder_claim", "hub", "models", "trl_parts"},
+    | {"startup", "meeting", "storage", "folder_claim", "hub", "models"},
     {"chat", "tools", "sandbox", "rewards", "data"},
     {"engines", "shared_pass"},
     {"rollout"},

@@ -18,9 +18,8 @@ from transformers import AutoTokenizer
 from recipes.nano.build import build_nano
 from recipes.nano.recipe import MINI
 from toolgrpo.commands import sft
-from toolgrpo.commands.sft import SFTResult, parse_sft_arguments, run_sft
+from toolgrpo.commands.sft import CardedSFTTrainer, SFTResult, parse_sft_arguments, run_sft
 from toolgrpo.errors import ConfigError, DataError, PluginError
-from toolgrpo.sft.carded_trainer import CardedSFTTrainer
 from toolgrpo.sft.encoder import ConversationEncoder
 
 pytestmark = pytest.mark.timeout(600)

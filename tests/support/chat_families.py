@@ -17,8 +17,8 @@ from typing import Any
 
 import trl
 
+from toolgrpo.chat.response_template import trl_chat_template as template_text
 from toolgrpo.testing.chat import byte_tokenizer
-from toolgrpo.trl_parts import chat_template as template_text
 
 __all__ = ["template_names", "template_text", "trl_tokenizer"]
 

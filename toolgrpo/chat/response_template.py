@@ -6,15 +6,20 @@ template is the tokenizer's own, or the one that TRL knows. What it does not say
 template prints: which token ends a turn, what stands around the arguments, and what a model that got it wrong is shown.
 `bridge_proof.py` decides, as for every format.
 
+Two parts of TRL are used that are no public names, imported when they are asked for (tested with TRL 1.16.0): the folder
+`trl/chat_templates`, and `trl.chat_template_utils.add_response_schema`, which knows how the turns of these templates are read.
+
 Not covered: chat templates of no family that want results inside the message with the calls, or know no tools.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import regex  # type: ignore[import-untyped]  # it ships no types; transformers compiles its patterns with it
@@ -29,7 +34,6 @@ from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.transformers_seam import ResponseTemplate, load_response_template, render_jinja_template
 from toolgrpo.chat.turn_reader import CALLS, CONTENT, REASONING, TurnReader
 from toolgrpo.errors import ChatFormatError
-from toolgrpo.trl_parts import response_schema
 
 _QUESTION = "Which one?"
 _NAME, _KEY = "look_up", "some_key"
@@ -40,7 +44,20 @@ _CALL = {"name": "NAME", "arguments": {"KEY": "VALUE", "OTHER": "VALUE"}}
 def response_template_of(tokenizer: Any) -> dict[str, Any] | None:
     """Return what the tokenizer carries, or what TRL has for exactly this chat template."""
     own: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
-    return response_schema(tokenizer) if own is None else own
+    if own is not None:
+        return own
+    from trl.chat_template_utils import add_response_schema
+
+    with suppress(ValueError):  # TRL does not know exactly this template
+        return getattr(add_response_schema(copy.copy(tokenizer)), "response_template", None)
+    return None
+
+
+def trl_chat_template(name: str) -> str:
+    """Return the text of a chat template that TRL ships, or of its training variant."""
+    import trl
+
+    return (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 def family_format(tokenizer: Any, family: Family) -> TemplateFormat:

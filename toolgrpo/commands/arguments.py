@@ -30,9 +30,7 @@ from toolgrpo.options import (
 )
 
 if TYPE_CHECKING:
-    from trl import ModelConfig
-
-    from toolgrpo.trainer.config import ToolGRPOConfig
+    from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 
 # What `evaluate` and `gateway` read of the fields of TRL and Transformers.
 READ_WITHOUT_TRAINING = frozenset(
@@ -284,9 +282,7 @@ def own_classes(command: str) -> tuple[type[Any], ...]:
 
 def parse_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, ToolGRPOConfig, ModelConfig]:
     """Read the command line of a training over the YAML file over the defaults."""
-    from trl import ModelConfig
-
-    from toolgrpo.trainer.config import ToolGRPOConfig
+    from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 
     kinds = (ScriptArguments, ToolGRPOConfig, ModelConfig)
     script, config, model = parse_args(kinds, argv)

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.text import Text
-from trl import ModelConfig
 
 from toolgrpo.calls import CallAttempt, ToolResult
 from toolgrpo.chat.base import ParsedTurn, assistant_message, tool_message
@@ -40,6 +39,7 @@ from toolgrpo.plain_text import plain
 from toolgrpo.rollout import Episode, EpisodeRunner
 from toolgrpo.tools.arguments import signatures_text
 from toolgrpo.tools.base import ToolProvider, ToolSession
+from toolgrpo.trainer.config import ModelConfig
 from toolgrpo.trajectory import Message
 
 

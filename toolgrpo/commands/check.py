@@ -29,7 +29,6 @@ import torch
 from datasets import Dataset
 from peft import get_peft_model
 from transformers import AutoConfig
-from trl import ModelConfig
 
 from toolgrpo.build import load_tokenizer, put_together
 from toolgrpo.commands.arguments import CheckArguments, ScriptArguments, check_arguments
@@ -56,7 +55,7 @@ from toolgrpo.rollout import RolloutBatch
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.sandbox.rungs.ladder import choose_rung
 from toolgrpo.tools import Toolbox
-from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 from toolgrpo.trainer.memory import Device, Estimate
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 

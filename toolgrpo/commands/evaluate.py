@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from datasets import Dataset
-from trl import ModelConfig
 
 from toolgrpo.build import Parts
 from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments, check_arguments
@@ -35,7 +34,7 @@ from toolgrpo.rollout import Player, Rollouts
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.storage import storage_errors, write_whole
 from toolgrpo.trainer.assembly import cache_of
-from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 from toolgrpo.trainer.hardware import precision_line
 
 _DEFAULT_QUESTIONS = 100

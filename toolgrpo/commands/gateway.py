@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trl import ModelConfig
-
 from toolgrpo.commands.arguments import GatewayArguments, ScriptArguments
 from toolgrpo.commands.evaluate import EvaluationConfig
 from toolgrpo.commands.given import parse_args
@@ -29,6 +27,7 @@ from toolgrpo.gateway.openai_forms import ChatRequest, Said, TextRequest
 from toolgrpo.gateway.server import Endpoint
 from toolgrpo.gateway.session import Session
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
+from toolgrpo.trainer.config import ModelConfig
 
 
 def parse_gateway_arguments(argv: Sequence[str]) -> tuple[GatewayArguments, EvaluationConfig, ModelConfig]:

@@ -17,7 +17,6 @@ import torch
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM
-from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from toolgrpo.build import open_player
 from toolgrpo.chat.base import ChatFormat
@@ -47,7 +46,7 @@ from toolgrpo.storage import storage_errors
 from toolgrpo.tools import Toolbox
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer.assembly import cache_of
-from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig, get_peft_config, get_quantization_config
 from toolgrpo.trainer.memory import Device, Estimate, RunShape, estimate
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 

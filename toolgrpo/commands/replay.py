@@ -201,12 +201,10 @@ class ReplayRun:
 
     def _parts(self) -> RunParts:
         """Return the parts of a training, for what needs a model or its tokenizer."""
-        from trl import ModelConfig
-
         from toolgrpo.commands.arguments import check_arguments
         from toolgrpo.commands.given import given_values, parse_args
         from toolgrpo.commands.parts import RunParts
-        from toolgrpo.trainer.config import ToolGRPOConfig
+        from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 
         kinds = (ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig)
         _, script, config, model = parse_args(kinds, self.words)

@@ -20,7 +20,7 @@ from typing import Any, Self, cast
 from datasets import Dataset
 from rich.console import Console
 from transformers import PrinterCallback
-from trl import ModelConfig, SFTConfig, get_peft_config, get_quantization_config
+from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
 
 from toolgrpo.build import load_tokenizer, markers_line
 from toolgrpo.commands.arguments import SFTArguments, SFTOptions
@@ -34,12 +34,12 @@ from toolgrpo.models import check_weights, folder_of
 from toolgrpo.models.untrained_markers import output_rows
 from toolgrpo.observe.progress import library_bars_off
 from toolgrpo.options import options_of, with_fields_of
-from toolgrpo.sft.carded_trainer import CardedSFTTrainer, StepProgress
 from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversations
+from toolgrpo.sft.progress import StepProgress
 from toolgrpo.storage import storage_errors
 from toolgrpo.tools import load_tools
 from toolgrpo.trainer.hardware import precision_line, settled_cpu, settled_precision, trains_on_cpu
-from toolgrpo.trainer.model_card import ModelCard
+from toolgrpo.trainer.model_card import ModelCard, SavesWithCard
 from toolgrpo.trainer.stopping import GracefulStop
 from toolgrpo.trainer.trl.trainer import tune_fused_head
 
@@ -73,6 +73,14 @@ class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
         for name, value in changes.items():
             setattr(config, name, value)
         return config
+
+
+class CardedSFTTrainer(SavesWithCard, SFTTrainer):  # type: ignore[misc]  # TRL ships no types
+    """Writes `card`, and `tools.json` where there are tools, beside each model that it saves."""
+
+    def __init__(self, *, card: ModelCard, **arguments: Any) -> None:
+        self.card = card
+        super().__init__(**arguments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from rich.table import Table
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from trl import ModelConfig
 
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.parts import RunParts
@@ -35,7 +34,7 @@ from toolgrpo.observe.watch import DoctorWatch
 from toolgrpo.plain_text import without_secrets
 from toolgrpo.rollout import Player
 from toolgrpo.storage import storage_errors, write_whole
-from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 from toolgrpo.trainer.stopping import finish_before_stopping
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 

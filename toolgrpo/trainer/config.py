@@ -1,4 +1,7 @@
-"""`ToolGRPOConfig`: TRL's `GRPOConfig` plus the fields of `toolgrpo/options.py`, checked at construction."""
+"""`ToolGRPOConfig`: TRL's `GRPOConfig` plus the fields of `toolgrpo/options.py`, checked at construction.
+
+The commands take TRL's config of the model from here, too.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from trl import GRPOConfig
+from trl import ModelConfig as ModelConfig
+from trl import get_peft_config as get_peft_config
+from trl import get_quantization_config as get_quantization_config
 
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.engines.build import EngineOptions

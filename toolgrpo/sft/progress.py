@@ -1,20 +1,15 @@
-"""TRL's trainer of supervised training, with our model card and display in place of TRL's."""
+"""Display of supervised training: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from trl import SFTTrainer
 
 from toolgrpo.observe.progress import bar_columns
-from toolgrpo.trainer.model_card import ModelCard, SavesWithCard
-
-# What a person sees of supervised training: a bar on a terminal, a line now and then elsewhere.
 
 _LINES = 5  # of a whole run, where there is no terminal
 _SILENT_S = 20.0  # at most, as far as the steps allow
@@ -72,11 +67,3 @@ class StepProgress(TrainerCallback):  # type: ignore[misc]  # transformers ships
                 f"sft: step {done} of {steps}, loss {loss:.3f}, {seconds:.0f} s"
                 + (f", about {left:.0f} s left" if done < steps else "")
             )
-
-
-class CardedSFTTrainer(SavesWithCard, SFTTrainer):  # type: ignore[misc]  # TRL ships no types
-    """Writes `card`, and `tools.json` where there are tools, beside each model that it saves."""
-
-    def __init__(self, *, card: ModelCard, **arguments: Any) -> None:
-        self.card = card
-        super().__init__(**arguments)
