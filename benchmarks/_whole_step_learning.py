@@ -158,7 +158,7 @@ def train(latency_s: float, argv: list[str], folder: Path) -> dict[str, Any]:
     tools.write_text(TOOLS.format(delay=str(delay), root=str(ROOT)))
     opened = Opened([*argv, *(("--tools_script", str(tools)) if latency_s else ())])
     kept: Kept = []
-    opened.trainer.add_callback(keeping(lambda: int(opened.trainer.n_episodes), kept))
+    opened.trainer.add_callback(keeping(lambda: int(opened.trainer.rollout_batches.n_episodes), kept))
     try:
         opened.trainer.train()
         delay.write_text("0")

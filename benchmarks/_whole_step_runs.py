@@ -342,12 +342,12 @@ def train_ours(job: Job, clock: Clock) -> dict[str, Any]:
         processing_class=tokenizer,
         tools=tools,
         chat=decisions,
-        callbacks=[timing(clock, lambda: made[0].rollout_seconds)],
+        callbacks=[timing(clock, lambda: made[0].rollout_batches.rollout_seconds)],
     )
     made.append(trainer)
     try:
         trainer.train()
-        return {"episodes": int(trainer.n_episodes), **counted(trainer.state.log_history, job.episodes)}
+        return {"episodes": int(trainer.rollout_batches.n_episodes), **counted(trainer.state.log_history, job.episodes)}
     finally:
         trainer.close()
 

@@ -47,7 +47,7 @@ def facts(*totals: float | None, own: slice = slice(0, 2), **changes: Any) -> Fa
         "skips_rows": True,
     }
     rule.update({name: changes.pop(name) for name in list(changes) if name in rule})
-    known = {"training": True, "group_size": 2, "members": [member(one) for one in totals], "own": own, **changes}
+    known = {"group_size": 2, "members": [member(one) for one in totals], "own": own, **changes}
     return Facts(rule=LearningRule(**rule), **known)
 
 

@@ -124,7 +124,9 @@ def test_what_was_drawn_and_what_was_trained_on_is_logged_recorded_and_told(tmp_
     (batch,) = kept.batches
     assert [one.row["number"] for one in batch.episodes] == [n for n in range(5) for _ in range(4)]
     assert len(asked) == len(set(asked)) == 20, "once per episode"
-    assert [t.metadata["episode"] for t in batch.trajectories] == list(range(20)) and trainer.n_episodes == 20
+    assert [t.metadata["episode"] for t in batch.trajectories] == list(
+        range(20)
+    ) and trainer.rollout_batches.n_episodes == 20
     (log,) = step_logs(trainer)
     counts = ("groups_drawn", "dead_all_failed", "dead_all_solved", "live_rate")
     assert [log[f"sampling/{name}"] for name in counts] == [5, 2, 1, 0.4]
@@ -167,8 +169,8 @@ def test_a_run_resumed_inside_a_batch_draws_what_the_run_that_never_stopped_draw
     run(tmp_path / "stopped", 3)
     resumed = run(tmp_path / "stopped", 6, resume="auto")
     assert recorded(tmp_path / "stopped") == recorded(tmp_path / "whole")
-    assert resumed.n_episodes == whole.n_episodes
-    assert resumed.row_order.state() == whole.row_order.state()
+    assert resumed.rollout_batches.n_episodes == whole.rollout_batches.n_episodes
+    assert resumed.rollout_batches.line.order.state() == whole.rollout_batches.line.order.state()
     names = ("loss", "reward", "reward_trained", "sampling/groups_drawn")
     assert logged(resumed, *names) == logged(whole, *names)
     assert max(log["sampling/groups_drawn"] or 0 for log in logged(whole, *names)) > 2, "some were replaced"

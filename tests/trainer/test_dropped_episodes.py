@@ -135,7 +135,7 @@ def test_a_run_that_too_many_drops_end_goes_on_from_the_step_before(tmp_path: Pa
     assert any(row[3] is None for row in recorded(tmp_path / "broken")), "what was dropped can be looked at"
     resumed, _ = train(tmp_path / "broken", None, resume="auto")
     assert recorded(tmp_path / "broken") == recorded(tmp_path / "whole")
-    assert resumed.n_episodes == whole.n_episodes
+    assert resumed.rollout_batches.n_episodes == whole.rollout_batches.n_episodes
     assert same_weights(resumed, whole)
 
 

@@ -77,7 +77,7 @@ def test_the_steps_have_the_rows_and_the_losses_of_the_run_without(tmp_path: Pat
     assert questions(found) == questions(expected) and len(found.batches) == 5
     assert losses(ahead) == losses(plain)
     assert len(ahead.engine.requests) == 40, "no batch is begun that no step would train on"
-    assert plain.n_episodes == ahead.n_episodes == 40
+    assert plain.rollout_batches.n_episodes == ahead.rollout_batches.n_episodes == 40
     assert weights(expected, 0) == {None}
 
 

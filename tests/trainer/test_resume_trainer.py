@@ -124,7 +124,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path, changes: di
     assert max(log["grad_norm"] for log in resumed.state.log_history if "grad_norm" in log) > 0
     assert_same(resumed, never_stopped)
     assert stopped.episodes() == whole.episodes()
-    assert resumed.n_episodes == never_stopped.n_episodes == len(whole.episodes())
+    assert resumed.rollout_batches.n_episodes == never_stopped.rollout_batches.n_episodes == len(whole.episodes())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

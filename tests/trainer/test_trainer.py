@@ -87,6 +87,8 @@ def test_rewards_see_tool_messages_and_columns_weights_are_pushed_once_a_step_an
     assert logs["tools/add/calls"] == 16
     metrics = trainer.evaluate()
     assert metrics["eval_rollout/turns"] == 2 and "eval_reward" in trainer.state.log_history[-1]
+    with pytest.raises(ConfigError, match="an evaluation has none here"):
+        trainer.prediction_step(trainer.model, {}, prediction_loss_only=True)
 
 
 def test_a_reward_that_hangs_or_exits_stops_training_with_an_error(tmp_path: Path) -> None:

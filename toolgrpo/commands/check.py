@@ -355,7 +355,7 @@ class CheckRun:
             trainer.train()
         step_s = time.monotonic() - started
         logged: dict[str, float] = next((log for log in trainer.state.log_history if "reward" in log), {})
-        add_step(self.report, logged, step_s, trainer.rollout_seconds)
+        add_step(self.report, logged, step_s, trainer.rollout_batches.rollout_seconds)
         with self._busy("handing the weights over"):
             batch = trainer.rollout([rows[number % len(rows)] for number in range(4)], label="after the step")
         self._agreement(trainer, batch, "handed over after the step")

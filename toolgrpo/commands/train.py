@@ -232,8 +232,8 @@ class TrainingRun:
             "best_step": trainer.best_step,
             "seconds_per_step": {
                 "all": train_s / max(1, steps),
-                "rollout": trainer.rollout_seconds / max(1, steps),
-                "training": (train_s - trainer.rollout_seconds) / max(1, steps),
+                "rollout": trainer.rollout_batches.rollout_seconds / max(1, steps),
+                "training": (train_s - trainer.rollout_batches.rollout_seconds) / max(1, steps),
             },
             "seconds_in_all": time.monotonic() - self.started,
             **doctor_summary(trainer.doctor),

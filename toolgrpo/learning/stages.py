@@ -89,7 +89,6 @@ class Facts:
     """
 
     rule: LearningRule
-    training: bool
     group_size: int
     members: Sequence[Member]
     own: slice
@@ -161,13 +160,10 @@ def correction(batch: TrainBatch, facts: Facts) -> TrainBatch:
     trained = batch.mask.bool()
     lost = trained.any(dim=1) & ~((weights.expand(trained.shape) != 0) & trained).any(dim=1)
     lost_rows, rows = facts.summed(torch.stack([lost.sum(), torch.tensor(len(lost), device=lost.device)])).tolist()
-    batch = replace(batch, weights=weights).told(**{"sampling/dropped_episodes": lost_rows / rows})
-    if not facts.training:
-        return batch
-    assert batch.old_logps is not None
     read = ~batch.old_logps.isnan().all(dim=1)
     weighted = weights_of_rows(log_ratio[read], weights[read], batch.mask[read])
-    return replace(batch, weighted=tuple(weighted))
+    batch = replace(batch, weights=weights, weighted=tuple(weighted))
+    return batch.told(**{"sampling/dropped_episodes": lost_rows / rows})
 
 
 def left_out(batch: TrainBatch, facts: Facts) -> TrainBatch:
@@ -201,8 +197,6 @@ def denominator(batch: TrainBatch, facts: Facts) -> TrainBatch:
             batch = replace(batch, denominator=live_tokens)
         elif facts.rule.loss_type in ROW_LOSSES:
             batch = replace(batch, advantages=batch.advantages * (rows / live_rows.clamp(min=1)))
-    if not facts.training:
-        return batch
     skips = facts.rule.skips_rows
     shares = {
         "signal/rows_skipped": 1 - (live_rows / rows).item() if skips else 0.0,

@@ -1,5 +1,6 @@
 """The batch that a trainer works on, as TRL comes by for it.
 
+    evaluated                plays and grades the rows of an evaluation
     generate_and_score       takes a graded batch, lets TRL score it, applies the stages; around these two
       generate               its episodes as TRL's tuple
       rewards                its rewards as TRL's tensor
@@ -28,8 +29,7 @@ from toolgrpo.learning.dropped import check_dropped_share
 from toolgrpo.learning.shaping import members_of
 from toolgrpo.learning.stages import LOSS, WORTH, Facts, TrainBatch, applied, dead_rows
 from toolgrpo.learning.turns import episode_turns
-from toolgrpo.rollout import RolloutBatch
-from toolgrpo.rollout.batch import Mode
+from toolgrpo.rollout.batch import Row
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.startup import give_memory_back, maps_large_blocks
 from toolgrpo.trainer.batches import Batches, TakenBatch
@@ -82,13 +82,12 @@ class BatchInTraining:
 
     def generate_and_score(self, inputs: list[dict[str, Any]], of_trl: Callable[[Any], dict[str, Any]]) -> Any:
         """Return what TRL makes of a generation batch, as its loss shall see it."""
-        trainer, mode = self._trainer, trl_trainer.mode_of(self._trainer)
-        taken = self._batches.take(inputs, mode)
-        if mode == "train":
-            self._return_memory()
-            self._proof.hear(taken.ran)
+        trainer = self._trainer
+        taken = self._batches.take(inputs, "train")
+        self._return_memory()
+        self._proof.hear(taken.ran)
         trl_trainer.count_tokens(trainer, sum(len(one.prompt_ids) + len(one.ids) for one in taken.ran.trajectories))
-        facts = self._facts(taken, mode)
+        facts = self._facts(taken)
         segments = trl_batch.segments_of(trainer, taken.trajectories)
         choice = None
         if trl_batch.reads_old_policy(trainer):
@@ -105,15 +104,19 @@ class BatchInTraining:
         trl_rewards.log_drawn(trainer, taken)
         scored = trl_batch.train_batch(output)
         worth = applied(WORTH, scored, facts)
-        numbers = self._tell(taken.ran, taken, worth)
+        numbers = self._tell(taken, worth)
         learnt = applied(LOSS, worth, facts)
         trl_trainer.log_metrics(trainer, learnt.metrics)
-        if mode == "train":
-            self._off_policy.told(learnt.weighted)
+        self._off_policy.told(learnt.weighted)
         output = trl_batch.with_segments(trl_batch.with_train_batch(output, scored, learnt), segments)
-        if mode == "train":
-            self._token_tap.mark(output, numbers)
+        self._token_tap.mark(output, numbers)
         return output
+
+    def evaluated(self, rows: Sequence[Row]) -> tuple[dict[str, float], int]:
+        """Return the metrics of an evaluation of these rows, over all processes, and how many episodes were scored."""
+        taken = self._batches.take(rows, "eval")
+        self._observers.batch_done(taken.ran)
+        return trl_rewards.log_evaluation(self._trainer, taken.ran.scored)
 
     def generate(self, prompts: Sequence[Any]) -> tuple[Any, ...]:
         """Return the episodes of the batch that is being scored, in the form of TRL."""
@@ -170,15 +173,14 @@ class BatchInTraining:
         finally:
             self._pass = _Pass()
 
-    def _facts(self, taken: TakenBatch, mode: Mode) -> Facts:
+    def _facts(self, taken: TakenBatch) -> Facts:
         trainer = self._trainer
         rule, n = trl_batch.learning_rule(trainer), len(taken.scored)
         first = self._batches.processes.index * n
-        by_turn = rule.credit.by_turn and mode == "train"
+        by_turn = rule.credit.by_turn
         return Facts(
             rule=rule,
-            training=mode == "train",
-            group_size=trl_trainer.group_size(trainer, mode),
+            group_size=self._args.num_generations,
             members=gather_object(members_of(taken.scored)),
             own=slice(first, first + n),
             turns=gather_object(episode_turns(taken.scored)) if by_turn else (),
@@ -186,22 +188,19 @@ class BatchInTraining:
             summed=partial(trl_batch.summed, trainer),
         )
 
-    def _tell(self, batch: RolloutBatch, taken: TakenBatch, worth: TrainBatch) -> list[int]:
+    def _tell(self, taken: TakenBatch, worth: TrainBatch) -> list[int]:
         """Let observers hear of the batch, now that its advantages are known; return the numbers of what TRL scores."""
         numbers = [int(trajectory.metadata["episode"]) for trajectory in taken.trajectories]
-        if batch.mode == "train":
-            of_turns = worth.of_turns or (None,) * len(numbers)
-            own = dict(zip(numbers, zip(trl_batch.advantages_of(worth), of_turns, strict=True), strict=True))
-            # A group that was drawn may be trained on in another process than the one it ran in.
-            parts = [own] if taken.drawn is None else gather_object([own])
-            advantages = {number: advantage for part in parts for number, advantage in part.items()}
-            given = [advantages.get(int(t.metadata["episode"]), (None, None)) for t in batch.trajectories]
-            batch = batch.with_advantages([advantage for advantage, _ in given], [of for _, of in given])
+        of_turns = worth.of_turns or (None,) * len(numbers)
+        own = dict(zip(numbers, zip(trl_batch.advantages_of(worth), of_turns, strict=True), strict=True))
+        # A group that was drawn may be trained on in another process than the one it ran in.
+        parts = [own] if taken.drawn is None else gather_object([own])
+        advantages = {number: advantage for part in parts for number, advantage in part.items()}
+        given = [advantages.get(int(t.metadata["episode"]), (None, None)) for t in taken.ran.trajectories]
+        batch = taken.ran.with_advantages([advantage for advantage, _ in given], [of for _, of in given])
         self._observers.batch_done(batch)
-        if batch.mode == "train":
-            self._token_tap.choose(batch)
-            drops = gather_object([one.drop for one in batch.episodes])
-            check_dropped_share(drops, self._args.max_dropped_share)
+        self._token_tap.choose(batch)
+        check_dropped_share(gather_object([one.drop for one in batch.episodes]), self._args.max_dropped_share)
         return numbers
 
     def _return_memory(self) -> None:

@@ -297,14 +297,14 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
 
     def _place(self, log_bytes: int) -> Place:
         """Return where this process is."""
-        engine = self._trainer.engine
+        engine, batches = self._trainer.engine, self._trainer.rollout_batches
         return {
             "batch": trl_trainer.place_in_batch(self._trainer),
             "engine_name": engine.name,
             "engine": engine.sampling_state() if isinstance(engine, Resumable) else None,
-            "n_episodes": self._trainer.n_episodes,
+            "n_episodes": batches.n_episodes,
             "episode_log_bytes": log_bytes,
-            "row_order": None if self._trainer.row_order is None else self._trainer.row_order.state(),
+            "row_order": None if batches.line is None else batches.line.order.state(),
         }
 
     def _restore_place(self, place: Place) -> str | None:
@@ -313,9 +313,9 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         same_engine = place.get("engine_name", trainer.engine.name) == trainer.engine.name
         if place["engine"] is not None and same_engine and isinstance(trainer.engine, Resumable):
             trainer.engine.restore_sampling_state(place["engine"])
-        trainer.n_episodes = place["n_episodes"]
-        if trainer.row_order is not None and place.get("row_order") is not None:
-            trainer.row_order.restore(place["row_order"])
+        trainer.rollout_batches.n_episodes = place["n_episodes"]
+        if trainer.rollout_batches.line is not None and place.get("row_order") is not None:
+            trainer.rollout_batches.line.order.restore(place["row_order"])
         lost: str | None = trainer.recorder.cut(place["episode_log_bytes"])
         return lost
 

@@ -2,8 +2,8 @@
 a thin `GRPOTrainer` that generates with toolgrpo's episodes and trains only on what was sampled.
 
 It connects parts: `assembly.py` says what the arguments stand for, and with `build.py` puts
-engine, watchers and rollouts together, `batch_in_training.py` is the batch that TRL works on, and TRL's
-private names live in its seams. Rewards, advantages, losses, the reference model, importance
+engine, watchers and rollouts together, `batch_in_training.py` is the batch that TRL works on, and `trl/trainer.py` has what
+TRL calls. Rewards, advantages, losses, the reference model, importance
 sampling, logging and checkpoints stay TRL's.
 """
 
@@ -17,8 +17,7 @@ from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput
-from trl import GRPOTrainer
+from transformers.trainer_utils import TrainOutput
 
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions, Sleeper
@@ -27,7 +26,6 @@ from toolgrpo.errors import TooManyDroppedError
 from toolgrpo.evaluation.grading import Grading, success_at
 from toolgrpo.folder_claim import FolderClaim, claim_folder
 from toolgrpo.learning.correction import cut_by, settled
-from toolgrpo.learning.row_order import RowOrder
 from toolgrpo.models.untrained_markers import output_rows
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.progress import RunProgress, library_bars_off, take_display
@@ -72,7 +70,7 @@ from toolgrpo.trainer.trl import rewards as trl_rewards
 from toolgrpo.trainer.trl import trainer as trl_trainer
 
 
-class ToolGRPOTrainer(SavesWithCard, GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
+class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
     """TRL's `GRPOTrainer` with multi-turn tool episodes.
 
     Takes TRL's arguments; `tools` may be the path of a tools file, a module, a list of functions or
@@ -126,7 +124,6 @@ class ToolGRPOTrainer(SavesWithCard, GRPOTrainer):  # type: ignore[misc]  # TRL 
             opened=self._opened,
         )
         args = given.config
-        self.train_sampler: Any = None
         with trl_trainer.no_engine_of_trl(args):
             super().__init__(
                 model=given.model,
@@ -244,7 +241,7 @@ class ToolGRPOTrainer(SavesWithCard, GRPOTrainer):  # type: ignore[misc]  # TRL 
             ask_model=partial(trl_rewards.ask_model, self),
         )
         worth = Worth(grading, args.shaping(), args.credits(), self.turn_rewards)
-        self._batches = Batches(self._play, worth, processes, rows_in_line)
+        self.rollout_batches = Batches(self._play, worth, processes, rows_in_line)
         self._proof = EngineProof(
             engine,
             self.policy,
@@ -262,7 +259,7 @@ class ToolGRPOTrainer(SavesWithCard, GRPOTrainer):  # type: ignore[misc]  # TRL 
             warn=self.progress.say,
         )
         self._batch = BatchInTraining(
-            self, args, self._batches, self.rollouts.observers, off_policy, self._proof, self._token_tap
+            self, args, self.rollout_batches, self.rollouts.observers, off_policy, self._proof, self._token_tap
         )
 
     def _play(self, rows: Sequence[Mapping[str, Any]], mode: Mode) -> RolloutBatch:
@@ -302,8 +299,8 @@ class ToolGRPOTrainer(SavesWithCard, GRPOTrainer):  # type: ignore[misc]  # TRL 
                 self._checkpoints.save_step_before(lambda: self._write_checkpoint(self.model, None))
                 raise
             finally:
-                if self._batches.line is not None:
-                    self._batches.line.stop()
+                if self.rollout_batches.line is not None:
+                    self.rollout_batches.line.stop()
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._weights_of_step = None  # those of another step are loaded, and the engine has none of them
             self.best_step = self.state.best_global_step
@@ -335,25 +332,6 @@ class ToolGRPOTrainer(SavesWithCard, GRPOTrainer):  # type: ignore[misc]  # TRL 
     def toolbox(self) -> ToolProvider | None:
         return self.rollouts.tools
 
-    @property
-    def row_order(self) -> RowOrder | None:
-        """The order of rows, where they are not drawn by TRL's sampler."""
-        return None if self._batches.line is None else self._batches.line.order
-
-    @property
-    def rollout_seconds(self) -> float:
-        """Return how long the rollouts took that were trained on or evaluated, in this process."""
-        return self._batches.rollout_seconds
-
-    @property
-    def n_episodes(self) -> int:
-        """Return how many episodes there were so far, in all processes."""
-        return self._batches.n_episodes
-
-    @n_episodes.setter
-    def n_episodes(self, value: int) -> None:
-        self._batches.n_episodes = value
-
     def rollout(
         self,
         rows: Sequence[Mapping[str, Any]],
@@ -366,8 +344,8 @@ class ToolGRPOTrainer(SavesWithCard, GRPOTrainer):  # type: ignore[misc]  # TRL 
 
         Each process runs its own rows.
         """
-        if self._batches.line is not None:
-            self._batches.line.settle()
+        if self.rollout_batches.line is not None:
+            self.rollout_batches.line.settle()
         self._load_weights()
         return self.rollouts.run(
             rows,
@@ -396,7 +374,7 @@ class ToolGRPOTrainer(SavesWithCard, GRPOTrainer):  # type: ignore[misc]  # TRL 
         """
         self._claim_folder()
         batch = self.rollout(rows, options, label=label)
-        grading = self._batches.worth.grading
+        grading = self.rollout_batches.worth.grading
         batch = grading.graded(batch, grading.ask(rows, batch.trajectories))
         self.rollouts.observers.batch_done(batch)
         return batch
@@ -414,8 +392,8 @@ class ToolGRPOTrainer(SavesWithCard, GRPOTrainer):  # type: ignore[misc]  # TRL 
         if self._claim is not None:
             self._claim.release()
             self._claim = None
-        if "_batches" in parts and self._batches.line is not None:
-            self._batches.line.stop()
+        if "rollout_batches" in parts and self.rollout_batches.line is not None:
+            self.rollout_batches.line.stop()
         if "rollouts" in parts:
             self.rollouts.close()
         elif "_opened" in parts:
@@ -435,52 +413,3 @@ class ToolGRPOTrainer(SavesWithCard, GRPOTrainer):  # type: ignore[misc]  # TRL 
             self._claim = claim_folder(Path(self.args.output_dir), self.accelerator.process_index)
             if self._claim.warning is not None:
                 self.progress.say(self._claim.warning)
-
-    # What TRL calls.
-
-    def _get_train_sampler(self, dataset: Any = None) -> Any:
-        self.train_sampler = super()._get_train_sampler(dataset)
-        return self.train_sampler
-
-    def evaluation_loop(self, dataloader: Any, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> EvalLoopOutput:
-        """Play all rows in one rollout, as `measure` does, and compute no loss."""
-        self.model.eval()  # what TRL logs by
-        taken = self._batches.take(trl_trainer.evaluation_rows(self, dataloader), "eval")
-        self.rollouts.observers.batch_done(taken.ran)
-        metrics, n = trl_trainer.log_evaluation(self, taken.ran.scored)
-        return EvalLoopOutput(None, None, {f"{metric_key_prefix}_{name}": one for name, one in metrics.items()}, n)
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        self._checkpoints.save(lambda: self._write_checkpoint(model, trial))
-
-    def _write_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
-        return self._batch.generate_and_score(inputs, super()._generate_and_score_completions)
-
-    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        trl_jobs.refuse_rollout_func(self.rollout_func)  # set on a trainer that was made already
-        return self._batch.generate(prompts)
-
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        return self._batch.rewards()
-
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._batch.compute_loss(inputs, partial(super().compute_loss, model, inputs, *args, **kwargs))
-
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        with self._token_tap.reading(inputs):
-            return super()._compute_loss(model, inputs)
-
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        return trl_trainer.prepare_inputs(self, generation_batch, super()._prepare_inputs)
-
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        padded = super()._get_per_token_logps_and_entropies
-
-        def score(*args: Any, **kwargs: Any) -> Any:
-            shared = trl_trainer.shared_logps(self, self._shared_pass, model, *args, **kwargs)
-            return padded(model, *args, **kwargs) if shared is None else shared
-
-        return self._batch.score_tokens(score, *args, **kwargs)

@@ -150,7 +150,7 @@ def reads_old_policy(trainer: GRPOTrainer) -> bool:
     advantage matter there.
     """
     args = trainer.args
-    if not trainer.model.training or not skips_rows(trainer) or not dead_by_rewards_alone(args):
+    if not skips_rows(trainer) or not dead_by_rewards_alone(args):
         return False
     if args.credits().by_turn or trainer.correction.method == "bypass":
         return False
@@ -171,7 +171,7 @@ def choose_rows_of_old_policy(trainer: GRPOTrainer, dead: torch.Tensor) -> RowCh
 
 def choose_rows(trainer: GRPOTrainer, micro_batch: Batch) -> RowChoice | None:
     """Return which rows of a micro-batch the training pass reads; None stands for all of them."""
-    if not trainer.model.training or not skips_rows(trainer):
+    if not skips_rows(trainer):
         return None
     return RowChoice(_live(micro_batch), micro_batch.get("old_per_token_logps", 0.0))
 

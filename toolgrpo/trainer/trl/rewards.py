@@ -20,13 +20,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from transformers import Trainer
 from trl import GRPOTrainer, apply_chat_template
 
 from toolgrpo.errors import ConfigError
+from toolgrpo.rollout.batch import Scored
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.batches import TakenBatch
-from toolgrpo.trainer.trl.trainer import log_metrics, mode_of
+from toolgrpo.trainer.trl.trainer import log_metrics
 
 
 def check_models(trainer: GRPOTrainer) -> None:
@@ -69,7 +71,23 @@ def log_drawn(trainer: GRPOTrainer, taken: TakenBatch) -> None:
     """Let `reward` be the mean of everything that was drawn; TRL's, of what is trained on, stands beside it."""
     if taken.drawn is None:
         return
-    collected = trainer._metrics[mode_of(trainer)]
+    collected = trainer._metrics["train"]
     collected["reward_trained"].append(collected["reward"].pop())
     collected["reward"].append(taken.reward)
     log_metrics(trainer, taken.drawn)
+
+
+def log_evaluation(trainer: GRPOTrainer, own: Sequence[Scored]) -> tuple[dict[str, float], int]:
+    """Log success and rewards over the episodes of all processes, for TRL's next log; return them, and how many were scored."""
+    shown = [(bool(one.success), {"reward": one.total, **_by_function(one)}) for one in own]
+    of_all: list[tuple[bool, dict[str, float | None]]] = gather_object(shown)
+    metrics = {"success": sum(success for success, _ in of_all) / max(1, len(of_all))}
+    for name in dict.fromkeys(name for _, rewards in of_all for name in rewards):
+        values = [value for _, rewards in of_all if (value := rewards.get(name)) is not None]
+        metrics[name] = sum(values) / len(values) if values else math.nan
+    trainer._metrics["eval"].update({name: [value] for name, value in metrics.items()})
+    return metrics, len(of_all)
+
+
+def _by_function(episode: Scored) -> dict[str, float | None]:
+    return {f"rewards/{name}/mean": value for name, value in episode.rewards.items()}

@@ -10,7 +10,7 @@ changes):
   then: `batch.py`);
 * `GRPOTrainer._metrics[mode][name]` collects values until TRL's next log;
 * `GRPOTrainer._prepare_inputs` keeps the micro-batches of a generation batch in `_buffered_inputs`
-  and counts in `_step`; `prepare_inputs` reorders samples there, within optimizer steps;
+  and counts in `_step`; `CallsOfTRL` reorders samples there, within optimizer steps;
 * `GRPOTrainer._get_per_token_logps_and_entropies` is TRL's one forward pass; `shared_logps` takes
   its arguments and gives its three results;
 * `GRPOTrainer._get_train_sampler` is overridden to keep the sampler: its generator makes the order
@@ -38,30 +38,108 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import trl
-from accelerate.utils import gather_object, send_to_device
+from accelerate.utils import send_to_device
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from transformers.trainer_utils import has_length
+from transformers.trainer_utils import EvalLoopOutput, has_length
 from trl import GRPOTrainer
 
 from toolgrpo.engines.adapters import merged_parameters, merges_exactly, persistent_buffers
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
 from toolgrpo.errors import ConfigError
-from toolgrpo.rollout.batch import Mode, Row, Scored
+from toolgrpo.rollout.batch import Mode, Row
 from toolgrpo.shared_pass.group_order import keep_groups_together, put_live_first
 from toolgrpo.shared_pass.scoring import SharedPass
+from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.row_line import Training
 from toolgrpo.trainer.trl.batch import live_flags
 
+if TYPE_CHECKING:
+    from toolgrpo.trainer.batch_in_training import BatchInTraining
+    from toolgrpo.trainer.checkpointing import Checkpoints
+    from toolgrpo.trainer.token_tap import TokenTap
+
 TESTED_VERSIONS = ("1.16.0",)
 _TRL_TILE, _CPU_TILE = (4096, 32768), (256, 4096)  # tokens, and words of the vocabulary
+
+
+class CallsOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
+    """A trainer whose calls by TRL go to the parts that its subclass has opened; nothing is decided here."""
+
+    train_sampler: Any = None
+    _buffered_inputs: Any  # TRL's
+    _batch: BatchInTraining
+    _checkpoints: Checkpoints
+    _shared_pass: SharedPass
+    _token_tap: TokenTap
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self.train_sampler = super()._get_train_sampler(dataset)
+        return self.train_sampler
+
+    def evaluation_loop(self, dataloader: Any, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> EvalLoopOutput:
+        """Play all rows in one rollout, as `measure` does, and compute no loss."""
+        self.model.eval()  # what TRL logs by
+        metrics, n = self._batch.evaluated(evaluation_rows(self, dataloader))
+        return EvalLoopOutput(None, None, {f"{metric_key_prefix}_{name}": one for name, one in metrics.items()}, n)
+
+    def prediction_step(self, *_: Any, **__: Any) -> Any:
+        raise ConfigError(
+            "prediction_step computes a loss, and an evaluation has none here; use evaluate() or measure(rows)"
+        )
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self._checkpoints.save(lambda: self._write_checkpoint(model, trial))
+
+    def _write_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
+        return self._batch.generate_and_score(inputs, super()._generate_and_score_completions)
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        trl_jobs.refuse_rollout_func(self.rollout_func)  # set on a trainer that was made already
+        return self._batch.generate(prompts)
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        return self._batch.rewards()
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._batch.compute_loss(inputs, partial(super().compute_loss, model, inputs, *args, **kwargs))
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        with self._token_tap.reading(inputs):
+            return super()._compute_loss(model, inputs)
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """Put groups together where prompts may be shared, and first what is trained where the rest is skipped."""
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        buffered, args = self._buffered_inputs, self.args
+        if buffered is before:
+            return inputs
+        is_live = live_flags(self)
+        if args.prefix_sharing != "off":
+            self._buffered_inputs = keep_groups_together(buffered, args.gradient_accumulation_steps, is_live)
+        elif is_live is not None:
+            self._buffered_inputs = put_live_first(buffered, args.gradient_accumulation_steps, is_live)
+        return self._buffered_inputs[self._step % len(buffered)]
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        padded = super()._get_per_token_logps_and_entropies
+
+        def score(*args: Any, **kwargs: Any) -> Any:
+            shared = shared_logps(self, self._shared_pass, model, *args, **kwargs)
+            return padded(model, *args, **kwargs) if shared is None else shared
+
+        return self._batch.score_tokens(score, *args, **kwargs)
 
 
 def warn_if_untested() -> None:
@@ -205,22 +283,6 @@ def evaluation_rows(trainer: GRPOTrainer, dataloader: Any) -> list[Row]:
     return [rows[number] for number in own for _ in range(group_size(trainer, "eval"))]
 
 
-def log_evaluation(trainer: GRPOTrainer, own: Sequence[Scored]) -> tuple[dict[str, float], int]:
-    """Log success and rewards over the episodes of all processes, for TRL's next log; return them, and how many were scored."""
-    shown = [(bool(one.success), {"reward": one.total, **_by_function(one)}) for one in own]
-    of_all: list[tuple[bool, dict[str, float | None]]] = gather_object(shown)
-    metrics = {"success": sum(success for success, _ in of_all) / max(1, len(of_all))}
-    for name in dict.fromkeys(name for _, rewards in of_all for name in rewards):
-        values = [value for _, rewards in of_all if (value := rewards.get(name)) is not None]
-        metrics[name] = sum(values) / len(values) if values else math.nan
-    trainer._metrics["eval"].update({name: [value] for name, value in metrics.items()})
-    return metrics, len(of_all)
-
-
-def _by_function(episode: Scored) -> dict[str, float | None]:
-    return {f"rewards/{name}/mean": value for name, value in episode.rewards.items()}
-
-
 def load_best(trainer: GRPOTrainer) -> None:
     """Load the best checkpoint, as Transformers does at the end of a training."""
     if trainer.state.best_model_checkpoint is not None:
@@ -230,9 +292,8 @@ def load_best(trainer: GRPOTrainer) -> None:
 def count_tokens(trainer: GRPOTrainer, n_tokens: int) -> None:
     """Add to TRL's running count of tokens, over all processes."""
     total = trainer.accelerator.gather(torch.tensor(n_tokens, device=trainer.accelerator.device)).sum().item()
-    if mode_of(trainer) == "train":
-        trainer.state.num_input_tokens_seen += total
-    trainer._metrics[mode_of(trainer)]["num_tokens"] = [trainer.state.num_input_tokens_seen]
+    trainer.state.num_input_tokens_seen += total
+    trainer._metrics["train"]["num_tokens"] = [trainer.state.num_input_tokens_seen]
 
 
 def iter_named_params(trainer: GRPOTrainer, backend: Backend | None = None) -> Iterator[tuple[str, torch.Tensor]]:
@@ -287,23 +348,6 @@ def skip_epochs(trainer: GRPOTrainer, n_epochs: int) -> None:
     if sampler is not None and getattr(sampler, "shuffle", False):
         for _ in range(n_epochs):
             torch.randperm(sampler.num_samples, generator=sampler.generator)
-
-
-def prepare_inputs(trainer: GRPOTrainer, generation_batch: Any, prepare: Callable[[Any], Any]) -> Any:
-    """Return TRL's current micro-batch, its groups together where prompts may be shared, and what is
-    trained in the first micro-batches where the rest is skipped.
-    """
-    before = trainer._buffered_inputs
-    inputs = prepare(generation_batch)
-    buffered, args = trainer._buffered_inputs, trainer.args
-    if mode_of(trainer) != "train" or buffered is before:
-        return inputs
-    is_live = live_flags(trainer)
-    if args.prefix_sharing != "off":
-        trainer._buffered_inputs = keep_groups_together(buffered, args.gradient_accumulation_steps, is_live)
-    elif is_live is not None:
-        trainer._buffered_inputs = put_live_first(buffered, args.gradient_accumulation_steps, is_live)
-    return trainer._buffered_inputs[trainer._step % len(buffered)]
 
 
 def shared_logps(
