@@ -20,13 +20,12 @@ from tests.support.trainings import KeptBatches, recorded, run_to_end, same_weig
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import ConfigError, PeerError
 from toolgrpo.evaluation.grading import Grading
-from toolgrpo.learning.row_order import RowOrder
 from toolgrpo.learning.shaping import Shaping
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.rewards.base import Reward
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, tiny_trainer
 from toolgrpo.trainer.batches import Batches, TakenBatch, Worth
-from toolgrpo.trainer.row_line import LineOptions, Processes, RowLine, Training
+from toolgrpo.trainer.row_line import LineOptions, Processes, RowLine, RowOrder, Training
 
 pytestmark = pytest.mark.e2e
 
