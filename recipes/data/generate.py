@@ -4,8 +4,9 @@
                                                and worked examples of the embedded arithmetic
 
 Finance: each question names everything that its tool wants; its answer is the tool's whole response, which is what
-the reward `tool_result` compares, and its call stands in `gold_calls` for the reward of that name. Handbook:
-questions whose answers stand in the documents of recipes/data/handbook, in the answers of the small API of
+the reward `tool_result` compares, and its call stands in `gold_calls` for the reward of that name. Every fourth
+training row has that call and its result in its prompt already, and wants an answer and no call. Handbook: questions
+whose answers stand in the documents of recipes/data/handbook, in the answers of the small API of
 tools_funcs/handbook_tools.py, or have to be computed from them.
 """
 
@@ -61,20 +62,37 @@ def _arithmetic_examples() -> None:
 
 def _finance_files() -> None:
     for split, rows in _unlike(_finance, {"train": (TRAINING_SEED, 400), "heldout": (HELD_OUT_SEED, 240)}).items():
+        if split == "train":
+            rows = [_after_the_call(row) if number % 4 == 3 else row for number, row in enumerate(rows)]
         _write(HERE / f"financial_generated_{split}.jsonl", rows)
+
+
+def _after_the_call(row: Row) -> Row:
+    """The same question, begun: its call is made and has its result, and what is wanted now is no call but an answer."""
+    (call,) = json.loads(row["gold_calls"])
+    begun = _conversation(row["prompt"], [(call, row["answer"])])
+    return {"prompt": begun, "answer": row["answer"], "expected_tools": [], "gold_calls": "[]"}
+
+
+def _conversation(question: str, calls: list[tuple[Row, str]]) -> list[Row]:
+    """A question and the calls that were made for it, each with what its tool said."""
+    messages: list[Row] = [{"role": "user", "content": question}]
+    for call, result in calls:
+        messages.append(
+            {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
+        )
+        messages.append({"role": "tool", "name": call["name"], "content": result})
+    return messages
 
 
 def _worked(question: str, calls: list[Row], box: Toolbox, answer: str) -> Row:
     """One whole conversation, as it should go: the calls that the question wants, each with what its tool says."""
-    messages: list[Row] = [{"role": "user", "content": question}]
+    made = []
     for call in calls:
         result = run_tool(box, call)
         assert result.ok, result.content
-        messages.append(
-            {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
-        )
-        messages.append({"role": "tool", "name": call["name"], "content": result.content})
-    return {"messages": [*messages, {"role": "assistant", "content": answer}]}
+        made.append((call, result.content))
+    return {"messages": [*_conversation(question, made), {"role": "assistant", "content": answer}]}
 
 
 def _unlike(make: Callable[[random.Random], Row], splits: dict[str, tuple[int, int]]) -> dict[str, list[Row]]:

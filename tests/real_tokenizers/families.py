@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +23,42 @@ from toolgrpo.errors import ChatFormatError
 
 PAGE = Path(__file__).parents[2] / "docs" / "background" / "chat_formats.md"
 BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
-HEAD = "| model | vocabulary | format | calls are | tokens compared | drifted | calls misread |\n|---|---|---|---|---|---|---|"
+HEAD = "| format | calls are | models (\\*: with another's vocabulary) | tokens compared | drifted | calls misread |\n|---|---|---|---|---|---|"
 
 
-def row(name: str, n: int) -> str:
+@dataclass
+class Group:
+    """The models of one format, and what was counted over all of them."""
+
+    models: list[str] = field(default_factory=list)
+    tokens: int = 0
+    drifted: int = 0
+    misread: int = 0
+    calls: int = 0
+
+
+def add(groups: dict[tuple[str, str], Group], name: str, n: int) -> None:
+    """Count `n` conversations of one model into the group of its format."""
+    shown = name if CASES[name].real else f"{name}\\*"
     tokenizer = fetched_tokenizer(name)
-    vocabulary = "its own" if CASES[name].real else f"{CASES[name].vocabulary}'s"
     try:
         chat: Any = resolve_format(tokenizer)
-    except ChatFormatError as error:
-        return f"| {name} | {vocabulary} | refused: {str(error).split(': ', 2)[1][:80]} | | | | |"
+    except ChatFormatError:
+        groups.setdefault(("none: refused", ""), Group()).models.append(shown)
+        return
     assert isinstance(chat, TemplateFormat)
     counts = tally(chat, tokenizer, n, f"{name} {n}")
-    words = "its own" if chat.family.knows_tools else "Hermes'"
-    misread = f"{counts.misread} of {counts.calls:,}"
-    return f"| {name} | {vocabulary} | `{chat.name}` | {words} | {counts.tokens:,} | {counts.drifted} | {misread} |"
+    group = groups.setdefault((f"`{chat.name}`", "its own" if chat.family.knows_tools else "Hermes'"), Group())
+    group.models.append(shown)
+    group.tokens += counts.tokens
+    group.drifted += counts.drifted
+    group.misread += counts.misread
+    group.calls += counts.calls
+
+
+def row(key: tuple[str, str], group: Group) -> str:
+    counts = f"{group.tokens:,} | {group.drifted} | {group.misread} of {group.calls:,}" if key[1] else "| |"
+    return f"| {key[0]} | {key[1]} | {', '.join(group.models)} | {counts} |"
 
 
 def main() -> None:
@@ -45,10 +67,12 @@ def main() -> None:
     parser.add_argument("--print", action="store_true", help="only print it")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
-    lines = []
+    groups: dict[tuple[str, str], Group] = {}
     for name in CASES:
-        lines.append(row(name, chosen.conversations))
-        print(lines[-1], flush=True)
+        add(groups, name, chosen.conversations)
+        print(name, flush=True)
+    lines = [row(key, group) for key, group in groups.items()]
+    print(*lines, sep="\n")
     if not chosen.print:
         text = PAGE.read_text(encoding="utf-8")
         table = f"{BEGIN}\n{HEAD}\n" + "\n".join(lines) + f"\n{END}"

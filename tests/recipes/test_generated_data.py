@@ -38,9 +38,24 @@ def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
         assert (copy / path).read_text() == (DATA / path).read_text(), path
 
 
+def question(row: dict[str, Any]) -> str:
+    prompt = row["prompt"]
+    return prompt if isinstance(prompt, str) else prompt[0]["content"]
+
+
+def test_a_quarter_of_the_training_rows_of_finance_begins_after_the_call() -> None:
+    begun = [row for row in rows("financial_generated_train") if isinstance(row["prompt"], list)]
+    assert len(begun) == 100
+    for row in begun:
+        asked, called, told = row["prompt"]
+        assert [asked["role"], called["role"], told["role"]] == ["user", "assistant", "tool"]
+        assert told["name"] == called["tool_calls"][0]["function"]["name"] and told["content"] == row["answer"]
+        assert row["expected_tools"] == [] and row["gold_calls"] == "[]", "what is wanted now is no call"
+
+
 def test_no_question_is_both_trained_on_and_held_out() -> None:
     for name in ("financial_generated", *(f"handbook_{kind}" for kind in KINDS)):
-        train, heldout = ({row["prompt"] for row in rows(f"{name}_{split}")} for split in ("train", "heldout"))
+        train, heldout = ({question(row) for row in rows(f"{name}_{split}")} for split in ("train", "heldout"))
         assert len(train) in (60, 400) and len(heldout) in (12, 240)
         assert not train & heldout
 

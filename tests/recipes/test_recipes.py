@@ -57,6 +57,7 @@ PROMISED: dict[str, dict[str, Any]] = {
     },
     "financial_qwen2.5_0.5b": {
         **{"tools_script": "tools_funcs/financial_tools_complex.py", "reward": ["gold_calls"]},
+        **{"reward_fn": "rewards/tells_result.py", "max_turns": 1},
         **{"use_peft": True, "lora_r": 16, "lora_dropout": 0.0, "learning_rate": 1e-4, "eval_questions": 80},
     },
     "handbook": {
@@ -233,7 +234,8 @@ def check_defaults(launch: Callable[..., list[str]]) -> None:
         assert Counter(words)["mine"] == len(given)
         for name, flags in (*((name, (flag,)) for name, flag in own.items()), ("reward", ("reward", "reward_fn"))):
             if name != "reward" or len(flags) == 2:
-                assert sum(words.count(f"--{flag}") for flag in flags) == 1, (name, given)
+                both = name == "reward" and not given.keys() & {"reward", "data"}  # the example has two
+                assert sum(words.count(f"--{flag}") for flag in flags) == 1 + both, (name, given)
         config = flat(ROOT / "recipes" / "configs" / "financial_qwen2.5_0.5b.yaml")
         taken = parse_flags(words[words.index("recipes/train.py") + 1 :])
         left_out = {"reward_weights"} if given.keys() & {"reward", "data"} else set()

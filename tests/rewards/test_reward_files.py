@@ -50,6 +50,22 @@ def test_math_reward() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("You pay 395.21 a month.", 1.0),
+        ("<tool_response>\npayment 395.21, total paid 61,652.72\n</tool_response>", 1.0),
+        ("A loan of 51000 over 13 years.", 0.0),  # the question's own numbers
+        ("You pay 395.3 a month.", 0.0),
+        ("", 0.0),  # it called once more
+    ],
+)
+def test_what_the_tool_said_has_to_be_told(text: str, expected: float) -> None:
+    asked = [{"role": "user", "content": "What is the payment on 51000 over 13 years?"}, {"role": "tool", "content": "1"}]
+    answer = "payment 395.21, over 13 years, total paid 61652.72"
+    assert score("tells_result.py", text, episode(), prompts=asked, answer=answer) == expected
+
+
+@pytest.mark.parametrize(
     ("messages", "expected"),
     [
         ([("tool", "Sum: 42"), ("assistant", "")], 1.0),
