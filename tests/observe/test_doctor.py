@@ -146,6 +146,7 @@ NEARLY: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "all lengths alike": ("lengths_weighted_unlike", {f"correction/ess/q{q}": 0.4 for q in (1, 4)}, ()),
     "no tool is offered": ("no_tool_calls", {"tools/call_frequency": 0.0}, ("tools/add", "tools/multiply")),
     "a few calls are enough": ("no_tool_calls", {**NO_CALLS, "tools/add/calls": 5.0}, ()),
+    "calls of the last turn are not run": ("no_tool_calls", {**NO_CALLS, "stop/max_turns": 1.0}, ()),
     "calls without markers that were run": ("no_tool_calls", {"tools/unmarked": 110.0}, ()),
     "one live step in three": ("groups_all_failed", {**DEAD, "success": 0.0, "reward_std": 0.0}, ()),
     "a solved run needs no entropy": ("entropy_collapses", {"entropy": FALLING, "success": 0.95}, ()),

@@ -57,7 +57,7 @@ PROMISED: dict[str, dict[str, Any]] = {
     },
     "financial_qwen2.5_0.5b": {
         **{"tools_script": "tools_funcs/financial_tools_complex.py", "reward": ["gold_calls"]},
-        **{"reward_fn": "rewards/tells_result.py", "max_turns": 1},
+        **{"reward_fn": "rewards/result_in_answer.py", "max_turns": 1},
         **{"use_peft": True, "lora_r": 16, "lora_dropout": 0.0, "learning_rate": 1e-4, "eval_questions": 80},
     },
     "handbook": {
