@@ -158,6 +158,7 @@ def test_a_trained_model_is_pushed_as_trl_does_it_and_nothing_private_with_it(
 ) -> None:
     import huggingface_hub.constants
     import transformers.utils.hub
+    from huggingface_hub import ModelCard as HubCard
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     monkeypatch.chdir(ROOT)
@@ -167,7 +168,7 @@ def test_a_trained_model_is_pushed_as_trl_does_it_and_nothing_private_with_it(
     out = tmp_path / "out"
     flags = [
         *("--config", "recipes/configs/nano.yaml", "--output_dir", str(out)),
-        *("--engine", "transformers", "--use_cpu", "true", "--eval_questions", "0", "--max_steps", "2"),
+        *("--engine", "transformers", "--use_cpu", "true", "--eval_questions", "2", "--max_steps", "2"),
         *("--per_device_train_batch_size", "8", "--save_strategy", "steps", "--save_steps", "1"),
         *("--push_to_hub", "--hub_model_id", "someone/tool-user", "--hub_token", "hf_secret"),
     ]
@@ -178,9 +179,13 @@ def test_a_trained_model_is_pushed_as_trl_does_it_and_nothing_private_with_it(
         monkeypatch.undo()
         transformers.utils.hub._hf_api = None
     pushed = hub.files("models", "someone/tool-user")
-    assert hub.commits[-1] == "Model save" and any("Training in progress, step" in text for text in hub.commits)
+    assert "Model save" in hub.commits and any("Training in progress, step" in text for text in hub.commits)
     assert pushed["model.safetensors"] == (out / "model.safetensors").read_bytes()
-    assert b"- trl" in pushed["README.md"] and b"grpo" in pushed["README.md"], "TRL's model card"
+    said = HubCard(pushed["README.md"].decode()).data
+    assert {"trl", "grpo"} <= set(said.tags), "TRL's model card"
+    assert {one.dataset_name for one in said.eval_results} == {"arithmetic"}, (
+        "it was pushed again with what was measured"
+    )
     assert b"hf_secret" not in b"".join(pushed.values())
     assert (out / "episodes.jsonl").exists()
     private = [path for path in pushed if path.endswith((".jsonl", ".log", "_args.bin"))]

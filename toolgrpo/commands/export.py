@@ -30,7 +30,7 @@ import yaml
 from toolgrpo.chat.base import ChatFormat, tool_message
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
 from toolgrpo.storage import storage_errors, write_whole
-from toolgrpo.trainer.model_card import CARD_FILE, TOOLS_FILE
+from toolgrpo.trainer.model_card import CARD_FILE, TOOLS_FILE, merged_card
 
 _CONVERTER = "convert_hf_to_gguf.py"
 _SYSTEM, _USER, _RESULT = "SYSTEM-MESSAGE", "USER-MESSAGE", "TOOL-RESULT"
@@ -99,11 +99,7 @@ def merge(source: Path, to: Path, dtype: str = "auto") -> None:
         if (source / TOOLS_FILE).is_file():
             shutil.copy(source / TOOLS_FILE, to)
         if (source / CARD_FILE).is_file():
-            card = (source / CARD_FILE).read_text(encoding="utf-8")
-            card = card.replace("library_name: peft", "library_name: transformers")
-            write_whole(
-                to / CARD_FILE, card.replace("(this is a LoRA adapter of it)", "(a LoRA adapter is merged into it)")
-            )
+            write_whole(to / CARD_FILE, merged_card((source / CARD_FILE).read_text(encoding="utf-8")))
 
 
 def modelfile(weights: str, folder: Path, run: Mapping[str, Any]) -> str:

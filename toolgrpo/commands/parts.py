@@ -25,6 +25,7 @@ from toolgrpo.commands.plugins import load_rewards, load_toolbox
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, load_tasks
 from toolgrpo.data.held_out import HeldOut, held_out_split, hold_out
+from toolgrpo.data.load import hub_place
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.evaluation.before_training import rehearse
 from toolgrpo.folder_claim import other_run_in
@@ -99,12 +100,30 @@ class RunParts:
         n_questions = self.script.eval_questions or default
         if n_questions < 1:
             return None
+        return self._rows(*self._heldout_source, n_questions)
+
+    @property
+    def _heldout_source(self) -> tuple[str, str]:
+        """Return the data and the split of held-out rows that are no share of the rows to train on."""
         given = self.script.eval_dataset_id_or_path
         spec = given or self.dataset_spec
         split = self.script.eval_split or held_out_split(spec)
         if split == "train" and not given and not self.script.eval_split:
             split = "heldout"  # never the rows of the training; the source says what to give instead
-        return self._rows(spec, split, n_questions)
+        return spec, split
+
+    def measured_on(self) -> dict[str, Any]:
+        """Return the data set of the held-out rows in the fields of an EvalResult, with no folder of this machine."""
+        shared = self._shares is not None
+        spec, split = (self.dataset_spec, self.script.dataset_split) if shared else self._heldout_source
+        place = hub_place(spec, split)
+        return {
+            "dataset_type": place.repository if place else "local",
+            "dataset_name": place.repository if place else Path(without_secrets(spec)).name,
+            "dataset_config": place.config if place else None,
+            "dataset_split": place.split if place else None if split == "train" else split,  # of a file it is the whole
+            "dataset_args": {"held_out_share": self.script.eval_share} if shared else None,
+        }
 
     @cached_property
     def _all_rows(self) -> Dataset:

@@ -27,6 +27,7 @@ from toolgrpo.commands.arguments import SFTArguments, SFTOptions
 from toolgrpo.commands.given import parse_args
 from toolgrpo.commands.parts import shape_of, with_lora_modules
 from toolgrpo.commands.run_config import keep_run_config, resume_command
+from toolgrpo.data.load import hub_ids
 from toolgrpo.engines.policy import compute_dtype
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
@@ -173,6 +174,7 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
                 supervised=True,
                 tools=schemas,
                 data=f"{sft.dataset_id_or_path}, {len(examples)} conversations",
+                datasets=hub_ids(str(sft.dataset_id_or_path), sft.dataset_split),
                 system_prompt=sft.system_prompt,
                 is_adapter=bool(model.use_peft),
             ),

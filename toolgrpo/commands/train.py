@@ -27,6 +27,7 @@ from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.report import report_line
 from toolgrpo.commands.run_config import resume_command
 from toolgrpo.commands.terminal import Terminal
+from toolgrpo.data.load import hub_ids
 from toolgrpo.errors import ToolGRPOError
 from toolgrpo.evaluation.measures import Share
 from toolgrpo.observe.doctor import page_here
@@ -123,7 +124,9 @@ class TrainingRun:
                 base_model=str(self.parts.model.model_name_or_path),
                 data=without_secrets(self.parts.dataset_spec),
                 system_prompt=self.script.system_prompt,
-                success=_named(before, "before"),
+                datasets=hub_ids(self.parts.dataset_spec, self.script.dataset_split),
+                success={"before": before},
+                measured_on=self.parts.measured_on() if before else {},
             )
             first_step = _FirstStep()
             trainer.add_callback(first_step)
@@ -140,9 +143,11 @@ class TrainingRun:
             try:
                 if not trainer.stopped_by:
                     after = self._success(trainer, heldout, "after")
-                    trainer.card = replace(trainer.card, success={**trainer.card.success, **_named(after, "after")})
+                    trainer.card = replace(trainer.card, success={"before": before, "after": after})
                     with storage_errors("the model card", Path(self.config.output_dir)):
                         trainer.write_card()
+                    if self.config.push_to_hub:
+                        trainer.push_to_hub(commit_message="The card has what was measured after the training")
             finally:
                 steps = 0 if first_step.number is None else output.global_step - first_step.number
                 summary = self._summary(trainer, before, after, train_s, steps, earlier)
@@ -311,10 +316,6 @@ def _measured_before(earlier: dict[str, Any], heldout: Dataset | None) -> dict[s
 
 def _as_json(rates: dict[str, Share]) -> dict[str, Any]:
     return {name: {"rate": rate.value, "interval": list(rate.interval), "n": rate.n} for name, rate in rates.items()}
-
-
-def _named(rates: dict[str, Share], when: str) -> dict[str, str]:
-    return {f"{when} ({name})": str(rate) for name, rate in rates.items()}
 
 
 def _rate(value: dict[str, Any] | None) -> str:

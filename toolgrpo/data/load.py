@@ -102,13 +102,24 @@ def task_rows(
     spec: str, *, split: str, limit: int | None = None, on_bad_row: OnBadRow = raise_bad_row
 ) -> Iterator[Row]:
     """Yield the checked rows of anything but a mixture."""
-    rows, convert = _resolve(spec, split, limit)
-    return good_rows(rows, convert, on_bad_row)
+    found = _resolve(spec, split, limit)
+    return good_rows(found.rows, found.convert, on_bad_row)
 
 
 def source_rows(spec: str, split: str) -> Iterator[RawRow]:
     """Yield the rows of a file, a folder or the hub as they are there."""
     yield from _resolve(spec, split, None).rows
+
+
+def hub_place(spec: str, split: str) -> HubPlace | None:
+    """Return where on the hub these rows are; None for files, for a mixture and for what is made here."""
+    return None if is_mixture(spec) else _resolve(spec, split, None).place
+
+
+def hub_ids(spec: str, split: str) -> list[str]:
+    """Return the data sets of the hub that these rows come from, those of a mixture's parts too."""
+    parts = [task.data for task in Mixture.from_file(located(spec)).content.tasks] if is_mixture(spec) else [spec]
+    return sorted({place.repository for part in parts if (place := hub_place(part, split))})
 
 
 def _limited_rows(spec: str, split: str, limit: int | None, on_bad_row: OnBadRow) -> Iterator[Row]:
@@ -118,6 +129,7 @@ def _limited_rows(spec: str, split: str, limit: int | None, on_bad_row: OnBadRow
 class _Resolved(NamedTuple):
     rows: Iterator[RawRow]
     convert: Convert
+    place: HubPlace | None = None
 
 
 def _resolve(spec: str, split: str, limit: int | None) -> _Resolved:
@@ -132,14 +144,16 @@ def _resolve(spec: str, split: str, limit: int | None) -> _Resolved:
             return _Resolved(file_rows(located(rest), split), format_.convert)
         if split not in format_.splits:
             raise DataError(f"{name} has the splits {', '.join(format_.splits)}, got {split!r}")
-        return _Resolved(hub_rows(format_.splits[split]), format_.convert)
+        place = format_.splits[split]
+        return _Resolved(hub_rows(place), format_.convert, place)
     if name == "reasoning_gym":
         return _Resolved(_gym(rest, split), dict)
     path = located(spec)
     if path.exists() or path.suffix.lower() in READERS:
         return _Resolved(file_rows(path, split), dict)
     if spec.count("/") == 1 and not spec.startswith((".", "/", "~")):
-        return _Resolved(hub_rows(HubPlace(name, rest or None, split)), dict)
+        place = HubPlace(name, rest or None, split)
+        return _Resolved(hub_rows(place), dict, place)
     raise DataError(
         f"there is no data named {spec!r}: no such file, and it is none of {', '.join((*_EMBEDDED, *FORMATS))}, "
         f"reasoning_gym:NAME, or OWNER/NAME on the hub"

