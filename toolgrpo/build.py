@@ -154,7 +154,9 @@ def put_together(
     return Parts(config=config, tokenizer=tokenizer, template=template, chat=chat, toolbox=toolbox, player=player)
 
 
-def open_player(agent: str | Path | Player | None, tools: ToolProvider | None, config: Any) -> Player | None:
+def open_player(
+    agent: str | Path | Player | None, tools: ToolProvider | None, config: Any, host: str = "127.0.0.1"
+) -> Player | None:
     """Return what plays the episodes, if it is not our own loop."""
     if agent is None:
         return None
@@ -164,7 +166,7 @@ def open_player(agent: str | Path | Player | None, tools: ToolProvider | None, c
         )
     check_limits(config.episode_limits())
     if isinstance(agent, str | Path):
-        return load_agent(agent, log_path=Path(config.output_dir) / "agent.log")
+        return load_agent(agent, host=host, log_path=Path(config.output_dir) / "agent.log")
     return agent
 
 

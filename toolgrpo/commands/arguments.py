@@ -65,6 +65,7 @@ class ScriptArguments(Options):
     agent: str | None = option(
         None, "What plays an episode: FILE.py with `run(client, row)`, or a command line (docs/how-to/agents.md)."
     )
+    agent_host: str = option("127.0.0.1", "Address of this machine for agents elsewhere; lets other machines in.")
     mcp_config: str | None = option(None, "Path of an mcp.json that names MCP servers.")
     cache_tools: bool = option(False, "Answer a repeated call of a stateless tool from memory.")
     tool_workers: int = option(4, "Processes that run tools.", **_AT_LEAST_1)
@@ -353,6 +354,8 @@ def check_arguments(
 def _check_agent(script: ScriptArguments) -> None:
     """Refuse what an agent has no use for: it brings its own tools."""
     if script.agent is None:
+        if script.agent_host != ScriptArguments.agent_host:
+            raise ConfigError("--agent_host is where an agent connects to, and there is none; give --agent too")
         return
     if not script.agent.strip():
         raise ConfigError("--agent is given without a value; give FILE.py or a command line, or leave the flag out")

@@ -34,8 +34,8 @@ class Page:
 
 _MODEL = ("model_name_or_path", "model_revision", "dtype", "trust_remote_code", "attn_implementation")
 _LORA = ("use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit")
-_TOOLS = ("tools_script", "tool_functions_module", "environment", "mcp_config", "agent", "cache_tools", "tool_workers")
-_TOOLS_LIMITS = ("tool_timeout", "max_tool_response_tokens")
+_TOOLS = ("tools_script", "tool_functions_module", "environment", "mcp_config", "agent", "agent_host")
+_TOOLS_LIMITS = ("cache_tools", "tool_workers", "tool_timeout", "max_tool_response_tokens")
 _REWARDS = ("reward", "reward_fn", "reward_function_name", "reward_weights", "reward_timeout", "success_threshold")
 _DATA = ("dataset_id_or_path", "dataset_split", "max_rows", "system_prompt", "skip_bad_rows", "long_prompts")
 _HELD_OUT = ("eval_questions", "eval_share", "eval_dataset_id_or_path", "eval_split")

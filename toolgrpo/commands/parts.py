@@ -139,7 +139,7 @@ class RunParts:
 
     def player(self) -> Player | None:
         """Return what plays the episodes, if it is not our own loop."""
-        player = open_player(self.script.agent, None, self.config)
+        player = open_player(self.script.agent, None, self.config, self.script.agent_host)
         if player is None:
             return None
         self.terminal.say(f"agent     {without_secrets(str(getattr(player, 'name', self.script.agent)))}")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
+import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -45,9 +46,7 @@ if TYPE_CHECKING:
 
 
 AGENT_TIMEOUT_S = 3600.0  # of an episode without `episode_timeout`
-PROMPT_ROOM = (
-    2048  # tokens of a window for what an agent says in its prompts beside the row: its instructions, its tools
-)
+PROMPT_ROOM = 2048  # tokens of a window for what an agent says beside the row: its instructions, its tools
 MODEL_NAME = "policy"  # what an agent asks for, whichever model it is
 _MEMORY_MB = 16_384  # of address space for a Python agent; commands have no limit, some reserve far more than they use
 
@@ -62,8 +61,14 @@ class _Outcome:
     timed_out: bool = False
 
 
-def load_agent(agent: str | Path, *, log_path: Path | None = None, load_timeout_s: float = 120.0) -> AgentPlayer:
-    """Load what plays episodes: `FILE.py`, `FILE.py:function`, or a command line."""
+def load_agent(
+    agent: str | Path, *, host: str = "127.0.0.1", log_path: Path | None = None, load_timeout_s: float = 120.0
+) -> AgentPlayer:
+    """Load what plays episodes: `FILE.py`, `FILE.py:function`, or a command line.
+
+    `host` is the address of this machine that the agent is told; one that is not local lets other machines in.
+    """
+    _check_host(host)
     made = agent_of(str(agent))
     source = environment_source(made)
     memory_mb = 0
@@ -73,7 +78,16 @@ def load_agent(agent: str | Path, *, log_path: Path | None = None, load_timeout_
     limits = WorkerLimits(memory_mb=memory_mb)
     options = PoolOptions(1, limits, load_timeout_s=load_timeout_s)
     pool = WorkerPool({"tools": None, "environment": asdict(source)}, options, OutputLog(log_path))
-    return AgentPlayer(pool, made.__name__)
+    return AgentPlayer(pool, made.__name__, host)
+
+
+def _check_host(host: str) -> None:
+    if host in ("", "0.0.0.0", "::"):
+        raise ConfigError(f"agent_host {host!r} stands for all addresses, and an agent is told one; give that")
+    try:
+        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        raise ConfigError(f"agent_host {host!r} is no address of this machine ({error.strerror})") from error
 
 
 def check_limits(limits: EpisodeLimits) -> None:
@@ -103,10 +117,11 @@ def agent_of(given: str) -> PythonAgent | CommandAgent:
 class AgentPlayer:
     """Plays episodes by an agent; a `Player`. One endpoint serves all of them."""
 
-    def __init__(self, pool: WorkerPool, name: str) -> None:
+    def __init__(self, pool: WorkerPool, name: str, host: str) -> None:
         spec = pool.spec.environment
         assert spec is not None
         self.name = name
+        self._host = host
         self._pool = pool
         self._spec = spec
         self._endpoint: Endpoint | None = None
@@ -153,7 +168,7 @@ class AgentPlayer:
             if self._endpoint is None:
                 from toolgrpo.gateway.server import Endpoint  # starlette takes half a second to import
 
-                self._endpoint = Endpoint([MODEL_NAME], shared.parts.engine.max_model_len)
+                self._endpoint = Endpoint([MODEL_NAME], shared.parts.engine.max_model_len, host=self._host)
             return self._endpoint
 
     async def _outcome(self, session: Session, url: str, key: str, deadline_s: float) -> _Outcome:

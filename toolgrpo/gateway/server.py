@@ -97,7 +97,7 @@ class Endpoint:
         self._ended: deque[str] = deque(maxlen=_REMEMBERED_KEYS)
         self._ended_keys: set[str] = set()
         self._socket = _listening(host, port)
-        self.url = f"http://{host}:{self._socket.getsockname()[1]}/v1"
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}/v1"
         config = uvicorn.Config(
             Starlette(
                 routes=[
