@@ -51,6 +51,7 @@ torch.serialization.register_package(
 _NOT_FOR_THE_HUB = """\
 # Written by toolgrpo: files of the run that --push_to_hub leaves at home. Change it as you like; it is never overwritten.
 episodes*.jsonl*
+heldout*.jsonl*
 tokens*.jsonl*
 vocabulary*.jsonl*
 steps.jsonl*
