@@ -212,6 +212,14 @@ PAGES: dict[str, Page] = {
             "engine": _ENGINE,
         },
     ),
+    "data": Page(
+        "toolgrpo data FILE: show rows as a reward will see them, and with a model their prompts as it reads them. FILE "
+        "may be a hub id or a named task set too.",
+        {
+            "what is shown": ("show", "model_name_or_path", "dataset_split", "max_rows", "system_prompt"),
+            "tools": ("tools_script", "tool_functions_module", "environment", "mcp_config"),
+        },
+    ),
     "gateway": Page(
         "Serve a model by itself over OpenAI's API, as agents see it in a training.",
         {
@@ -259,7 +267,7 @@ def help_text(command: str, theme: str = "", *, width: int | None = None) -> str
     width = width or max(60, min(shutil.get_terminal_size().columns, 110))
     parts = [
         f"usage: toolgrpo {command} [--config FILE.yaml] [--flag value ...]",
-        page.purpose,
+        _paragraph(page.purpose, width),
         _paragraph("Every flag is also a key of the YAML file; a flag wins over the file.", width),
     ]
     shown = _first(page, themes) if theme == "" else themes
@@ -279,7 +287,10 @@ def help_text(command: str, theme: str = "", *, width: int | None = None) -> str
 def completion(shell: str, commands: Sequence[str]) -> str:
     """Return the script by which a shell completes commands, their flags, and values that can be listed."""
     flags = {command: _shown_flags(command) for command in PAGES}
-    choices = {f"--{one.name}": one.choices for of in flags.values() for one in of.values() if one.choices}
+    known = {
+        name: one for of in reversed(flags.values()) for name, one in of.items()
+    }  # of a training, where it has one
+    choices = {f"--{name}": one.choices for name, one in known.items() if one.choices}
     cases = [
         f"    {command}) words='{' '.join(f'--{name}' for name in of)} --help' ;;" for command, of in flags.items()
     ]

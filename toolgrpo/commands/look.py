@@ -48,7 +48,8 @@ def environment_lines() -> Iterator[str]:
         found = torch.cuda.get_device_properties(number)
         yield f"gpu {number}        {found.name}, {found.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
     if not torch.cuda.is_available():
-        yield f"gpu          none that this PyTorch can use (built for CUDA {torch.version.cuda})"
+        built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
+        yield f"gpu          none that this PyTorch can use (built for {built_for})"
     try:
         yield f"sandbox      {choose_rung('auto', allow_unsafe=False)[1].removeprefix('sandbox ')}"
     except SandboxError as error:
@@ -63,7 +64,9 @@ def data_lines(argv: Sequence[str]) -> Iterator[str]:
     from toolgrpo.data import load_tasks
 
     if not argv or argv[0].startswith("-"):
-        raise ConfigError("say which rows: toolgrpo data FILE --show 3 (a file, a hub id, or a task set as arithmetic)")
+        raise ConfigError(
+            "say which rows: toolgrpo data FILE --show 3 (a file, a hub id, or a task set such as arithmetic)"
+        )
     given = read_given(flags_of("data"), ["--dataset_id_or_path", *argv])
     if given.complaints:
         raise ConfigError("\n".join(given.complaints))
