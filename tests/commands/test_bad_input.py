@@ -75,10 +75,7 @@ TABLE: list[tuple[str, str]] = [
     ("--agent DIR/good.py --max_tool_calls 3", "max_tool_calls bounds our own loop"),
     ("--agent DIR/good.py --tools_script DIR/good.py", "exclude each other"),
     ("--agent DIR/good.py --agent_host 0.0.0.0", "stands for all addresses"),
-    (
-        "--agent DIR/good.py --agent_host 192.0.2.1",
-        "is no address of this machine (Cannot assign requested address)",
-    ),
+    ("--agent DIR/good.py --agent_host 203.0.113.1", "is no address of this machine: Cannot assign"),
     ("--agent_host 10.0.0.1", "there is none; give --agent too"),
     ("--mcp_config DIR/none.json", "No such file"),
     ("--mcp_config DIR/long.json", "the server 'a' cannot be reached"),

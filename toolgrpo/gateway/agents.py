@@ -87,7 +87,7 @@ def _check_host(host: str) -> None:
     try:
         socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
-        raise ConfigError(f"agent_host {host!r} is no address of this machine ({error.strerror})") from error
+        raise ConfigError(f"agent_host {host!r} is no address of this machine: {error.strerror}") from error
 
 
 def check_limits(limits: EpisodeLimits) -> None:
