@@ -181,7 +181,7 @@ def test_a_trained_model_is_pushed_as_trl_does_it_and_nothing_private_with_it(
     pushed = hub.files("models", "someone/tool-user")
     assert "Model save" in hub.commits and any("Training in progress, step" in text for text in hub.commits)
     assert pushed["model.safetensors"] == (out / "model.safetensors").read_bytes()
-    said = HubCard(pushed["README.md"].decode()).data
+    said: Any = HubCard(pushed["README.md"].decode()).data
     assert {"trl", "grpo"} <= set(said.tags), "TRL's model card"
     assert {one.dataset_name for one in said.eval_results} == {"arithmetic"}, (
         "it was pushed again with what was measured"

@@ -63,9 +63,10 @@ def test_what_was_measured_after_the_training_is_the_index_of_the_model() -> Non
     assert "| before (greedy) | 0.250 [" in text and "| after (sampled) | 0.333 [" in text
     merged = merged_card(text)
     assert "--enable-lora" in text and "--enable-lora" not in merged and "Serve it with `vllm serve FOLDER`" in merged
-    for card, kind in ((HubCard(text), ("peft", True)), (HubCard(merged), ("transformers", False))):
-        assert card.data.model_name == "my: model" and (card.data.library_name, "lora" in card.data.tags) == kind
-        for result, (how, share) in zip(card.data.eval_results, AFTER.items(), strict=True):
+    for written, kind in ((text, ("peft", True)), (merged, ("transformers", False))):
+        data: Any = HubCard(written).data
+        assert data.model_name == "my: model" and (data.library_name, "lora" in data.tags) == kind
+        for result, (how, share) in zip(data.eval_results, AFTER.items(), strict=True):
             assert GSM8K.items() <= asdict(result).items() and result.task_type == "text-generation"
             assert (result.metric_type, result.metric_name) == ("success_rate", f"held-out success, {how}")
             assert result.metric_value == pytest.approx(share.value, abs=1e-4) and result.metric_args["questions"] == 8
