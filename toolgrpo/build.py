@@ -101,7 +101,7 @@ class Parts:
         """Build the engine; what a library says against the settings is shown as the user's mistake."""
         options = self.config.engine_options() if demand is None else demand.options
         try:
-            return build_engine(policy, options)
+            return build_engine(policy, options)._replace(context=None if demand is None else demand.line)
         except ToolGRPOError:
             raise
         except (ValueError, ImportError, OSError) as error:

@@ -259,8 +259,8 @@ class RunParts:
             self.terminal.say(f"          LoRA of rank {self.model.lora_r} on {', '.join(sorted(adapted))}")
         choice = trainer.engine_choice
         self.terminal.say(f"engine    {choice.name} ({choice.why}), {trainer.chat.name} chat format")
-        if trainer.demand.line is not None:
-            self.terminal.say(f"context   {trainer.demand.line}")
+        if trainer.engine_context is not None:
+            self.terminal.say(f"context   {trainer.engine_context}")
         cache = cache_of(trainer.engine)
         if cache is not None:
             self.terminal.say(f"cache     {cache}")

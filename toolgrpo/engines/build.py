@@ -53,6 +53,7 @@ class EngineChoice:
 class BuiltEngine(NamedTuple):
     engine: Engine
     choice: EngineChoice
+    context: str | None = None  # how it was suited to its rows, if it was
 
 
 _NOT_RELOADED = ("gpt_oss",)  # vLLM writes experts and sinks past its own reload, on every device

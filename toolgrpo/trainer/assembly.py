@@ -41,7 +41,6 @@ from toolgrpo.observe.watch import DoctorWatch, stop_if_world_fails
 from toolgrpo.rewards import named_rewards
 from toolgrpo.rewards.base import source_text
 from toolgrpo.rollout import Observer, Player
-from toolgrpo.rollout.demand import Demand
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.rollout.user_turns import users_speak
 from toolgrpo.shared_pass.scoring import SharedPass, unsupported_model
@@ -178,12 +177,17 @@ def model_card(given: GivenParts, policy: Policy, rewards: Mapping[str, float]) 
 
 
 def open_engine(
-    given: GivenParts, engine: Engine | None, policy: Policy, demand: Demand, opened: ExitStack
+    given: GivenParts,
+    engine: Engine | None,
+    policy: Policy,
+    datasets: Iterable[Any],
+    heldout: Sequence[Mapping[str, Any]],
+    opened: ExitStack,
 ) -> BuiltEngine:
-    """Return the engine that was given, or else the one that the config asks for."""
+    """Return the engine that was given, or else the one that the config asks for, suited to these rows."""
     if engine is not None:
         return BuiltEngine(engine, EngineChoice(engine.name, "given"))
-    built = given.engine(policy, demand)
+    built = given.engine(policy, given.demand(policy, datasets, heldout))
     opened.callback(built.engine.shutdown)
     return built
 
@@ -315,7 +319,6 @@ def loaded_parts(
     policy: Policy,
     rows: Any,
     rewards: Mapping[str, Any],
-    context: str | None,
 ) -> list[str]:
     """Log what was loaded, and return it, a line for each part, as the commands say it."""
     lines = loaded_lines(
@@ -326,7 +329,7 @@ def loaded_parts(
         rewards={name: source_text(reward) for name, reward in rewards.items()},
         engine=f"{built.choice.name} ({built.choice.why})",
         chat=given.chat.name,
-        context=context,
+        context=built.context,
         cache=cache_of(built.engine),
     )
     for line in lines:

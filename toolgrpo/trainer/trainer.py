@@ -32,7 +32,6 @@ from toolgrpo.observe.progress import RunProgress, library_bars_off, take_displa
 from toolgrpo.rewards.base import watched
 from toolgrpo.rollout import Observer, Player, RolloutBatch
 from toolgrpo.rollout.batch import Mode
-from toolgrpo.rollout.demand import Demand
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_jobs
@@ -124,16 +123,15 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             opened=self._opened,
         )
         args = given.config
-        with trl_trainer.no_engine_of_trl(args):
-            super().__init__(
-                model=given.model,
-                reward_funcs=watched(given.reward_funcs, args.reward_timeout, lambda text: self.progress.say(text)),
-                args=args,
-                train_dataset=given.train_dataset,
-                eval_dataset=given.eval_dataset,
-                processing_class=given.tokenizer,
-                **kwargs,
-            )
+        super().__init__(
+            args,
+            model=given.model,
+            reward_funcs=watched(given.reward_funcs, args.reward_timeout, lambda text: self.progress.say(text)),
+            train_dataset=given.train_dataset,
+            eval_dataset=given.eval_dataset,
+            processing_class=given.tokenizer,
+            **kwargs,
+        )
         self._know_model(given)
         self.progress = progress or RunProgress(SteadyConsole(stderr=True, quiet=args.quiet or not self._is_main))
         built = self._open_engine(given, engine, heldout)
@@ -143,7 +141,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
         self.rollouts = given.rollouts(built.engine, self._watchers.observers(observers), vocabulary=vocabulary)
         self._open_road(built.engine)
         named = dict(zip(self.reward_func_names, self.reward_funcs, strict=True))
-        loaded = loaded_parts(given, built, self.policy, self.train_dataset, named, self.demand.line)
+        loaded = loaded_parts(given, built, self.policy, self.train_dataset, named)
         if not self.progress.brings_own_log:
             take_display(self.remove_callback, kwargs.get("callbacks") or ())
             for line in (*loaded, f"off-policy correction: {self.correction.line}"):
@@ -151,28 +149,20 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
 
     def _know_model(self, given: GivenParts) -> None:
         """Check the model that TRL has loaded, and how it is spread."""
-        self.tools = trl_jobs.ToolsElsewhere()
-        trl_trainer.check_router_loss(self)
-        trl_trainer.tune_fused_head(self.accelerator.device)
         self.backend = check_backend(self.accelerator, n_gpus=torch.cuda.device_count())
         given.check_model(self.model.config.get_text_config().vocab_size, self.train_dataset)
         self.policy = trl_trainer.policy_of(self, self.backend)
         rewards = dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True))
         self.card = model_card(given, self.policy, rewards)
-        self.log_completions = False  # TRL's own table has no tools in it
 
     def _open_engine(
         self, given: GivenParts, engine: Engine | None, heldout: Sequence[Mapping[str, Any]]
     ) -> BuiltEngine:
         """Start what draws, and settle how its tokens are corrected."""
         args = given.config
-        self.demand = (
-            given.demand(self.policy, (self.train_dataset, self.eval_dataset), heldout)
-            if engine is None
-            else Demand(args.engine_options())
-        )
-        built = open_engine(given, engine, self.policy, self.demand, self._opened)
-        self.engine_choice = built.choice
+        datasets = (self.train_dataset, self.eval_dataset)
+        built = open_engine(given, engine, self.policy, datasets, heldout, self._opened)
+        self.engine_choice, self.engine_context = built.choice, built.context
         self._weights_of_step: int | None = None
         self.correction = settled(
             args,
@@ -241,7 +231,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             ask_model=partial(trl_rewards.ask_model, self),
         )
         worth = Worth(grading, args.shaping(), args.credits(), self.turn_rewards)
-        self.rollout_batches = Batches(self._play, worth, processes, rows_in_line)
+        self.rollout_batches = Batches(lambda rows, mode: self.rollout(rows, mode=mode), worth, processes, rows_in_line)
         self._proof = EngineProof(
             engine,
             self.policy,
@@ -262,10 +252,6 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             self, args, self.rollout_batches, self.rollouts.observers, off_policy, self._proof, self._token_tap
         )
 
-    def _play(self, rows: Sequence[Mapping[str, Any]], mode: Mode) -> RolloutBatch:
-        label = f"evaluation after step {self.state.global_step}" if mode == "eval" else "episodes"
-        return self.rollout(rows, mode=mode, label=label)
-
     @property
     def _is_main(self) -> bool:
         return bool(self.is_world_process_zero())
@@ -274,7 +260,6 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
         """Run TRL's loop.
 
         `resume_from_checkpoint` may be `auto`: the last complete checkpoint, if there is one.
-
         SIGTERM or Ctrl-C ends it after the current step, saved; then `stopped_by` names the signal.
         """
         trl_jobs.refuse_replaced_generate(self.model)
@@ -337,7 +322,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
         rows: Sequence[Mapping[str, Any]],
         options: SamplingOptions | None = None,
         *,
-        label: str = "episodes",
+        label: str | None = None,
         mode: Mode = "heldout",
     ) -> RolloutBatch:
         """Run one episode per row with the current weights, not graded.
@@ -352,7 +337,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             options or self.args.sampling_options(),
             step=self.state.global_step,
             mode=mode,
-            label=label,
+            label=label or (f"evaluation after step {self.state.global_step}" if mode == "eval" else "episodes"),
             group_size=1 if mode == "heldout" else trl_trainer.group_size(self, mode),
             offset=self.accelerator.process_index * len(rows),
         )
@@ -380,9 +365,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
         return batch
 
     def close(self) -> None:
-        """End the engine, the tool workers, the observers and the bars,
-        and leave the output folder to others. Safe to call twice.
-        """
+        """End the engine, tool workers, observers and bars; leave the output folder to others. Safe to call twice."""
         if self._closed:
             return
         self._closed = True

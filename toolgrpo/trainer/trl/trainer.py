@@ -33,7 +33,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -74,6 +73,17 @@ class CallsOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     _checkpoints: Checkpoints
     _shared_pass: SharedPass
     _token_tap: TokenTap
+
+    def __init__(self, args: Any, **kwargs: Any) -> None:
+        wanted, args.use_vllm = args.use_vllm, False  # so that TRL starts no engine of its own
+        try:
+            super().__init__(args=args, **kwargs)
+        finally:
+            args.use_vllm = wanted
+        self.tools = trl_jobs.ToolsElsewhere()
+        self.log_completions = False  # TRL's own table has no tools in it
+        check_router_loss(self)
+        tune_fused_head(self.accelerator.device)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self.train_sampler = super()._get_train_sampler(dataset)
@@ -144,16 +154,6 @@ def warn_if_untested() -> None:
             f"toolgrpo was tested with TRL {', '.join(TESTED_VERSIONS)}; {trl.__version__} is installed and may not fit.",
             stacklevel=3,
         )
-
-
-@contextmanager
-def no_engine_of_trl(args: Any) -> Iterator[None]:
-    """Let TRL's trainer start without an engine of its own, whatever `use_vllm` says."""
-    wanted, args.use_vllm = args.use_vllm, False
-    try:
-        yield
-    finally:
-        args.use_vllm = wanted
 
 
 def add_fused_head(model: Any) -> None:
