@@ -11,12 +11,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+import trl
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from toolgrpo.chat.response_template import trl_chat_template
 from toolgrpo.data.arithmetic import OPERATIONS
 
 __all__ = ["CONTROL_TOKENS", "PHRASES", "build_tokenizer", "chat_template"]
@@ -57,7 +58,7 @@ _PATTERN = "|".join(re.escape(phrase) for phrase in _LONGEST_FIRST) + r"| ?[A-Za
 
 def chat_template() -> str:
     """Qwen3's chat format as TRL ships it, which the trainer uses too."""
-    return trl_chat_template("qwen3")
+    return (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text(encoding="utf-8")
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:

@@ -17,16 +17,21 @@ from typing import Any
 
 import trl
 
-from toolgrpo.chat.response_template import trl_chat_template as template_text
 from toolgrpo.testing.chat import byte_tokenizer
 
 __all__ = ["template_names", "template_text", "trl_tokenizer"]
 
+_TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+
 
 def template_names() -> list[str]:
     """Return the names of the chat templates that TRL ships, without its training variants."""
-    folder = Path(trl.__file__).parent / "chat_templates"
-    return sorted(path.stem for path in folder.glob("*.jinja") if not path.stem.endswith("_training"))
+    return sorted(path.stem for path in _TEMPLATES.glob("*.jinja") if not path.stem.endswith("_training"))
+
+
+def template_text(name: str) -> str:
+    """Return the text of a chat template that TRL ships, or of its training variant."""
+    return (_TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ template is the tokenizer's own, or the one that TRL knows. What it does not say
 template prints: which token ends a turn, what stands around the arguments, and what a model that got it wrong is shown.
 `bridge_proof.py` decides, as for every format.
 
-Two parts of TRL are used that are no public names, imported when they are asked for (tested with TRL 1.16.0): the folder
-`trl/chat_templates`, and `trl.chat_template_utils.add_response_schema`, which knows how the turns of these templates are read.
+Of TRL, tested with 1.16.0, `trl.chat_template_utils.add_response_schema` is used, which is no public name.
 
 Not covered: chat templates of no family that want results inside the message with the calls, or know no tools.
 """
@@ -19,7 +18,6 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import regex  # type: ignore[import-untyped]  # it ships no types; transformers compiles its patterns with it
@@ -44,20 +42,12 @@ _CALL = {"name": "NAME", "arguments": {"KEY": "VALUE", "OTHER": "VALUE"}}
 def response_template_of(tokenizer: Any) -> dict[str, Any] | None:
     """Return what the tokenizer carries, or what TRL has for exactly this chat template."""
     own: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
-    if own is not None:
-        return own
-    from trl.chat_template_utils import add_response_schema
+    if own is None:
+        from trl.chat_template_utils import add_response_schema
 
-    with suppress(ValueError):  # TRL does not know exactly this template
-        return getattr(add_response_schema(copy.copy(tokenizer)), "response_template", None)
-    return None
-
-
-def trl_chat_template(name: str) -> str:
-    """Return the text of a chat template that TRL ships, or of its training variant."""
-    import trl
-
-    return (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+        with suppress(ValueError):  # TRL does not know exactly this template
+            own = getattr(add_response_schema(copy.copy(tokenizer)), "response_template", None)
+    return own
 
 
 def family_format(tokenizer: Any, family: Family) -> TemplateFormat:
