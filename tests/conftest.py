@@ -19,8 +19,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from toolgrpo.engines import vllm_options
-
 # Threads that wait give their core away: spinning, they took three times as long where others use the cores too.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here asks the hub but the tests that bring one (trainer/test_hub.py)
@@ -128,5 +126,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs vLLM's build for CPUs where there is another, or none; before any fixture is made."""
-    if item.get_closest_marker("needs_cpu_vllm") and not vllm_options.vllm_is_for_cpu():
-        pytest.skip("vLLM's build for CPUs is not installed")
+    if item.get_closest_marker("needs_cpu_vllm"):
+        from toolgrpo.engines import vllm_options  # it imports torch, which .ci/pythons runs without
+
+        if not vllm_options.vllm_is_for_cpu():
+            pytest.skip("vLLM's build for CPUs is not installed")
