@@ -38,15 +38,15 @@ LINES = {
     "shared_pass": 1450,
     "testing": 1000,
     "tools": 5300,
-    "trainer": 5100,
+    "trainer": 5175,
     "(itself)": 2650,
 }
 MOST = {
-    "modules": 270,
-    "modules with one importer": 60,
-    "files that import TRL": 17,
+    "modules": 267,
+    "modules with one importer": 57,
+    "files that import TRL": 6,
     "fields of our own": 48,
-    "lines of tests": 40_530,
+    "lines of tests": 40_850,
     "lines of benchmarks": 5_550,
     "lines of pages": 4_000,
     "words of pages": 30_000,
@@ -92,7 +92,7 @@ def counts() -> dict[str, int]:
     alone = [
         name for name, by in importers().items() if len(by) == 1 and name in known and known[name].name != "__init__.py"
     ]
-    trl = [path for path in known.values() if "from trl" in path.read_text() or "import trl" in path.read_text()]
+    trl = [path for path in known.values() if re.search(r"^\s*(from|import) trl\b", path.read_text(), re.MULTILINE)]
     theirs = {field.name for field in dataclasses.fields(GRPOConfig)}
     pages = [page.read_text("utf-8") for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))]
     return {
