@@ -97,7 +97,7 @@ def test_a_cheap_mistake_is_told_before_anything_heavy_is_imported(words: str, s
     assert {"torch", "trl", "transformers", "datasets", "pydantic"} & set(modules) == set()
 
 
-@pytest.mark.parametrize("command", PAGES.keys() - {"data"})
+@pytest.mark.parametrize("command", sorted(PAGES.keys() - {"data"}))
 def test_every_spelling_of_a_flag_is_known(command: str) -> None:
     words = ["--learning-rate", "-1", "--model=x", "--no_gradient_checkpointing", "--run_name", "--a b"]
     said = [one for one in read_given(flags_of(command), [*words, "--", "--anything"]).complaints if "unknown" in one]
