@@ -60,12 +60,10 @@ def test_math_reward() -> None:
     ],
 )
 def test_what_the_tool_said_has_to_be_told(text: str, expected: float) -> None:
-    asked = [
-        {"role": "user", "content": "What is the payment on 51000 over 13 years?"},
-        {"role": "tool", "content": "1"},
-    ]
-    answer = "payment 395.21, over 13 years, total paid 61652.72"
-    assert score("result_in_answer.py", text, episode(), prompts=asked, answer=answer) == expected
+    asked = {"role": "user", "content": "What is the payment on 51000 over 13 years?"}
+    result = {"role": "tool", "content": "payment 395.21, over 13 years, total paid 61652.72"}
+    assert score("result_in_answer.py", text, episode(), prompts=[asked, result]) == expected
+    assert score("result_in_answer.py", text, episode(), prompts=[asked]) == 0.0, "no tool has said it"
 
 
 @pytest.mark.parametrize(

@@ -123,9 +123,8 @@ def test_what_was_drawn_and_what_was_trained_on_is_logged_recorded_and_told(tmp_
     (batch,) = kept.batches
     assert [one.row["number"] for one in batch.episodes] == [n for n in range(5) for _ in range(4)]
     assert len(asked) == len(set(asked)) == 20, "once per episode"
-    assert [t.metadata["episode"] for t in batch.trajectories] == list(
-        range(20)
-    ) and trainer.rollout_batches.n_episodes == 20
+    assert [t.metadata["episode"] for t in batch.trajectories] == list(range(20))
+    assert trainer.rollout_batches.n_episodes == 20
     (log,) = step_logs(trainer)
     counts = ("groups_drawn", "dead_all_failed", "dead_all_solved", "live_rate")
     assert [log[f"sampling/{name}"] for name in counts] == [5, 2, 1, 0.4]

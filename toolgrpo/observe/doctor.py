@@ -258,9 +258,7 @@ def _infrastructure_fails(logs: Logs) -> Iterator[str]:
 
 def _no_tool_calls(logs: Logs) -> Iterator[str]:
     calls = logs.calls - logs.total("tools/error/unmarked")  # those are answered, and not run
-    at_limit = (
-        logs.total("stop/max_turns") / len(logs) * logs.episodes
-    )  # their last calls are not run; all with max_turns 1
+    at_limit = logs.total("stop/max_turns") / len(logs) * logs.episodes  # their last calls are not run
     if not logs.tools or not logs.episodes > 0 or calls + at_limit > 0.05 * logs.episodes:
         return
     said = f"no tool is called: {calls / logs.episodes:.2f} calls per episode {logs.span}"
