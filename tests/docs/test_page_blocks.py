@@ -28,7 +28,7 @@ from toolgrpo.commands.arguments import (
     SFTArguments,
 )
 from toolgrpo.commands.given import ALIASES
-from toolgrpo.commands.main import COMMANDS
+from toolgrpo.commands.main import COMMANDS, LAUNCHER_FLAGS
 from toolgrpo.commands.sft import ToolSFTConfig
 from toolgrpo.trainer.config import ToolGRPOConfig
 
@@ -37,7 +37,7 @@ BLOCKS = [block for page in PAGES for block in page_blocks(page)]
 OF_TRAINING = (ScriptArguments, ToolGRPOConfig, ModelConfig)
 FLAGS = {
     "train": {field.name for kind in OF_TRAINING for field in dataclasses.fields(kind)}
-    | {*ALIASES, "config", "accelerate_config", "num_processes"},
+    | {*ALIASES, "config", *LAUNCHER_FLAGS},
     "sft": {field.name for kind in (SFTArguments, ToolSFTConfig, ModelConfig) for field in dataclasses.fields(kind)}
     | {"config"},
 }

@@ -17,6 +17,7 @@ from toolgrpo.calls import AttemptStatus as Status
 from toolgrpo.calls import CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments
 from toolgrpo.commands.given import ALIASES
+from toolgrpo.commands.main import LAUNCHER_FLAGS
 from toolgrpo.engines.base import CacheRoom
 from toolgrpo.learning.correction import weight_metrics, weights_of_rows
 from toolgrpo.ledger import Ledger
@@ -38,8 +39,7 @@ GUIDES = [
 TRL_SOURCE = Path(trl.trainer.grpo_trainer.__file__).read_text()
 KEYS = ("prompts", "completions", "completion_ids", "trajectories")
 NOT_OURS = {
-    "--accelerate_config",
-    "--num_processes",
+    *(f"--{name}" for name in LAUNCHER_FLAGS),
     "--dtype",
     "--help",
     "--no",

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from argparse import ArgumentError, ArgumentParser
+from argparse import SUPPRESS, ArgumentError, ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,8 @@ from toolgrpo.plain_text import plain
 from toolgrpo.startup import prepare
 
 _TASKS = ("shop",)
+_NUMBERS = ("num_processes", "num_machines", "machine_rank", "main_process_port")
+LAUNCHER_FLAGS = {"accelerate_config": str, "main_process_ip": str} | dict.fromkeys(_NUMBERS, int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +77,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 def launched(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return how `accelerate` starts a command, empty if nobody asks for that, and the command's other words.
 
-    `--accelerate_config` takes a file or the name of a shipped one, as TRL's commands do; `--num_processes` goes
+    `--accelerate_config` takes a file or the name of a shipped one, as TRL's commands do; flags of the launcher go
     over what it says.
     """
-    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--accelerate_config", "--accelerate-config")
-    parser.add_argument("--num_processes", "--num-processes", type=int)
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS)
+    for name, kind in LAUNCHER_FLAGS.items():
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", type=kind)
     try:
-        given, rest = parser.parse_known_args(words)
+        namespace, rest = parser.parse_known_args(words)
     except ArgumentError as error:
         raise ConfigError(str(error)) from error
-    if given.accelerate_config is None and given.num_processes is None:
+    given = vars(namespace)
+    if not given:
         return [], list(words)
-    path = located(
-        given.accelerate_config or ("multi_gpu" if Path("/proc/driver/nvidia").exists() else "cpu_ddp"), LAUNCH_FILES
-    )
+    default = "multi_gpu" if Path("/proc/driver/nvidia").exists() else "cpu_ddp"
+    path = located(given.pop("accelerate_config", default), LAUNCH_FILES)
     if not path.is_file():
         names = ", ".join(shipped_names(LAUNCH_FILES))
         raise ConfigError(f"--accelerate_config {path}: there is no such file; give a YAML file or one of {names}")
-    processes = [] if given.num_processes is None else ["--num_processes", str(given.num_processes)]
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "--config_file", str(path)]
-    return [*launcher, *processes], rest
+    over = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "--config_file", str(path), *over], rest
 
 
 def _init(words: list[str]) -> int:
