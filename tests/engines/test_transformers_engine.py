@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
+from tests.support.model_families import HYBRIDS, tiny_family
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.decode_batch import DecodeBatch, DecodingRow
 from toolgrpo.engines.transformers import TransformersEngine
 from toolgrpo.errors import EngineError, ModelError
 
@@ -107,6 +110,47 @@ def test_a_failing_forward_pass_reaches_every_request_and_the_next_one_works(
         await engine.close()
 
     asyncio.run(main())
+
+
+def states_of_last_row(batch: DecodeBatch, n_ids: int) -> list[torch.Tensor]:
+    """Return keys and values of its tokens, and the states of its recurrent and convolution layers."""
+    found = []
+    for layer in batch._cache.layers:
+        if isinstance(layer, DynamicLayer):
+            found += [layer.keys[-1, :, 1 - n_ids :], layer.values[-1, :, 1 - n_ids :]]
+        if isinstance(layer, LinearAttentionLayer):
+            states = [*layer.conv_states.values(), *layer.recurrent_states.values()]
+            found += [state[-1] for state in states if state is not None]
+    return found
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_a_turn_after_a_tool_result_has_the_state_of_a_fresh_prefill(family: str) -> None:
+    """It joins again while longer rows decode, one of which leaves."""
+    model = tiny_family(family)
+
+    def row(ids: list[int], max_tokens: int) -> DecodingRow:
+        asked = SampleRequest(ids=ids, max_tokens=max_tokens, stop_ids=(), options=SamplingOptions(temperature=0.0))
+        return DecodingRow(asked, torch.Generator())
+
+    together, alone = DecodeBatch(model, max_rows=4), DecodeBatch(model, max_rows=4)
+    call, *others = row([5, 6, 7], 6), row(list(range(60)), 40), row(list(range(9, 90)), 40)
+    together.join([*others, call])
+    while call.finish_reason is None:
+        together.step()
+    turn, again = (row([*call.ids, *range(200, 217)], 8) for _ in range(2))
+    together.join([turn])
+    alone.join([again])
+    for n_steps in (1, 3):  # right after the result was read, and some tokens later
+        for _ in range(n_steps):
+            together.step()
+            alone.step()
+        assert turn.ids == again.ids
+        pairs = zip(*(states_of_last_row(batch, len(turn.ids)) for batch in (together, alone)), strict=True)
+        for number, (ours, fresh) in enumerate(pairs):
+            assert fresh.norm() > 0, number
+            torch.testing.assert_close(ours, fresh, atol=1e-4, rtol=1e-4)
+        together.leave(others[:1])
 
 
 def test_the_context_window_is_the_models_or_the_smaller_one_asked_for(tiny_qwen3: Any) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.shared_pass.test_prefix_sharing import (
     COLUMNS,
     VOCABULARY,
+    Batch,
+    Result,
     assert_equal,
     batch,
     cached,
@@ -71,6 +77,96 @@ def test_gradient_checkpointing(family: str, reentrant: bool) -> None:
     model.model.layers[0].register_forward_pre_hook(lambda *_: calls.append(1))
     assert_equal(shared(model, rows), expected)
     assert len(calls) == 2, "the layer was not computed again in the backward pass"
+
+
+def episodes() -> tuple[Batch, torch.Tensor]:
+    """Two groups of episodes with tools: their ids, padded on the right, and which tokens the model sampled.
+
+    Sampled turns and results take turns; a call of one token and a result of one token are among them. Results are
+    alike in the episodes of a group, as a tool's often are, and stand behind calls that are not.
+    """
+    generator = torch.Generator().manual_seed(7)
+
+    def some(n: int) -> list[int]:
+        return torch.randint(0, VOCABULARY, (n,), generator=generator).tolist()
+
+    rows: list[list[tuple[int, list[int]]]] = []
+    for n_prompt, turns in ((35, [(5, 9), (1, 20), (6, 0)]), (22, [(7, 1), (3, 0)])):
+        prompt, results = some(n_prompt), [some(n_result) for _, n_result in turns]
+        for extra in range(3):
+            row = [(0, prompt)]
+            for (n_sampled, _), result in zip(turns, results, strict=True):
+                row += [(1, some(n_sampled + extra)), (0, result)]
+            rows.append(row)
+    rows[1][1] = rows[0][1]  # one call twice
+    length = max(sum(len(ids) for _, ids in row) for row in rows)
+    ids, mask, sampled = torch.zeros(3, len(rows), length, dtype=torch.long)
+    for number, row in enumerate(rows):
+        own = [(token, is_sampled) for is_sampled, part in row for token in part]
+        ids[number, : len(own)], sampled[number, : len(own)] = torch.tensor(own).T
+        mask[number, : len(own)] = 1
+    return Batch(ids, mask), sampled
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_tool_results_between_sampled_tokens(family: str) -> None:
+    """Only sampled tokens are scored, from the state that the results before them leave."""
+    model, (rows, sampled) = cached(family), episodes()
+
+    def result(logps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        model.zero_grad()
+        (logps * torch.linspace(-1, 2, logps.numel()).view_as(logps)).sum().backward()
+        return logps.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    scored = SharedPass(mode="on").score_tokens(model, rows.ids, rows.mask, sampled, unwrapped=model)
+    assert scored is not None
+    ours, gradient = result(scored.logps[:, 1:])
+    labels = rows.ids.masked_fill(sampled == 0, -100)
+    output = model(input_ids=rows.ids, attention_mask=rows.mask, labels=labels, fused_lm_head=True)
+    theirs, expected = result(output.log_probs)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    assert torch.equal(ours != 0, sampled[:, 1:] > 0)
+    assert expected.norm() > 0.1
+    assert (gradient - expected).norm() < 1e-5 * expected.norm()
+
+
+N_FIRST = 6  # rows of the first of two processes, out of eight
+
+
+def in_one_of_two_processes(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    found = {}
+    for family in HYBRIDS:
+        model, rows = make(family), batch([31, 23])
+        wrapped = DistributedDataParallel(model)  # a name, since it must live until the backward pass
+        own = slice(N_FIRST) if rank == 0 else slice(N_FIRST, None)
+        passes: list[int] = []
+        model.register_forward_pre_hook(
+            lambda _, __, kw, passes=passes: passes.append(kw["input_ids"].shape[1]), with_kwargs=True
+        )
+        scored = SharedPass(mode="on", max_tokens=70).score_completions(
+            wrapped, rows.ids[own], rows.mask[own], COLUMNS, unwrapped=model, compute_entropy=True
+        )
+        assert scored is not None and scored.entropies is not None
+        # DDP takes the mean over processes
+        (2 * (scored.logps + 0.3 * scored.entropies) * rows.weights[own]).sum().backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        found[family] = scored.logps.detach(), scored.entropies.detach(), gradient, passes
+    torch.save(found, folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_two_processes_have_the_gradient_of_one(tmp_path: Path) -> None:
+    """Over gloo; one of them has more rows, and more passes of its own, than the other."""
+    spawn(in_one_of_two_processes, (tmp_path,), nprocs=2)
+    processes = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for family in HYBRIDS:
+        one, other = (found[family] for found in processes)
+        assert len(one[3]) == len(other[3]) > 1 and other[3][-1] == 1, "the second has no idle pass"
+        assert torch.equal(one[2], other[2])
+        logps, entropies = (torch.cat([one[part], other[part]]) for part in range(2))
+        assert_equal(Result(logps, entropies, one[2]), padded(cached(family), batch([31, 23])))
 
 
 def test_a_layer_that_computes_without_the_tree_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
