@@ -76,7 +76,7 @@ class Case:
 REAL = Case(1200, 128, 4, "spread", 896, 6, vocabulary=151_936, adapter=True)
 HYBRIDS = [
     Case(prompt, 200, 8, lengths, 256, 8, family=family)
-    for family in ("qwen3_5", "lfm2")
+    for family in ("qwen3_5", "lfm2", "granitemoehybrid")
     for prompt, lengths in ((1200, "full"), (20, "full"), (20, "spread"))
 ]
 
@@ -207,6 +207,10 @@ def _recurrent_layers(case: Case) -> dict[str, Any]:
             **{"linear_num_key_heads": heads, "linear_num_value_heads": heads},
         },
         "lfm2": {"conv_dim": case.hidden, "block_auto_adjust_ff_dim": False},
+        "granitemoehybrid": {  # Mamba-2, without experts, as Granite 4 Micro
+            **{"mamba_n_heads": 2 * heads, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1},
+            **{"num_local_experts": 0, "shared_intermediate_size": 3 * case.hidden, "position_embedding_type": "nope"},
+        },
     }
     recurrent = "conv" if case.family == "lfm2" else "linear_attention"
     kinds = [recurrent if number % 4 != 2 else "full_attention" for number in range(case.layers)]

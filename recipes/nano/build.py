@@ -3,6 +3,7 @@
     export OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
     python -m recipes.nano.build                  # writes the weights that the package ships
     python -m recipes.nano.build --out FOLDER     # somewhere else, and says how far it is from the shipped ones
+    python -m recipes.nano.build --hybrid --out FOLDER  # a model of Qwen3.5's shape, which is not shipped
 
 With these three variables an AMD EPYC with AVX2 makes the shipped weights bit for bit. Another processor rounds its sums
 differently, and what a build becomes depends on that: its weights differ, and its success before training by some points.
@@ -16,13 +17,20 @@ import argparse
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+)
 
 from recipes.nano.demonstrations import Habits, demonstrate, draw_training_problem, render, render_tools
-from recipes.nano.recipe import NanoRecipe
+from recipes.nano.recipe import HYBRID, NanoRecipe
 from recipes.nano.tokenizer import build_tokenizer
 from recipes.nano.toolsets import draw_toolset
 from recipes.nano.training import Batch, Muon, collate, train, warmup_then_decay
@@ -40,7 +48,7 @@ def build_nano(recipe: NanoRecipe, folder: Path, on_step: Callable[[int, float],
         torch.manual_seed(recipe.seed)
         rng = random.Random(recipe.seed)
         tokenizer = _tokenizer(recipe, rng)
-        model = Qwen3ForCausalLM(_config(recipe, tokenizer)).float()
+        model: Any = AutoModelForCausalLM.from_config(_config(recipe, tokenizer)).float()
         optimizer = Muon(model.named_parameters(), lr=recipe.learning_rate, adam_lr=recipe.adam_learning_rate)
         train(
             model,
@@ -56,21 +64,31 @@ def build_nano(recipe: NanoRecipe, folder: Path, on_step: Callable[[int, float],
     tokenizer.save_pretrained(folder)
 
 
-def _config(recipe: NanoRecipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-    return Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=recipe.hidden_size,
-        intermediate_size=recipe.intermediate_size,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.kv_heads,
-        head_dim=recipe.head_dim,
-        max_position_embeddings=recipe.max_positions,
-        rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
+def _config(recipe: NanoRecipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config | Qwen3_5TextConfig:
+    shape: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": recipe.hidden_size,
+        "intermediate_size": recipe.intermediate_size,
+        "num_hidden_layers": recipe.layers,
+        "num_attention_heads": recipe.heads,
+        "num_key_value_heads": recipe.kv_heads,
+        "head_dim": recipe.head_dim,
+        "max_position_embeddings": recipe.max_positions,
+        "rope_parameters": {"rope_type": "default", "rope_theta": recipe.rope_theta},
+        "tie_word_embeddings": True,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+    }
+    if not recipe.layer_types:
+        return Qwen3Config(**shape)
+    return Qwen3_5TextConfig(
+        **shape,
+        layer_types=list(recipe.layer_types),
+        linear_key_head_dim=recipe.head_dim,
+        linear_value_head_dim=recipe.head_dim,
+        linear_num_key_heads=recipe.heads,
+        linear_num_value_heads=recipe.heads,
     )
 
 
@@ -136,9 +154,13 @@ def largest_difference(one: Path, other: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=NANO, help="the folder to write (default: the shipped weights)")
-    out = parser.parse_args().out
+    parser.add_argument("--hybrid", action="store_true", help="of Qwen3.5's shape; needs --out")
+    given = parser.parse_args()
+    out: Path = given.out
+    if given.hybrid and out.resolve() == NANO.resolve():
+        parser.error("--hybrid would write over the shipped weights; give --out FOLDER")
     out.mkdir(parents=True, exist_ok=True)
-    recipe = NanoRecipe()
+    recipe = HYBRID if given.hybrid else NanoRecipe()
 
     def say(step: int, loss: float) -> None:
         if (step + 1) % 20 == 0:
@@ -146,7 +168,7 @@ def main() -> None:
 
     build_nano(recipe, out, say)
     print(f"wrote {out}")
-    if out.resolve() != NANO.resolve():
+    if not given.hybrid and out.resolve() != NANO.resolve():
         print(f"largest difference from the shipped weights: {largest_difference(out, NANO):g}")
 
 

@@ -6,11 +6,11 @@ The numbers were found by trying: `docs/background/nano.md` says what they give.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from toolgrpo.data.arithmetic import Operation
 
-__all__ = ["MINI", "NanoRecipe", "Phase"]
+__all__ = ["HYBRID", "MINI", "NanoRecipe", "Phase"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,8 @@ class Phase:
 class NanoRecipe:
     """The model's shape, what it is taught, and how."""
 
-    # the model: a Qwen3 of about 0.6 million parameters
+    # the model: a Qwen3 of about 0.6 million parameters, or a Qwen3.5 where kinds of layers are given
+    layer_types: tuple[str, ...] = ()
     hidden_size: int = 128
     intermediate_size: int = 384
     layers: int = 3
@@ -65,6 +66,9 @@ class NanoRecipe:
     def steps(self) -> int:
         return sum(phase.steps for phase in self.phases)
 
+
+HYBRID = replace(NanoRecipe(), layers=4, layer_types=(*["linear_attention"] * 3, "full_attention"))
+"""The same lessons for a model of Qwen3.5's shape: three layers of Gated DeltaNet, then one of full attention."""
 
 MINI = NanoRecipe(
     hidden_size=64,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipes.nano.build import build_nano
-from recipes.nano.recipe import MINI, NanoRecipe
+from recipes.nano.recipe import HYBRID, MINI, NanoRecipe
 from toolgrpo.errors import ModelError
 from toolgrpo.models import NANO, check_weights, folder_of
 
@@ -31,6 +32,15 @@ def test_its_recipe_makes_its_tokenizer_and_the_same_weights_every_time(tmp_path
     assert all(torch.equal(one[key], two[key]) for key in one)
     for file in ("tokenizer.json", "chat_template.jinja"):
         assert (tmp_path / "one" / file).read_text() == (NANO / file).read_text(), file
+
+
+def test_the_same_lessons_make_a_model_of_qwen3_5s_shape(tmp_path: Path) -> None:
+    layers = ("linear_attention", "full_attention")
+    build_nano(replace(MINI, layers=len(layers), layer_types=layers), tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert (model.config.model_type, tuple(model.config.layer_types)) == ("qwen3_5_text", layers)
+    assert (tmp_path / "tokenizer.json").read_text() == (NANO / "tokenizer.json").read_text()
+    assert set(HYBRID.layer_types) == set(layers) and HYBRID.phases == NanoRecipe().phases
 
 
 def test_weights_that_are_cut_short_are_named(tmp_path: Path) -> None:
