@@ -8,14 +8,16 @@ second.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 from toolgrpo.calls import CallAttempt, ToolErrorKind, ToolResult
 
+T = TypeVar("T")
 TOOL_TIMEOUT_S = 30.0  # seconds that a call may take where nobody says otherwise
 TOOL_WORKERS = 4  # processes that run tools, likewise; forked from one, they share what it has imported
 
@@ -27,25 +29,63 @@ class AfterTurn(NamedTuple):
     over: bool = False
 
 
+HOOKS = ("reward", "get_reward", "step_reward", "episode_over", "next_user_message", "close")
+"""The optional methods of an environment's class, none of which is a tool."""
+
+
 class EpisodeHooks:
-    """The optional answers of a stateful environment; these defaults are those of tools without state."""
+    """Questions to a stateful environment, beside its calls. `ask` reaches it; without one there is no answer."""
 
     @property
     def observation(self) -> str | None:
         """The text before the first turn, if any."""
         return None
 
+    async def ask(self, hook: str, *args: str, read: Callable[[str], T]) -> T | None:
+        """Return what `read` makes of the answer of one of `HOOKS`; None if there is no such method or answer.
+
+        A ValueError of `read` says what is wrong with the answer.
+        """
+        return None
+
     async def reward(self) -> float | None:
         """Return the reward of the episode so far, if any."""
-        return None
+        own = await self.ask("reward", read=_as_reward)
+        return await self.ask("get_reward", read=_as_reward) if own is None else own
 
     async def after_turn(self) -> AfterTurn:
         """Return what there is to say after the calls of a turn."""
-        return AfterTurn()
+        reward = await self.ask("step_reward", read=_as_step_reward)
+        return AfterTurn(reward, bool(await self.ask("episode_over", read=_as_truth)))
 
     async def next_user_message(self, answer: str) -> str | None:
         """Return what the user says to an answer, or None; asked only of tools that speak (`speaks`)."""
+        return await self.ask("next_user_message", answer, read=str)
+
+
+def _as_reward(text: str) -> float | None:
+    if text == "null":
         return None
+    try:
+        reward = float(text)
+    except ValueError:
+        reward = math.nan
+    if not math.isfinite(reward):
+        raise ValueError(f"must be a finite number or None, got {text[:80]}")
+    return reward
+
+
+def _as_step_reward(text: str) -> float:
+    reward = _as_reward(text)
+    if reward is None:
+        raise ValueError("must be a finite number, got None; for nothing to say, give 0")
+    return reward
+
+
+def _as_truth(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(f"must be True or False, got {text[:80]}")
+    return text == "true"
 
 
 class ToolSession(EpisodeHooks, ABC):
@@ -61,14 +101,8 @@ class ToolSession(EpisodeHooks, ABC):
     def observation(self) -> str | None:
         return self._hooks.observation
 
-    async def reward(self) -> float | None:
-        return await self._hooks.reward()
-
-    async def after_turn(self) -> AfterTurn:
-        return await self._hooks.after_turn()
-
-    async def next_user_message(self, answer: str) -> str | None:
-        return await self._hooks.next_user_message(answer)
+    async def ask(self, hook: str, *args: str, read: Callable[[str], T]) -> T | None:
+        return await self._hooks.ask(hook, *args, read=read)
 
     async def __aenter__(self) -> Self:
         return self

@@ -12,21 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.drops import DropEpisode, EnvironmentLost
 from toolgrpo.errors import PluginError
 from toolgrpo.processes.wire import pack_objects
 from toolgrpo.tools.backends import BackendSession
-from toolgrpo.tools.base import AfterTurn, Reply
+from toolgrpo.tools.base import Reply
 from toolgrpo.tools.plugin.loaded_plugin import EnvironmentSpec
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.workers.pool import WorkerPool
 
+T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 _OPEN_ATTEMPTS = 2
 _CLOSE_TIMEOUT_S = 5.0
@@ -79,7 +79,7 @@ class EnvironmentSession(BackendSession):
         row = pack_objects(dict(self._row))
         for attempt in range(1, _OPEN_ATTEMPTS + 1):
             self._worker = self._pool.reserve()
-            reply = await self._ask({"op": "open", "row": row}, self._timeout_s)
+            reply = await self._send({"op": "open", "row": row}, self._timeout_s)
             if reply.error is None:
                 self._observation = None if reply.silent else reply.text
                 return
@@ -99,62 +99,42 @@ class EnvironmentSession(BackendSession):
     async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply:
         async with self._one_at_a_time:
             message = {"op": "method", "tool": spec.name, "args": dict(arguments)}
-            reply = await self._ask(message, spec.timeout_s or self._timeout_s)
+            reply = await self._send(message, spec.timeout_s or self._timeout_s)
             if reply.error in _GONE:
                 self._lose(f"{spec.name}: {reply.text}")
             return reply
 
-    async def reward(self) -> float | None:
-        """Return what the instance gives, or None if it gives none.
-
-        One that is gone and was to give one is `EnvironmentLost`.
-        """
-        method = next((name for name in ("reward", "get_reward") if name in self._spec.hooks), None)
-        return None if method is None else _as_reward((await self._said(method)).text, self._spec.name)
-
-    async def after_turn(self) -> AfterTurn:
-        """Return what the instance says after the calls of a turn, if its class has anything to say."""
-        reward, over = [
-            (await self._said(name)).text if name in self._spec.hooks else None
-            for name in ("step_reward", "episode_over")
-        ]
-        if over not in ("true", "false", None):
-            raise PluginError(f"environment {self._spec.name}: episode_over must be True or False, got {over[:80]}")
-        return AfterTurn(None if reward is None else _as_step_reward(reward, self._spec.name), over == "true")
-
-    async def next_user_message(self, answer: str) -> str | None:
-        """Return what the user says to an answer of the assistant, or None if nothing."""
-        if "next_user_message" not in self._spec.hooks:
+    async def ask(self, hook: str, *args: str, read: Callable[[str], T]) -> T | None:
+        """Ask the instance; one that is gone is `EnvironmentLost`."""
+        if hook not in self._spec.hooks:
             return None
-        reply = await self._said("next_user_message", answer)
-        return None if reply.silent else reply.text
-
-    async def _said(self, method: str, *args: str) -> Reply:
-        """Return what a method of the instance gives; one that is gone is `EnvironmentLost`."""
         if self._worker is None:
             raise EnvironmentLost(f"environment {self._spec.name}: {self._lost_by}")
-        reply = await self._ask({"op": "hook", "method": method, "args": args}, self._timeout_s)
+        reply = await self._send({"op": "hook", "method": hook, "args": args}, self._timeout_s)
         if reply.error in _GONE:
-            self._lose(f"{method}: {reply.text}")
+            self._lose(f"{hook}: {reply.text}")
             raise EnvironmentLost(f"environment {self._spec.name}: {self._lost_by}")
         if reply.error is ToolErrorKind.DROPPED:
             raise DropEpisode(reply.text)
         if reply.error is not None:
-            raise PluginError(f"environment {self._spec.name}: {method} failed: {reply.text}")
-        return reply
+            raise PluginError(f"environment {self._spec.name}: {hook} failed: {reply.text}")
+        try:
+            return None if reply.silent else read(reply.text)
+        except ValueError as error:
+            raise PluginError(f"environment {self._spec.name}: {hook} {error}") from error
 
     async def leave(self) -> None:
         """Let the instance clean up, within a short time, and end its process."""
         try:
             if self._worker is not None and "close" in self._spec.hooks:
                 message = {"op": "hook", "method": "close", "args": ()}
-                reply = await self._ask(message, min(self._timeout_s, _CLOSE_TIMEOUT_S))
+                reply = await self._send(message, min(self._timeout_s, _CLOSE_TIMEOUT_S))
                 if reply.error is not None:
                     _logger.warning("environment %s: close failed: %s", self._spec.name, reply.text)
         finally:
             self._release()
 
-    async def _ask(self, message: Mapping[str, Any], timeout_s: float) -> Reply:
+    async def _send(self, message: Mapping[str, Any], timeout_s: float) -> Reply:
         if self._worker is None:
             return Reply("the environment is gone since an earlier call failed", ToolErrorKind.DIED)
         return await asyncio.wrap_future(self._pool.submit_on(self._worker, message, timeout_s))
@@ -180,24 +160,3 @@ def _advice(problem: str) -> str:
             "toolbox.session({...})."
         )
     return "Mend reset, or the row."
-
-
-def _as_step_reward(text: str, name: str) -> float:
-    reward = _as_reward(text, name)
-    if reward is None:
-        raise PluginError(
-            f"environment {name}: step_reward must be a finite number, got None; for nothing to say, give 0"
-        )
-    return reward
-
-
-def _as_reward(text: str, name: str) -> float | None:
-    if text == "null":
-        return None
-    try:
-        reward = float(text)
-    except ValueError:
-        reward = math.nan
-    if not math.isfinite(reward):
-        raise PluginError(f"environment {name}: the reward must be a finite number or None, got {text[:80]}")
-    return reward

@@ -1,9 +1,7 @@
 """The loaded plugin of a supervisor or worker: functions, and perhaps an environment class.
 
 An environment is a class with `reset(**row)`, public methods that are the tools, and optionally
-`reward()` (TRL's `get_reward()` is the same), `step_reward()` and `episode_over()`,
-all asked after the calls of a turn, `next_user_message(answer)`, which speaks for the user, and
-`close()`. Classes written for TRL's `environment_factory` work as they are.
+`HOOKS`: what each is asked, and when, stands in `EpisodeHooks` (`tools/base.py`). Classes written for TRL's `environment_factory` work as they are.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolgrpo.errors import PluginError
+from toolgrpo.tools.base import HOOKS
 from toolgrpo.tools.plugin.plugin_file import (
     LoadedTool,
     PluginSource,
@@ -25,8 +24,7 @@ from toolgrpo.tools.plugin.plugin_file import (
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 
 _SPEAKS = "next_user_message"
-_HOOKS = ("reward", "get_reward", "step_reward", "episode_over", _SPEAKS, "close")  # methods that are no tools
-_NOT_TOOLS = ("reset", "state_key", *_HOOKS)
+_NOT_TOOLS = ("reset", "state_key", *HOOKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ def _load_environment(source: PluginSource) -> LoadedEnvironment:
             )
     if _SPEAKS in methods:
         _check_speaks(methods[_SPEAKS], where)
-    hooks = tuple(key for key in _HOOKS if key in methods)
+    hooks = tuple(key for key in HOOKS if key in methods)
     spec = EnvironmentSpec(name, tuple(tool.spec for tool in loaded), hooks)
     return LoadedEnvironment(spec, factory, {tool.spec.name: tool for tool in loaded})
 
