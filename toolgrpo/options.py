@@ -1,7 +1,7 @@
 """The fields that `ToolGRPOConfig` adds to TRL's, by theme: frozen dataclasses, each field with its help
 and what it may be.
 
-Imports nothing but the standard library, so that help and early errors read it at once. A theme checks
+Imports nothing heavy, so that help and early errors read it at once. A theme checks
 its fields one by one; what two fields say together is checked in `trainer/config.py`.
 """
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 from toolgrpo.errors import ConfigError
+from toolgrpo.learning.advantages import ESTIMATORS
 
 T = TypeVar("T")
 
@@ -156,7 +157,7 @@ class GenerationOptions(Options):
 
     engine: str = option(
         "auto",
-        "What generates: auto, vllm_colocate, vllm_server or transformers.",
+        "Inference engine (docs/how-to/engines.md).",
         choices=("auto", "vllm_colocate", "vllm_server", "transformers"),
     )
     engine_timeout: float = seconds(
@@ -232,8 +233,8 @@ class LearningOptions(Options):
 
     advantage: str = option(
         "grpo",
-        "From rewards to advantages: grpo (TRL's own), loo (minus the mean of the others) or max_rl (over the mean).",
-        choices=("grpo", "loo", "max_rl"),
+        "Estimator, from rewards to advantages (docs/background/dead_groups.md).",
+        choices=tuple(ESTIMATORS),
     )
     penalty: dict[str, float] | str | None = option(
         None,

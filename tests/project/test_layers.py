@@ -19,12 +19,13 @@ pytestmark = pytest.mark.lock
 ROOT = Path(toolgrpo.__file__).parent
 LAYERS = (
     {"errors", "drops", "calls", "trajectory", "ledger", "segments", "void_turns", "plain_text", "loopback"}
-    | {"regex_budget", "nearest", "named_files", "plugin_files", "options", "processes"}
+    | {"regex_budget", "nearest", "named_files", "plugin_files", "processes"}
     | {"startup", "meeting", "storage", "folder_claim", "hub", "models"},
     {"chat", "tools", "sandbox", "rewards", "data"},
     {"engines", "shared_pass"},
     {"rollout"},
     {"learning"},
+    {"options"},  # its choices are names of what lies below
     {"evaluation", "gateway", "observe", "trainer", "report", "build"},
     {"sft"},
     {"commands"},
