@@ -1,7 +1,7 @@
 """For each flag the wrong thing was tried; each mistake is one sentence that says what, what was got, and what to do.
 
-The table holds the flag, what stands behind it, and what the sentence says. The wrong files are written by `wrong_files`.
-What may be wrong inside a file is tried where it is read (tests/data, tests/tools, tests/rewards). Everything is loaded up
+The table holds the flag, what stands behind it, and what the sentence says; a flag with a list of values, or that is true or
+false, needs no row. The wrong files are written by `wrong_files`. What may be wrong inside a file is tried where it is read (tests/data, tests/tools, tests/rewards). Everything is loaded up
 to the model, which is never reached here (`test_the_model_flag` does).
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from trl import GRPOConfig
 
-from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments, parse_arguments
+from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments, flags_of, parse_arguments
 from toolgrpo.commands.evaluate import parse_evaluation_arguments
 from toolgrpo.commands.given import ALIASES
 from toolgrpo.commands.terminal import Terminal
@@ -82,7 +82,6 @@ TABLE: list[tuple[str, str]] = [
     ("--tool_workers 0", "tool_workers must be at least 1, got 0"),
     ("--tool_timeout 0", "tool_timeout must be a positive number of seconds"),
     ("--reward_timeout 0", "reward_timeout must be a positive number of seconds"),
-    ("--cache_tools perhaps", "must be true or false, got 'perhaps'"),
     # rewards
     ("--reward_fn DIR/none.py", "No such file"),
     ("--reward_fn DIR/syntax.py", "line 1"),
@@ -94,7 +93,6 @@ TABLE: list[tuple[str, str]] = [
     ("--reward accuracy accuracy", "two rewards have the name 'accuracy'"),
     ("--reward acuracy", "there is no built-in reward 'acuracy'"),
     ("--reward_weights 0.5 0.5", "reward_weights has 2 numbers for 1 reward (accuracy)"),
-    ("--keep worst", "--keep must be one of 'last', 'best'; got 'worst'"),
     ("--stop_when plateau:0", "stop_when must be solved, or plateau:K"),
     ("--success_threshold high", "must be a number, got 'high'"),
     # data
@@ -115,14 +113,12 @@ TABLE: list[tuple[str, str]] = [
     ("--dataset_id_or_path nope", "there is no data named 'nope'"),
     ("--dataset_split nope", "the arithmetic tasks have the splits train and heldout"),
     ("--max_rows 0", "max_rows must be at least 1, got 0"),
-    ("--skip_bad_rows perhaps", "must be true or false, got 'perhaps'"),
     ("--eval_questions -1", "eval_questions must be at least 0, got -1"),
     ("--eval_questions 4 --eval_dataset_id_or_path DIR/none.jsonl", "does not exist"),
     (
         "--eval_questions 4 --eval_dataset_id_or_path DIR/no_answer.jsonl",
         "the held-out rows: reward accuracy (built in) asks for 'answer'",
     ),
-    ("--dry_run perhaps", "must be true or false, got 'perhaps'"),
     ("--system_prompt", "--system_prompt needs a value after it"),
     ("--eval_questions 4 --dataset_id_or_path DIR/rows.jsonl", "give another file (--eval_dataset_id_or_path FILE)"),
     ("--eval_share 0.1 --eval_split test", "eval_share takes held-out rows from the training data"),
@@ -152,16 +148,12 @@ TABLE: list[tuple[str, str]] = [
     ("--max_concurrent_episodes 0", "max_concurrent_episodes must be at least 1, got 0"),
     ("--temperature -1", "temperature must be at least 0, got -1.0"),
     ("--temperature 0", "temperature must be above 0 in training"),
-    ("--engine vlm", "must be one of 'auto', 'vllm_colocate'"),
     ("--engine transformers --vllm_server_urls http://x", "vllm_server_urls is given, but engine is 'transformers'"),
     ("--max_tool_calling_iterations 5", "has no effect here; use max_turns"),
     ("--chat_template_kwargs thinking", "must be a dictionary (on the command line in JSON), got 'thinking'"),
-    ("--long_prompts cut", "must be one of 'refuse', 'skip'"),
     ("--record_tokens -1", "record_tokens must be a number of episodes, 0 or more, got -1"),
-    ("--quiet perhaps", "must be true or false, got 'perhaps'"),
     ("--doctor_every -1", "doctor_every must be"),
     # credit by turn, and tokens of another policy
-    ("--credit turn", "--credit must be one of 'episode', 'turns'; got 'turn'"),
     ("--credit turns --turn_reward good_call", "there is no turn reward 'good_call'; there are gold_call"),
     ("--credit turns --turn_reward gold_call --turn_reward_weights 1 2", "has 2 numbers for 1 turn rewards"),
     ("--turn_reward_fn DIR/none.py", "which uses none; set credit to turns"),
@@ -171,8 +163,6 @@ TABLE: list[tuple[str, str]] = [
     ("--carry_over 0.5 --num_generations 8", "at least 2 a step"),
     ("--carry_over 1", "carry_over must be from 0 to below 1, a share of the groups of a step, got 1"),
     ("--carry_over 0.5 --weights_handover drain", "weights_handover drain ends every episode before a step"),
-    ("--max_staleness 1 --weights_handover now", "--weights_handover must be one of 'keep', 'drain'; got 'now'"),
-    ("--rollout_correction tis", "--rollout_correction must be one of 'auto', 'trl', 'bypass', 'geo_tis', 'off'"),
     (
         "--rollout_correction bypass --vllm_importance_sampling_mode token_mask",
         "vllm_importance_sampling_mode belongs to TRL's own correction, but rollout_correction is bypass",
@@ -180,29 +170,19 @@ TABLE: list[tuple[str, str]] = [
     ("--correction_band 1.0", "correction_band must be two numbers around 1"),
     ("--max_world_failures 2", "max_world_failures must be"),
     # what a step teaches
-    ("--skip_dead_rows on", "must be one of 'auto', 'off'"),
     ("--loss_denominator live --loss_type bnpo", "loss_denominator live needs a loss that counts tokens or rows"),
     ("--loss_denominator live --beta 0.1", "with beta 0.1 every row has a part in the loss"),
-    ("--dynamic_sampling refill", "must be one of 'off', 'backfill'"),
     ("--max_groups_drawn 0.5", "max_groups_drawn must be at least 1 times the groups of a step, got 0.5"),
-    ("--advantage gae", "must be one of 'grpo', 'loo', 'max_rl'"),
     ('--penalty {"turns":2}', "the penalty on turns must be between 0 and 1, got 2"),
     ('--overlong {"buffer":8}', "overlong needs buffer (tokens) and penalty, and nothing else; got buffer"),
     ('--context {"max_tokens":0}', "max_tokens of context must be a whole number of at least 1, got 0"),
     ('--context {"strategy":"summarize"}', "context needs max_tokens, and knows max_tokens, keep_last_turns, strategy"),
-    ("--void_turns drop", "must be one of 'keep', 'mask_episode'"),
     ("--max_dropped_share 2", "max_dropped_share must be between 0 and 1, got 2"),
     ("--engine_timeout 0", "engine_timeout must be a positive number of seconds, got 0"),
-    ("--call_markers yes", "must be one of 'auto', 'tokens', 'spelled'"),
-    ("--unmarked_calls run", "must be one of 'answer', 'accept', 'ignore'"),
-    ("--vllm_lora_sync both", "must be one of 'merge', 'adapter'"),
     ("--vllm_kv_cache_gib 0", "vllm_kv_cache_gib must be at least 1, got 0"),
-    ("--vllm_enforce_eager perhaps", "must be true or false, got 'perhaps'"),
-    ("--prefix_sharing maybe", "must be one of 'auto', 'on', 'off'"),
     ("--max_tokens_per_pass 0", "max_tokens_per_pass must be a positive number"),
     ("--learning_rate fast", "--learning_rate must be a number, got 'fast'"),
     ("--beta -0.1", "beta must be at least 0, got -0.1"),
-    ("--enable_thinking sometimes", "must be true or false, got 'sometimes'"),
     ("--dtype float12", "must be one of 'auto', 'bfloat16'"),
     ("--lora_r 8", "lora_r is given, but not use_peft"),
     ("--output_dir DIR/plain", "cannot be a folder to write to"),
@@ -211,6 +191,17 @@ TABLE: list[tuple[str, str]] = [
     ("--max_step 3", "the nearest known flag is --max_steps"),
     ("--max_steps", "--max_steps needs a value after it"),
     ("stray", "'stray' belongs to no flag"),
+]
+
+# Every flag of ours that has a list of values, or is true or false, with a word that is none of them.
+FLAGS = [flag for flag in flags_of("train").values() if flag.ours]
+TABLE += [
+    (f"--{flag.name} nonsense", f"must be one of {', '.join(map(repr, flag.choices))}; got 'nonsense'")
+    for flag in FLAGS
+    if flag.choices
+]
+TABLE += [
+    (f"--{flag.name} nonsense", "must be true or false, got 'nonsense'") for flag in FLAGS if bool in flag.members
 ]
 
 MODELS: list[tuple[str, str]] = [
