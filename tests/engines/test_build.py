@@ -12,7 +12,7 @@ from tests.support.model_families import tiny_family
 from toolgrpo.engines.adapters import adapter_saver
 from toolgrpo.engines.build import EngineOptions, build_engine, choose_engine
 from toolgrpo.engines.policy import Backend, Policy
-from toolgrpo.engines.transformers import ReplicaEngine, TransformersEngine, TransformersOptions
+from toolgrpo.engines.transformers import ReplicaEngine, TransformersEngine
 from toolgrpo.engines.vllm_options import vllm_available, vllm_is_for_cpu
 from toolgrpo.errors import ConfigError
 from toolgrpo.testing import tiny_trainer
@@ -52,14 +52,14 @@ def policy(model: Any, *, backend: Backend = ALONE, process_index: int = 0, devi
 
 
 def test_an_engine_is_built_for_a_policy_that_no_trainer_has(tiny_qwen3: Any) -> None:
-    options = EngineOptions(engine="transformers", transformers=TransformersOptions(max_model_len=100, seed=5))
+    options = EngineOptions(engine="transformers", max_model_len=100, seed=5)
     built = build_engine(policy(tiny_qwen3(0)), options)
     assert isinstance(built.engine, TransformersEngine) and built.choice.why == "asked for"
     assert built.engine.max_model_len == 100 and built.engine.same_numbers_as_trainer
 
 
 def test_each_process_draws_with_numbers_of_its_own(tiny_qwen3: Any) -> None:
-    options = EngineOptions(engine="transformers", transformers=TransformersOptions(seed=5))
+    options = EngineOptions(engine="transformers", seed=5)
     states = [
         build_engine(policy(tiny_qwen3(0), process_index=i), options).engine.sampling_state()["generator"]  # type: ignore[attr-defined]
         for i in (0, 0, 1)

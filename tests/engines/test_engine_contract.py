@@ -1,4 +1,4 @@
-"""The same cases over every engine: scripted, transformers, a real vLLM server, and vLLM in this process.
+"""The same cases over the scripted engine and every one of `ENGINES`; one without a maker here is built as trainings do.
 
 All real ones hold `tiny_qwen3(0)` in fp32, so that what they draw can be checked against the model itself; the
 transformers engine decodes tiny hybrids too, whose recurrent layers keep a state.
@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import PartialState
 
 from tests.support.model_families import HYBRIDS, tiny_family
 from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.build import ENGINES, EngineOptions, build_engine
 from toolgrpo.engines.decode_batch import processed_logprobs
 from toolgrpo.errors import EngineError
+from toolgrpo.evaluation.run import policy_of_model
 from toolgrpo.testing import ScriptedEngine
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(1200)]
@@ -44,19 +47,26 @@ def _scripted(request: pytest.FixtureRequest) -> Iterator[Subject]:
     yield Subject(engine, None, lambda: engine.open_requests)
 
 
-def _transformers(request: pytest.FixtureRequest, family: str | None = None) -> Iterator[Subject]:
+def _hybrid(request: pytest.FixtureRequest, family: str) -> Iterator[Subject]:
     from toolgrpo.engines.transformers import TransformersEngine
 
-    model = request.getfixturevalue("tiny_qwen3")(0) if family is None else tiny_family(family)
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model = tiny_family(family).to("cuda" if torch.cuda.is_available() else "cpu")
     engine = TransformersEngine(lambda: model, max_model_len=MAX_MODEL_LEN)
 
     def open_requests() -> int:
         return 0 if engine._loop is None else len(engine._loop._batch)
 
-    if family is not None:  # what it draws greedily, which is no stop token for that
-        model.config.eos_token_id = sample_all(engine, ask())[0].ids[4]
-    yield Subject(engine, model, open_requests, None if family is None else lambda: tiny_family(family, seed=1))
+    model.config.eos_token_id = sample_all(engine, ask())[0].ids[4]  # drawn greedily, and no stop token for that
+    yield Subject(engine, model, open_requests, lambda: tiny_family(family, seed=1))
+
+
+def _listed(request: pytest.FixtureRequest, name: str) -> Iterator[Subject]:
+    model = request.getfixturevalue("tiny_qwen3")(0)
+    built = build_engine(
+        policy_of_model(model, PartialState()), EngineOptions(engine=name, max_model_len=MAX_MODEL_LEN)
+    )
+    yield Subject(built.engine, model, None)
+    built.engine.shutdown()
 
 
 def _vllm_server(request: pytest.FixtureRequest) -> Iterator[Subject]:
@@ -86,17 +96,14 @@ def _vllm_colocate(request: pytest.FixtureRequest) -> Iterator[Subject]:
 
 MAKERS: dict[str, Callable[[pytest.FixtureRequest], Iterator[Subject]]] = {
     "scripted": _scripted,
-    "transformers": _transformers,
-    **{f"transformers {family}": functools.partial(_transformers, family=family) for family in HYBRIDS},
+    **{f"transformers {family}": functools.partial(_hybrid, family=family) for family in HYBRIDS},
     "vllm_colocate": _vllm_colocate,
     "vllm_server": _vllm_server,
 }
 REAL = [
-    "transformers",
+    *(pytest.param(name, marks=[pytest.mark.vllm] * name.startswith("vllm")) for name in ENGINES),
     *(f"transformers {family}" for family in HYBRIDS[:3]),
     *(pytest.param(f"transformers {family}", marks=pytest.mark.slow) for family in HYBRIDS[3:]),
-    pytest.param("vllm_colocate", marks=pytest.mark.vllm),
-    pytest.param("vllm_server", marks=pytest.mark.vllm),
 ]
 
 
@@ -109,7 +116,7 @@ def subjects(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Subject
         if name not in running:
             if name.startswith("vllm"):
                 pytest.importorskip("vllm", reason="vLLM is not installed")
-            maker = MAKERS[name](request)
+            maker = MAKERS[name](request) if name in MAKERS else _listed(request, name)
             subject = next(maker)
             if subject.model is not None:
                 subject.engine.load_weights(subject.model.named_parameters())

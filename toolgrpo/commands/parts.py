@@ -285,7 +285,7 @@ class RunParts:
         room = PROMPT_ROOM if self.script.agent else 0
         window = prompts.window([*rows, *heldout], config.episode_limits().max_completion_length, room)
         assert window is not None
-        at_a_time = config.engine_options().vllm_colocate.vllm.max_num_seqs
+        at_a_time = config.engine_options().max_rows
         if not device.is_cpu and config.max_concurrent_episodes is None:
             at_a_time = max(at_a_time, min(len(heldout), MOST_AT_A_TIME))
         context = min(window.tokens, config.vllm_max_model_length or window.tokens)

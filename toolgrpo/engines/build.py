@@ -1,6 +1,6 @@
 """Choose and build the engine for a policy: the one list of engines.
 
-An engine is a file with its options, a builder here, and a row in `ENGINES`.
+An engine is a file, a builder here with a row in `ENGINES`, and a value of `--engine` (`toolgrpo/options.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from toolgrpo.engines.adapters import adapter_config, adapter_saver, base_weight
 from toolgrpo.engines.base import Engine
 from toolgrpo.engines.decode_batch import bound_time_steps_as_trained
 from toolgrpo.engines.policy import Policy, head_size
-from toolgrpo.engines.transformers import TransformersOptions
 from toolgrpo.engines.vllm_colocate import ColocateOptions
 from toolgrpo.engines.vllm_options import (
     CPU_DELTA_RULE_SIZES,
@@ -34,12 +33,17 @@ from toolgrpo.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """The engine that is asked for (`auto` or a name of `ENGINES`), and what each would be asked."""
+    """The engine that is asked for (`auto` or a name of `ENGINES`), what any engine in this process is asked, and
+    what vLLM is.
+    """
 
     engine: str = "auto"
+    max_model_len: int | None = None
+    max_rows: int = 64  # sequences that are decoded at a time
+    seed: int = 0  # each process adds its number
+    own_copy: bool = False  # of the weights, so that the policy can be trained meanwhile
     vllm_colocate: ColocateOptions = field(default_factory=ColocateOptions)
     vllm_server: ServerOptions = field(default_factory=ServerOptions)
-    transformers: TransformersOptions = field(default_factory=TransformersOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +219,9 @@ def _vllm_server(policy: Policy, options: EngineOptions) -> Engine:
 def _transformers(policy: Policy, options: EngineOptions) -> Engine:
     from toolgrpo.engines.transformers import ReplicaEngine, TransformersEngine
 
-    asked = replace(options.transformers, seed=options.transformers.seed + policy.process_index)
+    seed = options.seed + policy.process_index
     base = policy.base_model
-    if policy.backend.splits_parameters or asked.own_copy:
+    if policy.backend.splits_parameters or options.own_copy:
         if policy.is_quantized:
             raise ConfigError(
                 f"{policy.backend} splits the parameters, and the policy's weights are packed (4 or 8 bits), which the "
@@ -225,11 +229,11 @@ def _transformers(policy: Policy, options: EngineOptions) -> Engine:
             )
         # With a config of its own: the shared pass names its attention in the trainer's while the copy may decode.
         replica = type(base)(copy.deepcopy(base.config)).to(policy.device, policy.dtype)
-        return ReplicaEngine(replica, max_model_len=asked.max_model_len, max_rows=asked.max_rows, seed=asked.seed)
+        return ReplicaEngine(replica, max_model_len=options.max_model_len, max_rows=options.max_rows, seed=seed)
     if not policy.is_quantized:
         base.to(policy.device)  # DeepSpeed does it when training begins; episodes may come before
     return TransformersEngine(
-        policy.get_model, max_model_len=asked.max_model_len, max_rows=asked.max_rows, seed=asked.seed
+        policy.get_model, max_model_len=options.max_model_len, max_rows=options.max_rows, seed=seed
     )
 
 

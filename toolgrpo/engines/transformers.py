@@ -22,7 +22,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,16 +34,6 @@ from toolgrpo.engines.checks import BadAnswer, check_request, checked_sample
 from toolgrpo.engines.decode_batch import DecodeBatch, DecodingRow, bound_time_steps_as_trained, empty_cache
 from toolgrpo.errors import ConfigError, EngineError, ModelError
 from toolgrpo.startup import on_this_device
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransformersOptions:
-    """Options of this engine. Each process adds its number to the seed."""
-
-    max_model_len: int | None = None
-    max_rows: int = 64
-    seed: int = 0
-    own_copy: bool = False  # of the weights, so that the policy can be trained meanwhile
 
 
 class TransformersEngine:

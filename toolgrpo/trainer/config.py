@@ -20,7 +20,6 @@ from trl import get_quantization_config as get_quantization_config
 
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.engines.build import EngineOptions
-from toolgrpo.engines.transformers import TransformersOptions
 from toolgrpo.engines.vllm_colocate import ColocateOptions
 from toolgrpo.engines.vllm_options import VLLMOptions
 from toolgrpo.engines.vllm_server import ServerOptions
@@ -167,6 +166,10 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         at_a_time = self.max_concurrent_episodes or math.ceil(batch * (1 + self.max_staleness + self.carry_over))
         return EngineOptions(
             engine=self.engine,
+            max_model_len=self.vllm_max_model_length,
+            max_rows=at_a_time,
+            seed=self.seed,
+            own_copy=self.runs_ahead,
             vllm_colocate=ColocateOptions(
                 vllm=VLLMOptions(
                     max_model_len=self.vllm_max_model_length,
@@ -188,12 +191,6 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
                 lora_sync=self.vllm_lora_sync,
                 timeout_s=self.engine_timeout,
                 group_port=self.vllm_group_port,
-            ),
-            transformers=TransformersOptions(
-                max_model_len=self.vllm_max_model_length,
-                max_rows=at_a_time,
-                seed=self.seed,
-                own_copy=self.runs_ahead,
             ),
         )
 
