@@ -11,12 +11,14 @@ template; its own is not at hand, so the one here is written after its chat temp
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import trl
 
+from toolgrpo.chat.families import family_of
 from toolgrpo.testing.chat import byte_tokenizer
 
 __all__ = ["template_names", "template_text", "trl_tokenizer"]
@@ -50,7 +52,7 @@ _CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _LFM2 = ("tool_list", "tool_call", "tool_response")
 
-# By the beginning of a template's name; the first that fits.
+# By the beginning of a template's name; the first that fits. Only where tokens look otherwise than <|...|>, or stay.
 _FAMILIES: dict[str, _Tokens] = {
     "qwen2_5_vl": _Tokens((*_CHATML, *_VISION), eos="<|im_end|>"),
     "qwen2_5": _Tokens(_CHATML, _CALLS[:2], eos="<|im_end|>"),
@@ -139,7 +141,6 @@ _FAMILIES: dict[str, _Tokens] = {
         bos="<|begin_of_text|>",
         eos="<|eot|>",
     ),
-    "phi3": _Tokens(("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), eos="<|endoftext|>"),
     "deepseek": _Tokens(
         ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
         (
@@ -175,12 +176,15 @@ _MUSE_GLIMMER: dict[str, Any] = {
 
 
 def trl_tokenizer(name: str) -> Any:
-    """Build a byte tokenizer with TRL's template `name` and its family's tokens.
-
-    It has ChatML's for a family not listed here.
+    """Build a byte tokenizer with TRL's template `name` and its family's tokens: those listed here, else what stands in
+    the template as <|...|> and what ends the family's turns; ChatML's where there is no family.
     """
-    family = next((tokens for start, tokens in _FAMILIES.items() if name.startswith(start)), _FAMILIES["qwen"])
     template = template_text(name)
+    found = family_of(template)
+    printed = _FAMILIES["qwen"]
+    if found is not None:
+        printed = _Tokens(tuple(sorted({*re.findall(r"<\|\w+\|>", template), *found.ends})), eos=found.ends[-1])
+    family = next((tokens for start, tokens in _FAMILIES.items() if name.startswith(start)), printed)
     tokenizer = byte_tokenizer(template, family.markers, special=family.special, bos=family.bos, eos=family.eos)
     if name == "muse_glimmer":
         tokenizer.response_template = _MUSE_GLIMMER
