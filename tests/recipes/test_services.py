@@ -23,7 +23,7 @@ STAND_INS = {
     "nvidia-smi": "printf 'GPU 0\\nGPU 1\\n'",
     "python3": f'if [ "$1" = -m ]; then {NOTE}; else exec {sys.executable} "$@"; fi',
     # the command line of the service itself reads the flags, and sends nothing
-    "hf": f'printf "%s\\0" "$@" > "$NOTES"; exec {Path(sys.executable).with_name("hf")} "${{@:1:2}}" --dry-run "${{@:3}}"',
+    "hf": f'printf "%s\\0" "$@" > "$NOTES"; {Path(sys.executable).with_name("hf")} "${{@:1:2}}" --dry-run "${{@:3}}" > "$NOTES.understood"',
 }
 Run = Callable[..., str]
 
@@ -90,7 +90,10 @@ def test_sagemaker(run: Run) -> None:
 
 def test_hugging_face_jobs(run: Run, tmp_path: Path) -> None:
     sent = run("bash", str(SERVICES / "hf_jobs.sh"), "shop", "you/shop", "--config", "my shop.yaml").split("\0")[:-1]
-    assert sent[sent.index("--volume") :][:2] == ["--volume", "shop:/files"]
+    understood = (tmp_path / "notes.understood").read_text().split("\n")
+    fields = {line.split()[0]: line.split()[1] for line in understood if len(line.split()) > 1}
+    assert fields["image"] == "python:3.12" and fields["flavor"] == "a100-large" and fields["timeout"] == "8h"
+    assert fields["volumes"] == "shop:/files" and fields["secrets"].startswith("HF_TOKEN=")
     (tmp_path / "files").mkdir()
     words = [word.replace("/files", str(tmp_path / "files")) for word in sent[sent.index("python:3.12") + 1 :]]
     noted = run(*words).splitlines()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from fractions import Fraction
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +78,21 @@ def test_a_reward_of_trl_reads_the_final_response() -> None:
     assert score("think_format_reward", [said("calls"), tool("3"), thought], "3") == 1.0
     assert score("think_format_reward", [thought, tool("3"), said("3")], "3") == 0.0
     assert score("think_format_reward", [{**said("3"), "reasoning_content": "It is 3."}], "3") == 1.0
-    if find_spec("math_verify") is None:
-        with pytest.raises(ConfigError, match="pip install math-verify"):
-            get_reward("accuracy_reward")
+
+
+def test_formulas_are_compared_as_by_trl_and_an_endless_one_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    rewards = pytest.importorskip("trl.rewards") if pytest.importorskip("math_verify") else None
+    third = (r"so \boxed{\frac{2}{6}}", r"\boxed{0.5}", "1/3", r"\boxed{(", r"<think>2</think>It is $\frac13$", "")
+    for name in ("accuracy_reward", "reasoning_accuracy_reward"):
+        asked: dict[str, Any] = {
+            "completions": [[said(text)] for text in (*third, third[0])],
+            "solution": [r"$\frac{1}{3}$"] * 6 + ["?"],
+        }
+        assert get_reward(name)(**asked) == getattr(rewards, name)(**asked)
+    assert get_reward("accuracy_reward")(completions=[[said(r"\boxed{(10^8)!}")]], solution=["$3$"]) == [0.0]
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    with pytest.raises(ConfigError, match=r"pip install 'toolgrpo\[math\]'"):
+        get_reward("accuracy_reward")
 
 
 def test_a_dotted_path_is_a_reward_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

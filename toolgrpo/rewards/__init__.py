@@ -31,7 +31,7 @@ from toolgrpo.rewards.gold import (
 )
 from toolgrpo.rewards.gold_calls import gold_calls
 from toolgrpo.rewards.gym import reasoning_gym
-from toolgrpo.rewards.math import gsm8k, math
+from toolgrpo.rewards.math import accuracy_reward, gsm8k, math, reasoning_accuracy_reward
 from toolgrpo.rewards.tool_use import tool_use
 from toolgrpo.trajectory import Message
 
@@ -66,7 +66,8 @@ BUILT_IN = {
     "tool_result": Reward(accuracy, "tool_result", "built in", gold=as_result_and_answer),
     "tool_use": _built_in(tool_use),
 }
-OF_TRL = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+_COMPARING = {"accuracy_reward": accuracy_reward, "reasoning_accuracy_reward": reasoning_accuracy_reward}
+OF_TRL = (*_COMPARING, "think_format_reward")
 
 
 def get_reward(name: str) -> Reward:
@@ -87,13 +88,13 @@ def get_reward(name: str) -> Reward:
 
 def _of_trl(name: str) -> Reward:
     """Return a reward of TRL's, which reads one message: the final response of an episode."""
-    if "accuracy" in name and find_spec("math_verify") is None:
-        raise ConfigError(f"TRL's reward {name} needs math_verify: pip install math-verify")
-    of_trl = import_reward(f"trl.rewards.{name}")
+    if name in _COMPARING and find_spec("math_verify") is None:
+        raise ConfigError(f"TRL's reward {name} needs math_verify: pip install 'toolgrpo[math]'")
+    of_trl = _COMPARING.get(name) or import_reward(f"trl.rewards.{name}").function
 
-    @wraps(of_trl.function)
+    @wraps(of_trl)
     def of_final_response(completions: Sequence[Any], **kwargs: Any) -> Any:
-        return of_trl.function([[_one_text(messages)] for messages in completions], **kwargs)
+        return of_trl([[_one_text(messages)] for messages in completions], **kwargs)
 
     return Reward(of_final_response, name, "TRL")
 

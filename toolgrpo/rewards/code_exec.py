@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import ast
 import logging
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +33,7 @@ from toolgrpo.errors import DataError, RewardError, SandboxError, WorkerLostErro
 from toolgrpo.rewards.base import Score
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.sandbox import Sandbox
-from toolgrpo.sandbox.client.pool import SharedSandbox
+from toolgrpo.sandbox.client.pool import SHARED_WORKERS, SharedSandbox
 from toolgrpo.sandbox.grading import forgeable_because, grade
 from toolgrpo.sandbox.grading.split_plan import Suite, is_program
 from toolgrpo.trajectory import Message
@@ -42,8 +41,7 @@ from toolgrpo.trajectory import Message
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0  # of one grade
-_WORKERS = max(2, min(8, os.cpu_count() or 2))
-_SHARED = SharedSandbox(workers=_WORKERS)  # one per process, started by the first program that is scored
+_SHARED = SharedSandbox()  # one per process, started by the first program that is scored
 _OPENING = re.compile(r"[ \t]*```[ \t]*([\w+-]*)")
 _CLOSING = re.compile(r"[ \t]*```[ \t]*")
 _MOST_PARSED = 10_000  # characters; Python's own parser takes quadratic time for some texts
@@ -99,7 +97,7 @@ def code_exec(
     asked = [_read(row, *cells) for row, cells in enumerate(columns)]
     programs = [program_of(final_answer(completion)) for completion in completions]
     first = {row: number for number, row in reversed(list(enumerate(asked)))}
-    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="code-exec") as threads:
+    with ThreadPoolExecutor(SHARED_WORKERS, thread_name_prefix="code-exec") as threads:
         settled = dict(zip(first, threads.map(_settled_or_error, first.values(), first), strict=True))
         scores = list(threads.map(_score, programs, [settled[row] for row in asked]))
     if log_metric is not None and scores:
@@ -178,7 +176,7 @@ def rows_refused(rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
             return row.refused
         return f"{reason}, which a program can forge; `allow_forgeable: true` in the row has it graded all the same"
 
-    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="code-exec") as threads:
+    with ThreadPoolExecutor(SHARED_WORKERS, thread_name_prefix="code-exec") as threads:
         found = dict(enumerate(threads.map(why, range(len(rows)))))
     return {number: reason for number, reason in found.items() if reason is not None}
 

@@ -14,11 +14,9 @@ is replaced once, then it is an error.
 from __future__ import annotations
 
 import builtins
-import os
 import pickle
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from toolgrpo.errors import RewardError
@@ -28,8 +26,7 @@ from toolgrpo.sandbox.client.pool import DEFAULT_PRELOAD, SharedSandbox
 from toolgrpo.trajectory import Message
 
 _TIMEOUT_S = 5.0
-_WORKERS = max(2, min(8, os.cpu_count() or 2))
-_SHARED = SharedSandbox(workers=_WORKERS, preload=(*DEFAULT_PRELOAD, "pickle", "reasoning_gym"))
+_SHARED = SharedSandbox(preload=(*DEFAULT_PRELOAD, "pickle", "reasoning_gym"))
 _READ_LISTS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")  # with eval
 _READ_FORMULAS = (
     "countdown",
@@ -60,8 +57,8 @@ def reasoning_gym(
     for task in dict.fromkeys(gym_task):
         _check(task)
     answers = [bare_answer(final_answer(completion)) for completion in completions]
-    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="reasoning-gym") as threads:
-        return list(threads.map(_score, gym_task, answers, gym_entry))
+    marks = _SHARED.values(map(_program, gym_task, answers, gym_entry), timeout=_TIMEOUT_S)
+    return [float(isinstance(mark, int | float) and mark >= 1.0) for mark in marks]
 
 
 def bare_answer(text: str) -> str:
@@ -97,12 +94,10 @@ def _check(task: str) -> None:
         raise RewardError(f"reward reasoning_gym: the column gym_task names no task of the library: {task!r}")
 
 
-def _score(task: str, answer: str, entry: dict[str, Any]) -> float:
+def _program(task: str, answer: str, entry: dict[str, Any]) -> str:
     if task in _READ_FORMULAS and not _is_formula(answer):
-        return 0.0
-    code = _PROGRAM.format(task=task, answer=answer, entry=pickle.dumps(entry), reads_lists=task in _READ_LISTS)
-    marks = _SHARED.use(lambda sandbox: sandbox.run(code, timeout=_TIMEOUT_S)).value
-    return float(isinstance(marks, int | float) and marks >= 1.0)
+        return "0"
+    return _PROGRAM.format(task=task, answer=answer, entry=pickle.dumps(entry), reads_lists=task in _READ_LISTS)
 
 
 def _is_formula(answer: str) -> bool:

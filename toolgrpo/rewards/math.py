@@ -5,6 +5,10 @@ its last `\boxed{}`, or else its last number. Numbers are compared as numbers (l
 count), anything else as LaTeX text without spacing and sizing marks. Not covered: the equality of
 different expressions, such as x+1 and 1+x.
 
+`accuracy_reward` and `reasoning_accuracy_reward` are TRL's, which compare formulas with math_verify. It computes what
+the model wrote, such as `(10^8)!`, and its time limit is an alarm that only the main thread has and that does not end a
+native call. So here each answer is compared in the sandbox; one that takes 5 s or fails there is wrong.
+
 The answer of `gsm8k` is a bare number or GSM8K's own text that ends in `#### N`. It compares the last
 number of the response, where that marks its answer (`\boxed{}` or `####`) of the marked part. An
 answer without a number is an error of the data.
@@ -20,8 +24,19 @@ from typing import Any
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import boxed, last_number, marked_answer
+from toolgrpo.sandbox.client.pool import DEFAULT_PRELOAD, SharedSandbox
 from toolgrpo.trajectory import Message
 
+_SHARED = SharedSandbox(preload=(*DEFAULT_PRELOAD, "latex2sympy2_extended", "math_verify"))
+_EQUAL = """
+from latex2sympy2_extended import NormalizationConfig
+from math_verify import LatexExtractionConfig, parse, verify
+units = NormalizationConfig(units=True)
+how = LatexExtractionConfig(boxed_match_priority=0, normalization_config=units, try_extract_without_anchor=False)
+gold = parse({gold!a}, parsing_timeout=None)
+given = parse({text!a}, extraction_config=[how], extraction_mode="first_match", parsing_timeout=None) if gold else []
+verify(gold, given, timeout_seconds=None) if gold else "no gold"
+"""
 _NOTHING = re.compile(r"\\(?:left|right|,|;|!|quad|displaystyle)|[\s$]|\\text\{[^{}]*\}|(?<=\d)\^\\circ|\\%")
 _ONLY_NUMBER = re.compile(r"[-−+]?[\d.,/]+|[-−+]?\\[dt]?frac\{[\d.]+\}\{[\d.]+\}")
 
@@ -41,6 +56,18 @@ def gsm8k(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwa
             raise RewardError(f"reward gsm8k: the answer of row {row} holds no number: {str(expected)[:80]!r}")
         scores.append(float(last_number(marked_answer(final_answer(completion))) == wanted))
     return scores
+
+
+def accuracy_reward(completions: Sequence[Any], solution: Sequence[str], **kwargs: Any) -> list[float | None]:
+    texts = [completion[0]["content"] for completion in completions]
+    programs = [_EQUAL.format(gold=gold, text=text) for gold, text in zip(solution, texts, strict=True)]
+    return [None if equal == "no gold" else float(equal is True) for equal in _SHARED.values(programs, timeout=5.0)]
+
+
+def reasoning_accuracy_reward(completions: Sequence[Any], solution: Sequence[str], **kwargs: Any) -> list[float | None]:
+    cut = [completion[0]["content"].rpartition("</think>") for completion in completions]
+    scores = accuracy_reward([[{"content": text}] for *_, text in cut], solution)
+    return [score if end else 0.0 for score, (_, end, _) in zip(scores, cut, strict=True)]
 
 
 def _same(response: str, expected: str) -> bool:

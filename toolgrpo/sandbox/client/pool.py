@@ -18,7 +18,7 @@ import os
 import socket
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import asdict, replace
@@ -32,6 +32,7 @@ from toolgrpo.sandbox.literals import MOST_HASHED, NotPlainError, decode
 from toolgrpo.sandbox.rungs.ladder import choose_rung
 
 logger = logging.getLogger(__name__)
+SHARED_WORKERS = max(2, min(8, os.cpu_count() or 2))
 T = TypeVar("T")
 
 DEFAULT_PRELOAD = (
@@ -224,7 +225,7 @@ class SharedSandbox:
     closed when its last user has given it back; the one that is open is closed when the process ends.
     """
 
-    def __init__(self, *, workers: int, preload: Sequence[str] = DEFAULT_PRELOAD) -> None:
+    def __init__(self, *, workers: int = SHARED_WORKERS, preload: Sequence[str] = DEFAULT_PRELOAD) -> None:
         self._workers = workers
         self._preload = preload
         self._lock = threading.Lock()
@@ -262,6 +263,11 @@ class SharedSandbox:
             return function(sandbox)
         with self.lent() as sandbox:
             return function(sandbox)
+
+    def values(self, programs: Iterable[str], *, timeout: float) -> list[Any]:
+        """Return what each program ends with, or None if it failed; as many run at a time as there are workers."""
+        with ThreadPoolExecutor(self._workers, thread_name_prefix="shared-sandbox") as threads:
+            return list(threads.map(lambda code: self.use(lambda it: it.run(code, timeout=timeout)).value, programs))
 
 
 class _Link:
