@@ -81,14 +81,15 @@ def test_a_reward_of_trl_reads_the_final_response() -> None:
 
 
 def test_formulas_are_compared_as_by_trl_and_an_endless_one_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    rewards = pytest.importorskip("trl.rewards") if pytest.importorskip("math_verify") else None
-    third = (r"so \boxed{\frac{2}{6}}", r"\boxed{0.5}", "1/3", r"\boxed{(", r"<think>2</think>It is $\frac13$", "")
+    pytest.importorskip("math_verify")
+    theirs = pytest.importorskip("trl.rewards")
+    texts = (r"so \boxed{\frac{2}{6}}", r"\boxed{0.5}", "1/3", r"\boxed{(", r"<think>2</think>It is $\frac13$", "")
     for name in ("accuracy_reward", "reasoning_accuracy_reward"):
         asked: dict[str, Any] = {
-            "completions": [[said(text)] for text in (*third, third[0])],
+            "completions": [[said(text)] for text in (*texts, texts[0])],
             "solution": [r"$\frac{1}{3}$"] * 6 + ["?"],
         }
-        assert get_reward(name)(**asked) == getattr(rewards, name)(**asked)
+        assert get_reward(name)(**asked) == getattr(theirs, name)(**asked)
     assert get_reward("accuracy_reward")(completions=[[said(r"\boxed{(10^8)!}")]], solution=["$3$"]) == [0.0]
     monkeypatch.setitem(sys.modules, "math_verify", None)
     with pytest.raises(ConfigError, match=r"pip install 'toolgrpo\[math\]'"):
