@@ -13,7 +13,7 @@ from training_pass import Case, batch_of, build
 from trl.trainer.utils import add_fused_lm_head
 
 from toolgrpo.shared_pass.attention import PrefixLayout, attend_in_batches
-from toolgrpo.shared_pass.packing import Segment, pack, rows_of_batch
+from toolgrpo.shared_pass.packing import PackedSegment, pack, rows_of_batch
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer.trl.trainer import tune_fused_head
 
@@ -103,7 +103,7 @@ def flex(place: Place) -> Iterator[Figure]:
         yield Figure(f"{size}: FlexAttention is faster, times", took[0] / took[1])
 
 
-def _visible_blocks(segments: tuple[Segment, ...], n_tokens: int, device: str) -> Any:
+def _visible_blocks(segments: tuple[PackedSegment, ...], n_tokens: int, device: str) -> Any:
     """Return FlexAttention's mask of a packed tree: a token sees its segment causally, and all of its ancestors."""
     number = {(segment.start, segment.end): place for place, segment in enumerate(segments)}
     of_token = torch.zeros(n_tokens, dtype=torch.long)

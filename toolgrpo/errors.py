@@ -3,7 +3,7 @@
 Three kinds of failure take three roads (see DESIGN in the docs):
 
 * what the *model* did wrong is data on the trajectory, never an exception;
-* what the *world* did wrong is a `WorldError`: retried where that can help, then training stops;
+* what the *infrastructure* did wrong is an `InfrastructureError`: retried where that can help, then training stops;
 * what *we or a plugin* did wrong is a `UserError`: raised at once.
 
     ToolGRPOError
@@ -14,7 +14,7 @@ Three kinds of failure take three roads (see DESIGN in the docs):
     │   ├── DataError              a dataset that is missing, empty or has a bad row
     │   ├── ModelError             a model or tokenizer that cannot be loaded or does not fit
     │   └── ChatFormatError        a chat template that cannot be used for tool episodes
-    └── WorldError                 (also RuntimeError)
+    └── InfrastructureError        (also RuntimeError)
         ├── EngineError            the generation engine or its server failed
         │   └── FinalEngineError   and another try would not help, or was made already
         ├── ToolExecutorError      the tool workers cannot be started or kept alive
@@ -60,11 +60,11 @@ class ChatFormatError(UserError):
     """A chat template cannot carry tool episodes token-exactly."""
 
 
-class WorldError(ToolGRPOError, RuntimeError):
+class InfrastructureError(ToolGRPOError, RuntimeError):
     """Something outside the program failed and retrying did not help."""
 
 
-class EngineError(WorldError):
+class EngineError(InfrastructureError):
     """The generation engine or its server failed."""
 
 
@@ -74,11 +74,11 @@ class FinalEngineError(EngineError):
     """
 
 
-class ToolExecutorError(WorldError):
+class ToolExecutorError(InfrastructureError):
     """The tool workers could not be started or kept alive."""
 
 
-class SandboxError(WorldError):
+class SandboxError(InfrastructureError):
     """The sandbox could not be started or kept alive."""
 
 
@@ -86,13 +86,13 @@ class WorkerLostError(SandboxError):
     """A worker of the sandbox ended in the middle of a run; the sandbox itself may be well."""
 
 
-class TooManyDroppedError(WorldError):
+class TooManyDroppedError(InfrastructureError):
     """Too many episodes of a batch could not be scored: tools, environments or rewards dropped them."""
 
 
-class StorageError(WorldError):
+class StorageError(InfrastructureError):
     """A checkpoint or a log could not be written."""
 
 
-class PeerError(WorldError):
+class PeerError(InfrastructureError):
     """Another process of the same run failed, so this one cannot go on."""

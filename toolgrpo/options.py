@@ -348,7 +348,7 @@ class WatchOptions(Options):
         allowed=lambda steps: steps >= 0,
         wrong="{name} must be a number of steps, 0 or more, got {value}",
     )
-    max_world_failures: float | None = option(
+    max_infrastructure_failures: float | None = option(
         0.5,
         "Share of a rollout's episodes that infrastructure may fail (engine lost, tool timed out or died) before the run stops.",
         allowed=lambda share: share is None or 0 < share <= 1,

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolgrpo.chat.encoding import MARK, Encoder, Guard
+from toolgrpo.chat.encoding import MARK, Encoder, TextGuard
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.testing import byte_tokenizer
 
 CONTROL = ["<|im_end|>", "<think>", "</think>", '<|"|>', "/nothink"]
 ENCODER = Encoder(byte_tokenizer("{{ 1 }}", CONTROL))
-GUARD = Guard(CONTROL)
+GUARD = TextGuard(CONTROL)
 PIECES = st.lists(st.one_of(st.sampled_from([*CONTROL, "<", ">", "|", "<|", "think>", '"', "\ufdd0", MARK]), st.text()))
 
 

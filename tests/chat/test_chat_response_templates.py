@@ -13,7 +13,7 @@ from tests.support.chat_families import template_names, template_text, trl_token
 from tests.support.chat_samples import LOOK_UP, calling, printed_turn
 from toolgrpo.calls import AttemptStatus
 from toolgrpo.chat import family_templates, resolve_format, tool_message
-from toolgrpo.chat.encoding import Guard
+from toolgrpo.chat.encoding import TextGuard
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.response_template import described_format, response_template_of
 from toolgrpo.chat.turn_reader import TurnReader
@@ -87,12 +87,12 @@ def test_a_turn_of_every_shape_is_taken_apart() -> None:
 def test_a_marker_in_letters_is_text() -> None:
     chat = described("qwen3")
     text = 'Write <tool_call>{"name": "f"}</tool_call>, or <think>, or <|im_end|>.'
-    parsed = chat.parse(chat.encode(Guard(chat.control).text(text)))
+    parsed = chat.parse(chat.encode(TextGuard(chat.control).text(text)))
     assert (parsed.content, parsed.attempts, parsed.reasoning) == (text, (), None)
     inside = '<tool_call>{"name": "f", "arguments": {"a<think>": "</tool_call>"}}</tool_call>'
     ids = [
         *chat.encode("<tool_call>"),
-        *chat.encode(Guard(chat.control).text(inside[11:-12])),
+        *chat.encode(TextGuard(chat.control).text(inside[11:-12])),
         *chat.encode("</tool_call>"),
     ]
     (attempt,) = chat.parse(ids).attempts

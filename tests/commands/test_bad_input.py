@@ -168,7 +168,7 @@ TABLE: list[tuple[str, str]] = [
         "vllm_importance_sampling_mode belongs to TRL's own correction, but rollout_correction is bypass",
     ),
     ("--correction_band 1.0", "correction_band must be two numbers around 1"),
-    ("--max_world_failures 2", "max_world_failures must be"),
+    ("--max_infrastructure_failures 2", "max_infrastructure_failures must be"),
     # what a step teaches
     ("--loss_denominator live --loss_type bnpo", "loss_denominator live needs a loss that counts tokens or rows"),
     ("--loss_denominator live --beta 0.1", "with beta 0.1 every row has a part in the loss"),

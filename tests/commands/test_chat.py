@@ -28,7 +28,7 @@ def talk(monkeypatch: pytest.MonkeyPatch, typed: str, *says: str) -> tuple[Traje
     engine = ScriptedEngine([ByteChat.say(turn) for turn in says])
     parts = scripted_runner(engine, chat)
     given = {one.name: getattr(parts, one.name) for one in dataclasses.fields(parts)}
-    runner = ShowingRunner(**given, said=chat.said)
+    runner = ShowingRunner(**given, show_turn=chat.said)
 
     async def main() -> Trajectory | None:
         await engine.open()

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from toolgrpo.commands.check import CheckRun, parse_check_arguments
-from toolgrpo.commands.check_lines import CheckLine, CheckReport, Verdict, add_calls, add_success
+from toolgrpo.commands.check_lines import CheckLine, CheckReport, CheckVerdict, add_calls, add_success
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.evaluation.before_training import Untrained
 from toolgrpo.rollout import RolloutBatch
@@ -36,7 +36,7 @@ def look(folder: Path, *flags: str) -> tuple[CheckReport, str]:
 def test_a_good_job_passes_everything_and_a_step_is_done(tmp_path: Path) -> None:
     """Real nano, real tools, a real step: what is looked at, in order, and what was measured."""
     report, shown = look(tmp_path)
-    assert report.exit_code == 0 and report.count(Verdict.FAILURE) == 0, shown
+    assert report.exit_code == 0 and report.count(CheckVerdict.FAILURE) == 0, shown
     whats = [line.what for line in report.lines]
     in_order = ["data", "tools", "reward", "model", "engine", "chat", "prompts", "calls", "length", "success", "step"]
     assert [what for what in dict.fromkeys(whats) if what in in_order] == in_order
@@ -68,16 +68,16 @@ def test_what_cannot_be_loaded_is_a_failure_of_its_line(
     more = ["--reward_weights", "1.0", "1.0", "1.0"] if flag == "--reward_fn" else []
     more += ["--per_device_train_batch_size", "16"] if flag == "--dataset_id_or_path" else []
     report, shown = look(tmp_path / "out", flag, str(path), *more)
-    assert report.exit_code == 1 and report.lines[-1].verdict is Verdict.FAILURE, shown
+    assert report.exit_code == 1 and report.lines[-1].verdict is CheckVerdict.FAILURE, shown
     assert said in report.lines[-1].said and file.split(".")[0] in shown
 
 
 @pytest.mark.parametrize(
     ("score", "calls", "verdict"),
-    [(0.5, True, Verdict.FAILURE), (0.0, False, Verdict.FAILURE), (0.0, True, Verdict.WARNING)],
+    [(0.5, True, CheckVerdict.FAILURE), (0.0, False, CheckVerdict.FAILURE), (0.0, True, CheckVerdict.WARNING)],
 )
 def test_a_reward_that_cannot_tell_gold_from_nonsense_fails_unless_only_a_call_may_earn(
-    tmp_path: Path, score: float, calls: bool, verdict: Verdict
+    tmp_path: Path, score: float, calls: bool, verdict: CheckVerdict
 ) -> None:
     (tmp_path / "reward.py").write_text(
         f"def reward_func(completions, **kwargs):\n    return [{score}] * len(completions)\n"
@@ -92,23 +92,29 @@ def test_a_reward_that_cannot_tell_gold_from_nonsense_fails_unless_only_a_call_m
     run._rewards(run.parts.training_rows(), run.parts.rewards(), calls=calls)
     assert run.report.lines[-1].verdict is verdict
     assert f"score {score:.2f}, nonsense {score:.2f}" in run.report.lines[-1].said
-    assert ("call no tool" in run.report.lines[-1].do) == (verdict is Verdict.WARNING)
+    assert ("call no tool" in run.report.lines[-1].do) == (verdict is CheckVerdict.WARNING)
 
 
 @pytest.mark.parametrize(
     ("malformed", "failed", "calls", "verdict", "said"),
     [
-        ({"invalid_json": 17, "unclosed": 15}, {}, 76, Verdict.WARNING, "the model does not know the form of calls"),
-        ({"invalid_json": 16}, {}, 76, Verdict.WARNING, "what stands in the call is no JSON"),
-        ({"invalid_json": 7, "unclosed": 7}, {"bad_arguments": 20}, 76, Verdict.WARNING, "does not know the form"),
-        ({"invalid_json": 9}, {}, 12, Verdict.WARNING, "9 of them cannot be run"),
-        ({"invalid_json": 5, "unclosed": 4}, {}, 18, Verdict.WARNING, "does not know the form"),
-        ({"invalid_json": 10, "unclosed": 10}, {}, 76, Verdict.PASS, "20 of them cannot be run"),
-        ({}, {"exception": 20}, 76, Verdict.PASS, "20 fail"),
+        (
+            {"invalid_json": 17, "unclosed": 15},
+            {},
+            76,
+            CheckVerdict.WARNING,
+            "the model does not know the form of calls",
+        ),
+        ({"invalid_json": 16}, {}, 76, CheckVerdict.WARNING, "what stands in the call is no JSON"),
+        ({"invalid_json": 7, "unclosed": 7}, {"bad_arguments": 20}, 76, CheckVerdict.WARNING, "does not know the form"),
+        ({"invalid_json": 9}, {}, 12, CheckVerdict.WARNING, "9 of them cannot be run"),
+        ({"invalid_json": 5, "unclosed": 4}, {}, 18, CheckVerdict.WARNING, "does not know the form"),
+        ({"invalid_json": 10, "unclosed": 10}, {}, 76, CheckVerdict.PASS, "20 of them cannot be run"),
+        ({}, {"exception": 20}, 76, CheckVerdict.PASS, "20 fail"),
     ],
 )
 def test_calls_that_cannot_be_run_warn_as_the_doctor_does(
-    malformed: dict[str, int], failed: dict[str, int], calls: int, verdict: Verdict, said: str
+    malformed: dict[str, int], failed: dict[str, int], calls: int, verdict: CheckVerdict, said: str
 ) -> None:
     facts = untrained(calls=calls, malformed=Counter(malformed), failed=Counter(failed))
     report = CheckReport(lambda line: None)
@@ -122,7 +128,7 @@ def test_a_task_without_a_success_is_named_beside_others_that_have_some() -> Non
     for facts in (untrained(), untrained(never={"chains": 8, "sums": 12})):
         add_success(report, facts)
     passed, warned = report.lines
-    assert passed.verdict is Verdict.PASS and warned.verdict is Verdict.WARNING
+    assert passed.verdict is CheckVerdict.PASS and warned.verdict is CheckVerdict.WARNING
     assert "not one episode succeeds of task chains (8), sums (12)" in warned.said and "toolgrpo sft" in warned.do
 
 
@@ -183,8 +189,8 @@ def test_a_recipe_fits_the_gpu_that_it_names(path: Path, tmp_path: Path) -> None
     flags += ["--eval_questions", "0"] if spec in LOCAL else []
     for share, fits in ((1, True), (0.94, True), (0.3, False)):
         lines = estimated(tmp_path, recipe["model_name_or_path"], f"{share * int(gb):g}", *flags)
-        assert (lines["memory"].verdict is Verdict.PASS) is fits, lines["memory"].said
-        assert without_engine or (lines["cache"].verdict is not Verdict.FAILURE) is fits, lines["cache"].said
+        assert (lines["memory"].verdict is CheckVerdict.PASS) is fits, lines["memory"].said
+        assert without_engine or (lines["cache"].verdict is not CheckVerdict.FAILURE) is fits, lines["cache"].said
 
 
 def test_the_command_of_the_readme_fits_the_gpu_that_it_names(tmp_path: Path) -> None:
@@ -198,9 +204,9 @@ def test_the_command_of_the_readme_fits_the_gpu_that_it_names(tmp_path: Path) ->
     (gb,) = NAMED.findall(sentence)
     flags = [word for pair in given.items() for word in pair]
     lines = estimated(tmp_path, given["--model_name_or_path"], gb, *flags)
-    assert lines["memory"].verdict is Verdict.PASS and lines["cache"].verdict is Verdict.PASS
+    assert lines["memory"].verdict is CheckVerdict.PASS and lines["cache"].verdict is CheckVerdict.PASS
     assert "float32, 596 M are trained" in lines["model"].said
-    assert estimated(tmp_path, "Qwen/Qwen3-1.7B", gb, *flags)["memory"].verdict is Verdict.FAILURE
+    assert estimated(tmp_path, "Qwen/Qwen3-1.7B", gb, *flags)["memory"].verdict is CheckVerdict.FAILURE
 
 
 @pytest.mark.e2e

@@ -19,9 +19,9 @@ import pytest
 from tests.support.gateway import visit
 from toolgrpo.drops import DropCause
 from toolgrpo.errors import EngineError
-from toolgrpo.gateway.openai_forms import ChatRequest, Said, TextRequest
+from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, TextRequest
 from toolgrpo.gateway.server import Endpoint
-from toolgrpo.gateway.session import Session
+from toolgrpo.gateway.session import GatewaySession
 from toolgrpo.loopback import is_foreign
 from toolgrpo.rollout import Episode, EpisodeRunner
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, scripted_runner
@@ -138,8 +138,8 @@ class Sessions:
     shared: EpisodeRunner
     failures: list[BaseException | None] = field(default_factory=list)
 
-    async def answer(self, request: ChatRequest | TextRequest) -> Said:
-        session = Session(self.shared, Episode((QUESTION,)), obeys_sampling=True)
+    async def answer(self, request: ChatRequest | TextRequest) -> ModelAnswer:
+        session = GatewaySession(self.shared, Episode((QUESTION,)), obeys_sampling=True)
         try:
             return await (session.chat(request) if isinstance(request, ChatRequest) else session.text(request))
         finally:
@@ -299,12 +299,12 @@ def test_an_unknown_key_opens_nothing(path: str, key: str) -> None:
     assert (status, code) == (401, "invalid_api_key")
 
 
-def in_a_session(engine: ScriptedEngine, act: Callable[[Endpoint, Session, str], Any]) -> Session:
+def in_a_session(engine: ScriptedEngine, act: Callable[[Endpoint, GatewaySession, str], Any]) -> GatewaySession:
     """Let `act` use an endpoint with one session, on the session's own loop."""
 
-    async def main() -> Session:
+    async def main() -> GatewaySession:
         await engine.open()
-        session = Session(scripted_runner(engine), Episode((QUESTION,)))
+        session = GatewaySession(scripted_runner(engine), Episode((QUESTION,)))
         endpoint = Endpoint(["policy"], engine.max_model_len)
         try:
             await act(endpoint, session, endpoint.admit(session, asyncio.get_running_loop()))
@@ -319,7 +319,7 @@ def in_a_session(engine: ScriptedEngine, act: Callable[[Endpoint, Session, str],
 def test_a_request_that_is_open_when_its_episode_ends_is_answered() -> None:
     engine = ScriptedEngine([ScriptedReply(ByteChat.say("never"), stalls=True)])
 
-    async def act(endpoint: Endpoint, session: Session, key: str) -> None:
+    async def act(endpoint: Endpoint, session: GatewaySession, key: str) -> None:
         answer = asyncio.create_task(asyncio.to_thread(post, endpoint.url, key, asked()))
         while not engine.open_requests:
             await asyncio.sleep(0.01)
@@ -335,7 +335,7 @@ def test_a_request_that_is_open_when_its_episode_ends_is_answered() -> None:
 def test_a_client_that_goes_away_takes_its_request_with_it(stream: bool) -> None:
     engine = ScriptedEngine([ScriptedReply(ByteChat.say("never"), stalls=True), ByteChat.say("fine")])
 
-    async def act(endpoint: Endpoint, session: Session, key: str) -> None:
+    async def act(endpoint: Endpoint, session: GatewaySession, key: str) -> None:
         leaving = asyncio.to_thread(leave, endpoint.url, key, asked(stream=stream), lambda: engine.open_requests == 1)
         await leaving
         for _ in range(12_000):
@@ -369,7 +369,7 @@ def leave(url: str, key: str, body: Any, when: Callable[[], bool]) -> None:
 
 
 def test_an_engine_that_fails_is_a_server_error_and_ends_the_episode() -> None:
-    async def act(endpoint: Endpoint, session: Session, key: str) -> None:
+    async def act(endpoint: Endpoint, session: GatewaySession, key: str) -> None:
         answer = await asyncio.to_thread(post, endpoint.url, key, asked())
         assert refused(answer)[:2] == (503, "engine_failure")
         with pytest.raises(EngineError, match="out of order"):

@@ -12,8 +12,8 @@ import pytest
 from toolgrpo.calls import AttemptStatus
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.gateway.conversations import as_repeated
-from toolgrpo.gateway.openai_forms import ChatRequest, Said
-from toolgrpo.gateway.session import Session
+from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer
+from toolgrpo.gateway.session import GatewaySession
 from toolgrpo.rollout import Episode, EpisodeRunner
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, scripted_runner, tiny_trainer
 from toolgrpo.trajectory import Message, StopReason, Trajectory
@@ -21,14 +21,14 @@ from toolgrpo.trajectory import Message, StopReason, Trajectory
 CALL = 'call add {"a": 1, "b": 2}'
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 QUESTION: Message = {"role": "user", "content": "q"}
-Act = Callable[[Session], Awaitable[None]]
+Act = Callable[[GatewaySession], Awaitable[None]]
 
 
 def asked(*messages: Message, tools: Sequence[Any] = (ADD,), **more: Any) -> ChatRequest:
     return ChatRequest(messages, tuple(tools), **more)
 
 
-def result(said: Said, content: str = "3") -> Message:
+def result(said: ModelAnswer, content: str = "3") -> Message:
     return {"role": "tool", "tool_call_id": said.calls[0].id, "content": content}
 
 
@@ -40,7 +40,7 @@ def session_of(
 
     async def main() -> Trajectory:
         await engine.open()
-        session = Session(scripted_runner(engine, **limits), Episode((QUESTION,)), bridges_users=bridges_users)
+        session = GatewaySession(scripted_runner(engine, **limits), Episode((QUESTION,)), bridges_users=bridges_users)
         await act(session)
         await session.end()
         await engine.close()
@@ -54,7 +54,7 @@ def texts(trajectory: Trajectory) -> list[str]:
 
 
 def test_a_turn_that_is_repeated_without_its_thinking_or_spaces_is_extended() -> None:
-    async def act(session: Session) -> None:
+    async def act(session: GatewaySession) -> None:
         first = await session.chat(asked(QUESTION))
         again = {**as_repeated(first), "content": f"  {first.content} \n", "reasoning_content": "made up"}
         await session.chat(asked(QUESTION, again, result(first)))
@@ -68,7 +68,7 @@ def test_a_call_without_its_markers_is_handed_out_where_that_is_wanted() -> None
     numbers = {"type": "object", "properties": {name: {"type": "integer"} for name in "ab"}}
     add = {"type": "function", "function": {"name": "add", "parameters": numbers}}
 
-    async def act(session: Session) -> None:
+    async def act(session: GatewaySession) -> None:
         first = await session.chat(asked(QUESTION, tools=[add]))
         assert [(call.name, call.arguments) for call in first.calls] == [("add", '{"a": 1, "b": 2}')]
         await session.chat(asked(QUESTION, as_repeated(first), result(first), tools=[add]))
@@ -80,7 +80,7 @@ def test_a_call_without_its_markers_is_handed_out_where_that_is_wanted() -> None
 
 
 def test_a_rewritten_history_forks_and_says_so() -> None:
-    async def act(session: Session) -> None:
+    async def act(session: GatewaySession) -> None:
         first = await session.chat(asked(QUESTION))
         told = {**as_repeated(first), "content": "other words"}
         await session.chat(asked(QUESTION, told, result(first)))
@@ -93,7 +93,7 @@ def test_a_rewritten_history_forks_and_says_so() -> None:
 
 
 def test_other_tools_fork_for_that_reason() -> None:
-    async def act(session: Session) -> None:
+    async def act(session: GatewaySession) -> None:
         first = await session.chat(asked(QUESTION))
         await session.chat(asked(QUESTION, as_repeated(first), result(first), tools=()))
 
@@ -102,7 +102,7 @@ def test_other_tools_fork_for_that_reason() -> None:
 
 
 def test_two_requests_that_go_on_from_one_turn_branch_with_its_very_tokens() -> None:
-    async def act(session: Session) -> None:
+    async def act(session: GatewaySession) -> None:
         first = await session.chat(asked(QUESTION))
         told = (QUESTION, as_repeated(first))
         both = [session.chat(asked(*told, result(first, content))) for content in ("3", "4")]
@@ -124,7 +124,7 @@ def test_two_requests_that_go_on_from_one_turn_branch_with_its_very_tokens() -> 
 def test_what_a_user_says_to_an_answer_extends_by_a_bridge_that_is_proven(bridges_users: bool) -> None:
     """The rendered prompt says the answer in other words, so without a bridge it forks."""
 
-    async def act(session: Session) -> None:
+    async def act(session: GatewaySession) -> None:
         first = await session.chat(asked(QUESTION))
         called = [QUESTION, as_repeated(first), result(first)]
         second = await session.chat(asked(*called))
@@ -141,9 +141,9 @@ def test_what_a_user_says_to_an_answer_extends_by_a_bridge_that_is_proven(bridge
 
 
 def test_an_episode_without_room_is_answered_with_nothing_and_then_refused() -> None:
-    answers: list[Said] = []
+    answers: list[ModelAnswer] = []
 
-    async def act(session: Session) -> None:
+    async def act(session: GatewaySession) -> None:
         answers.append(await session.chat(asked(QUESTION)))
         for _ in range(2):
             answers.append(await session.chat(asked(QUESTION, as_repeated(answers[0]), result(answers[0], "x" * 50))))
@@ -154,7 +154,7 @@ def test_an_episode_without_room_is_answered_with_nothing_and_then_refused() -> 
 
 
 def test_a_turn_that_is_cut_says_so_and_can_be_gone_on_from() -> None:
-    async def act(session: Session) -> None:
+    async def act(session: GatewaySession) -> None:
         cut = await session.chat(asked(QUESTION, max_tokens=3))
         assert (cut.content, cut.finish_reason) == ("abc", "length")
 
@@ -166,7 +166,7 @@ class Rewriting:
     """A player whose agent asks twice, and says its first answer again in other words."""
 
     async def play(self, episode: Episode, shared: EpisodeRunner) -> Trajectory:
-        session = Session(shared, episode)
+        session = GatewaySession(shared, episode)
         question: Message = {"role": "user", "content": str(episode.row["prompt"])}
         first = await session.chat(asked(question, tools=()))
         told: Message = {"role": "assistant", "content": f"I said {first.content}"}

@@ -45,7 +45,7 @@ HEALTHY = {
     "correction/masked_episodes/q4": 0.01,
     "correction/ess/q1": 0.99,
     "correction/ess/q4": 0.95,
-    "world/failed_episodes": 0.0,
+    "infrastructure/failed_episodes": 0.0,
 }
 
 
@@ -71,8 +71,8 @@ SWAYING = [0.3, 0.23, 0.23, 0.31, 0.38, 0.12, 0.33, 0.19, 0.5, 0.31, 0.2, 0.55] 
 GIVEN_UP = [1.9, 1.9, 1.9, 1.8, 1.7, 1.5, 1.3, 1.2, 1.0, 1.0, 0.9, 0.9]
 
 TROUBLES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "world_fails": (
-        {"world/failed_episodes": 0.4, "stop/engine_failure": 0.3, "tools/error/timeout": 12.0},
+    "infrastructure_fails": (
+        {"infrastructure/failed_episodes": 0.4, "stop/engine_failure": 0.3, "tools/error/timeout": 12.0},
         ["40 %", "30 % lost by the engine, 12 tool calls timed out", "0.1 s"],
     ),
     "no_tool_calls": (
@@ -185,7 +185,9 @@ def test_broken_calls_are_told_before_the_episodes_that_they_fill() -> None:
     assert told == ["broken_calls", "cut_by_length"]
 
 
-@pytest.mark.parametrize("cause", ["world_fails", "no_tool_calls", "broken_calls", "cut_by_length", "tool_fails"])
+@pytest.mark.parametrize(
+    "cause", ["infrastructure_fails", "no_tool_calls", "broken_calls", "cut_by_length", "tool_fails"]
+)
 def test_a_cause_says_itself_that_nothing_is_learned(cause: str) -> None:
     alone, both = (spoken(run(**{**TROUBLES[cause][0], **more})) for more in ({}, {**DEAD, "success": 0.0}))
     (first, *_) = both

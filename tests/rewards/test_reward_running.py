@@ -24,7 +24,7 @@ from toolgrpo.errors import ConfigError, PluginError, RewardError
 from toolgrpo.rewards import get_reward, load_reward
 from toolgrpo.rewards.base import Reward, Score, watched
 from toolgrpo.rewards.by_task import ByTask
-from toolgrpo.rewards.guard import Guard
+from toolgrpo.rewards.guard import RewardGuard
 
 COMPLETIONS = [[{"role": "assistant", "content": text}] for text in ("one", "two")]
 
@@ -38,14 +38,14 @@ def test_one_that_runs_long_is_spoken_of_with_the_line_it_is_at(tmp_path: Path) 
     path = tmp_path / "slow.py"
     path.write_text("import time\n\ndef reward_func(completions):\n    time.sleep(1.0)\n    return [1.0]\n")
     reward, said = load_reward(path), list[str]()
-    Guard("reward slow", str(path), None, said.append, every_s=0.2).run(lambda: reward.function(completions=[]))
+    RewardGuard("reward slow", str(path), None, said.append, every_s=0.2).run(lambda: reward.function(completions=[]))
     assert len(said) >= 2
     assert "reward slow has been running for" in said[0] and "(line 4)" in said[0]
 
 
 def test_one_that_is_quick_is_not_spoken_of() -> None:
     said: list[str] = []
-    assert Guard("r", "f", None, said.append).run(lambda: 3) == 3 and said == []
+    assert RewardGuard("r", "f", None, said.append).run(lambda: 3) == 3 and said == []
 
 
 def forever(completions: Any) -> list[float]:

@@ -12,9 +12,9 @@ PLAIN = Admission.of(3, max_groups_drawn=4.0)
 
 
 def test_a_step_begins_with_its_groups_and_replaces_each_dead_one() -> None:
-    assert PLAIN.decide([]) == Decision(draw=3)
+    assert PLAIN.decide([]) == Decision(begin=3)
     assert PLAIN.decide([None, None, None]) == Decision()
-    assert PLAIN.decide([None, False, None]) == Decision(draw=1)
+    assert PLAIN.decide([None, False, None]) == Decision(begin=1)
     assert PLAIN.decide([None, False, True, None]) == Decision()
     assert PLAIN.decide([True, False, True, True]) == Decision(admitted=(0, 2, 3))
 
@@ -41,8 +41,8 @@ def test_what_is_admitted_does_not_depend_on_who_ends_first(
     def play(pick: object) -> tuple[Decision, int]:
         known: list[bool | None] = []
         while (decision := rule.decide(known)).admitted is None:
-            known += [None] * decision.draw
-            if not decision.draw:
+            known += [None] * decision.begin
+            if not decision.begin:
                 waiting = [number for number, alive in enumerate(known) if alive is None]
                 assert waiting, "it never waits for nothing"
                 number = pick(waiting)  # type: ignore[operator]
@@ -61,7 +61,7 @@ def test_what_is_admitted_does_not_depend_on_who_ends_first(
 
 def test_with_groups_to_carry_over_the_first_to_end_are_taken_and_the_others_are_owed() -> None:
     rule = PLAIN.ahead(carried=1, beyond=1)
-    assert rule.decide([]) == Decision(draw=4)
+    assert rule.decide([]) == Decision(begin=4)
     assert rule.decide([None, True, True, None], ended=[2, 1]) == Decision()
     assert rule.decide([None, True, True, True], ended=[2, 1, 3]) == Decision(admitted=(1, 2, 3), owed=1)
     assert rule.decide([True, True, True, True], ended=[3, 2, 1, 0]) == Decision(admitted=(1, 2, 3), owed=1)
@@ -86,7 +86,7 @@ def test_a_group_behind_the_window_is_not_taken_however_early_it_ended() -> None
 
 def test_a_dead_group_is_replaced_at_once_at_the_end_of_the_line() -> None:
     rule = PLAIN.ahead(carried=0, beyond=3)
-    assert rule.decide([None, False, None, None, None, None]) == Decision(draw=1)
+    assert rule.decide([None, False, None, None, None, None]) == Decision(begin=1)
     off = Admission.of(3, max_groups_drawn=1.0).ahead(carried=1, beyond=1)
     assert off.decide([True, None, None, None], ended=[0]) == Decision()
 
@@ -119,10 +119,10 @@ def test_in_a_line_nobody_waits_longer_than_a_step_more_and_nobody_is_lost(
             decision = rule.decide([live[n] for n, _ in line], ended=[places[n] for n in ended], owed=owed)
             if decision.admitted is not None:
                 break
-            for _ in range(decision.draw):
+            for _ in range(decision.begin):
                 line.append((len(live), step))
                 live[len(live)] = None
-            if not decision.draw:
+            if not decision.begin:
                 number = random.choice([n for n, _ in line if live[n] is None])
                 live[number] = not backfill or random.random() >= dead
                 ended.append(number)

@@ -12,7 +12,7 @@ from tests.support.rollouts import no_rollout_thread, scripted_rollouts
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.rollout.admission import Admission
 from toolgrpo.rollout.ahead import Begun, RolloutsAhead
-from toolgrpo.rollout.group_line import GroupLine, Piece, as_it_is
+from toolgrpo.rollout.group_queue import GroupQueue, GroupSet, as_it_is
 from toolgrpo.rollout.observers import EpisodeDone, Observer, Observers, RolloutBegan, RolloutEnded, TurnDone
 from toolgrpo.testing import ByteChat, ScriptedEngine
 from toolgrpo.trajectory import Trajectory
@@ -56,25 +56,25 @@ def ended(begun: Begun) -> tuple[Trajectory, ...]:
     return begun.result(PATIENCE_S).trajectories
 
 
-def take(world: World, line: GroupLine[Any], step: int, questions: list[str], *, beyond: int) -> list[str]:
-    """Take one piece of the line, and begin those that are missing in it."""
-    pieces = iter([Piece((place,), ({"prompt": one},)) for place, one in enumerate(questions)])
+def take(world: World, queue: GroupQueue[Any], step: int, questions: list[str], *, beyond: int) -> list[str]:
+    """Take one group_set of the queue, and begin those that are missing in it."""
+    sets = iter([GroupSet((place,), ({"prompt": one},)) for place, one in enumerate(questions)])
     rule = Admission.of(1, max_groups_drawn=1.0).ahead(carried=0, beyond=beyond)
     began = RolloutBegan(1, step, "train", "episodes")
-    drawn = line.draw(rule, SamplingOptions(), began, pieces=pieces, judge=as_it_is)
+    drawn = queue.take(rule, SamplingOptions(), began, sets=sets, judge=as_it_is)
     assert drawn.step == step
-    return [str(row["prompt"]) for one in drawn.drawn for row in one.piece.rows]
+    return [str(row["prompt"]) for one in drawn.sets for row in one.group_set.rows]
 
 
 def test_pieces_run_beside_each_other_are_taken_in_their_order_and_told_when_they_are() -> None:
     heard = Heard()
     world = World(observers=Observers([heard]))
-    line: GroupLine[Any] = GroupLine(world.rollouts, ahead=world.ahead)
-    assert take(world, line, 5, ["q0", "q1"], beyond=1) == ["q0"]
-    assert heard.events == ["began", "turn", "episode 0", "ended"] and len(line) == 1
-    assert take(world, line, 6, [], beyond=0) == ["q1"]
+    queue: GroupQueue[Any] = GroupQueue(world.rollouts, ahead=world.ahead)
+    assert take(world, queue, 5, ["q0", "q1"], beyond=1) == ["q0"]
+    assert heard.events == ["began", "turn", "episode 0", "ended"] and len(queue) == 1
+    assert take(world, queue, 6, [], beyond=0) == ["q1"]
     assert heard.events[4:] == heard.events[:4] and heard.threads == {threading.current_thread().name}
-    line.stop()
+    queue.stop()
     assert no_rollout_thread() and not world.engine.is_open
 
 

@@ -15,7 +15,7 @@ from tests.support.rollouts import scripted_rollouts
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import RewardError
 from toolgrpo.rollout.admission import Admission
-from toolgrpo.rollout.group_line import GroupLine, LineDraw, Piece
+from toolgrpo.rollout.group_queue import GroupQueue, GroupSet, TakenGroups
 from toolgrpo.rollout.held_time import timers_held
 from toolgrpo.rollout.observers import RolloutBegan
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools
@@ -29,9 +29,9 @@ class Said:
     live: bool
 
 
-def pieces() -> Iterator[Piece]:
+def sets() -> Iterator[GroupSet]:
     for number in count():
-        yield Piece((number,), ({"prompt": f"q{number}"},) * SIZE)
+        yield GroupSet((number,), ({"prompt": f"q{number}"},) * SIZE)
 
 
 def group_of(request: SampleRequest) -> int:
@@ -61,19 +61,19 @@ class World:
         self.began.setdefault(group, self.clock())
         return ScriptedReply(ByteChat.say("a"), delay_s=self.seconds(group))
 
-    async def judge(self, piece: Piece, trajectories: tuple[Trajectory, ...]) -> Said:
+    async def judge(self, group_set: GroupSet, trajectories: tuple[Trajectory, ...]) -> Said:
         assert len(trajectories) == SIZE
-        group = int(piece.rows[0]["prompt"][1:])
+        group = int(group_set.rows[0]["prompt"][1:])
         await asyncio.sleep(self.judge_s(group))
         self.judged[group] = self.clock()
         return Said(self.live(group))
 
-    def draw(self, target: int, judge: Any = None) -> LineDraw[Said]:
+    def take(self, target: int, judge: Any = None) -> TakenGroups[Said]:
         began = RolloutBegan(0, 0, "train", "")
-        line: GroupLine[Said] = GroupLine(self.rollouts)
+        queue: GroupQueue[Said] = GroupQueue(self.rollouts)
         rule = Admission.of(target, max_groups_drawn=4.0)
-        drawn = self.clock.run(line._draw(rule, SamplingOptions(), began, pieces(), judge or self.judge))
-        assert len(line) == 0
+        drawn = self.clock.run(queue._take(rule, SamplingOptions(), began, sets(), judge or self.judge))
+        assert len(queue) == 0
         assert not self.engine.is_open and not self.engine.open_requests
         assert self.tools.open_sessions == 0 and self.tools.closed_sessions > 0
         return drawn
@@ -81,32 +81,32 @@ class World:
 
 def test_a_replacement_begins_when_a_group_is_dead_and_waits_for_no_other() -> None:
     world = World(seconds=lambda group: {0: 100.0}.get(group, 1.0), live=lambda group: group not in (1, 2))
-    drawn = world.draw(2)
+    drawn = world.take(2)
     assert drawn.admitted == (0, 3)
     assert world.began == {0: 0.0, 1: 0.0, 2: 1.0, 3: 2.0}, "while the first group still runs"
-    assert [one.piece.rows[0]["prompt"] for one in drawn.drawn] == ["q0", "q1", "q2", "q3"]
+    assert [one.group_set.rows[0]["prompt"] for one in drawn.sets] == ["q0", "q1", "q2", "q3"]
     assert drawn.times.duration_s == 100.0
 
 
 def test_judges_of_several_groups_wait_side_by_side() -> None:
     world = World(judge_s=lambda group: 10.0)
-    world.draw(4)
+    world.take(4)
     assert set(world.judged.values()) == {11.0}
 
 
 def test_at_the_bound_it_goes_on_with_what_is_there() -> None:
-    drawn = World(live=lambda group: group == 5).draw(2)
-    assert drawn.admitted == (0, 5) and len(drawn.drawn) == 8
+    drawn = World(live=lambda group: group == 5).take(2)
+    assert drawn.admitted == (0, 5) and len(drawn.sets) == 8
 
 
 @pytest.mark.parametrize("error", [RewardError("no score"), KeyError("a bug")])
 def test_a_failing_judge_ends_it_as_it_is_and_leaves_nothing_behind(error: Exception) -> None:
-    async def judge(piece: Piece, trajectories: tuple[Trajectory, ...]) -> Said:
+    async def judge(group_set: GroupSet, trajectories: tuple[Trajectory, ...]) -> Said:
         raise error
 
     world = World(seconds=lambda group: 1.0 if group == 0 else 100.0)
     with pytest.raises(type(error), match=r"no score|a bug"):
-        world.draw(3, judge=judge)
+        world.take(3, judge=judge)
     assert not world.engine.is_open and world.clock() == 1.0 and world.tools.open_sessions == 0
 
 
@@ -114,13 +114,13 @@ def test_no_deadline_counts_what_a_reward_takes() -> None:
     """A reward holds the loop for longer than an episode beside it may last."""
     rollouts = World(seconds=lambda group: 0.0 if group == 0 else 0.3, deadline_s=3.0).rollouts
 
-    async def judge(piece: Piece, trajectories: tuple[Trajectory, ...]) -> Said:
-        if piece.places == (0,):
+    async def judge(group_set: GroupSet, trajectories: tuple[Trajectory, ...]) -> Said:
+        if group_set.places == (0,):
             with timers_held():
                 time.sleep(3.0)
         return Said(True)
 
-    line: GroupLine[Said] = GroupLine(rollouts)
+    queue: GroupQueue[Said] = GroupQueue(rollouts)
     rule = Admission.of(2, max_groups_drawn=1.0)
-    drawn = line.draw(rule, SamplingOptions(), RolloutBegan(0, 0, "train", ""), pieces=pieces(), judge=judge)
-    assert {t.stop_reason for one in drawn.drawn for t in one.trajectories} == {"finished"}
+    drawn = queue.take(rule, SamplingOptions(), RolloutBegan(0, 0, "train", ""), sets=sets(), judge=judge)
+    assert {t.stop_reason for one in drawn.sets for t in one.trajectories} == {"finished"}

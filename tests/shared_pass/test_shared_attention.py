@@ -11,14 +11,14 @@ import torch.nn.functional as F
 
 from toolgrpo.shared_pass import attention
 from toolgrpo.shared_pass.attention import PrefixLayout, _attend
-from toolgrpo.shared_pass.packing import Row, Segment, pack
+from toolgrpo.shared_pass.packing import PackedRow, PackedSegment, pack
 
 HEADS, KEY_VALUE_HEADS, WIDTH = 4, 2, 8
 
 
-def _row(index: int, tokens: list[int], prompt: int) -> Row:
+def _row(index: int, tokens: list[int], prompt: int) -> PackedRow:
     places = np.arange(len(tokens))
-    return Row(index, np.array(tokens), np.where(places < prompt - 1, -100, 1), places)
+    return PackedRow(index, np.array(tokens), np.where(places < prompt - 1, -100, 1), places)
 
 
 def _row_by_row(
@@ -32,7 +32,7 @@ def _row_by_row(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
 
 
-def _group(prompt: list[int], lengths: tuple[int, ...], first: int = 0) -> list[Row]:
+def _group(prompt: list[int], lengths: tuple[int, ...], first: int = 0) -> list[PackedRow]:
     """Rows with one prompt and completions of their own."""
     return [
         _row(i, [*prompt, *(1000 * (i + 1) + n for n in range(length))], len(prompt))
@@ -90,8 +90,8 @@ def test_outputs_and_gradients_are_those_of_the_row_alone(
         torch.testing.assert_close(gradient, expected)
 
 
-def _segment(n_before: int, length: int, start: int) -> Segment:
-    return Segment(start, start + length, n_before, ((0, n_before),) if n_before else ())
+def _segment(n_before: int, length: int, start: int) -> PackedSegment:
+    return PackedSegment(start, start + length, n_before, ((0, n_before),) if n_before else ())
 
 
 @pytest.mark.parametrize(

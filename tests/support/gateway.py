@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from toolgrpo.gateway.server import Endpoint
-from toolgrpo.gateway.session import Session
+from toolgrpo.gateway.session import GatewaySession
 from toolgrpo.rollout import Episode
 from toolgrpo.testing.engine import ScriptedEngine
 from toolgrpo.testing.episodes import scripted_runner
@@ -23,7 +23,7 @@ class Visit(Generic[T]):
 
     returned: T
     trajectory: Trajectory
-    session: Session
+    session: GatewaySession
 
 
 def visit(engine: ScriptedEngine, visitor: Callable[[str, str], T], *, question: str = "q", **options: Any) -> Visit[T]:
@@ -32,7 +32,7 @@ def visit(engine: ScriptedEngine, visitor: Callable[[str, str], T], *, question:
     async def main() -> Visit[T]:
         await engine.open()
         shared = scripted_runner(engine, **options)
-        session = Session(shared, Episode(({"role": "user", "content": question},)))
+        session = GatewaySession(shared, Episode(({"role": "user", "content": question},)))
         endpoint = Endpoint(["policy"], engine.max_model_len)
         try:
             key = endpoint.admit(session, asyncio.get_running_loop())

@@ -24,8 +24,8 @@ from toolgrpo.learning.shaping import Shaping
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.rewards.base import Reward
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, tiny_trainer
-from toolgrpo.trainer.batches import Batches, TakenBatch, Worth
-from toolgrpo.trainer.row_line import LineOptions, Processes, RowLine, RowOrder, Training
+from toolgrpo.trainer.batches import Batches, EpisodeGrading, TakenBatch
+from toolgrpo.trainer.row_queue import Processes, QueueOptions, RowOrder, RowQueue, Training
 
 pytestmark = pytest.mark.e2e
 
@@ -168,7 +168,7 @@ def test_a_run_resumed_inside_a_batch_draws_what_the_run_that_never_stopped_draw
     resumed = run(tmp_path / "stopped", 6, resume="auto")
     assert recorded(tmp_path / "stopped") == recorded(tmp_path / "whole")
     assert resumed.rollout_batches.n_episodes == whole.rollout_batches.n_episodes
-    assert resumed.rollout_batches.line.order.state() == whole.rollout_batches.line.order.state()
+    assert resumed.rollout_batches.queue.order.state() == whole.rollout_batches.queue.order.state()
     names = ("loss", "reward", "reward_trained", "sampling/groups_drawn")
     assert logged(resumed, *names) == logged(whole, *names)
     assert max(log["sampling/groups_drawn"] or 0 for log in logged(whole, *names)) > 2, "some were replaced"
@@ -197,8 +197,8 @@ def test_groups_that_lie_in_two_slices_are_dealt_out_whole(n_processes: int, n_r
         )
         for _ in range(steps):
             results.setdefault(number, []).append(batches.take([{}] * n_rows, "train"))
-        assert batches.line is not None
-        orders[number] = batches.line.order
+        assert batches.queue is not None
+        orders[number] = batches.queue.order
 
     in_threads(n_processes, process)
     assert sorted(results) == list(range(n_processes)) and all(len(one) == steps for one in results.values())
@@ -218,7 +218,7 @@ def test_groups_that_lie_in_two_slices_are_dealt_out_whole(n_processes: int, n_r
         for batch in taken:
             for one in batch.scored:
                 assert one.row["prompt"] in ByteChat.text(one.trajectory.prompt_ids)
-        assert len({(batch.reward, str(batch.drawn)) for batch in taken}) == 1
+        assert len({(batch.reward, str(batch.metrics_of_all)) for batch in taken}) == 1
         seen += [one.row["number"] for batch in taken for one in batch.ran.episodes[::4]]
     numbers = [t.metadata["episode"] for one in results.values() for batch in one for t in batch.ran.trajectories]
     assert sorted(numbers) == list(range(len(numbers))), "each episode has a number of its own"
@@ -250,13 +250,13 @@ def test_processes_share_the_rows_and_meet_only_when_a_step_is_taken(replaces: b
                 batches = batches_of(
                     number, n, meeting, engine, lambda row: row not in dead, order=order, training=left, **options
                 )
-                assert batches.line is not None
+                assert batches.queue is not None
             rows = [one.row["number"] for one in batches.take([{}] * 8, "train").scored]
             trained[number, step] = rows[::4]
             assert rows == [row for row in rows[::4] for _ in range(4)]
             if step in (1, 3):
-                assert batches.line is not None
-                batches.line.stop()
+                assert batches.queue is not None
+                batches.queue.stop()
         states[number] = order.state()
 
     in_threads(n, process)
@@ -316,11 +316,11 @@ def batches_of(
         "log": lambda metrics: None,
         **training,
     }
-    line = RowLine(
+    queue = RowQueue(
         rollouts,
         order or RowOrder(50, lambda epoch: range(50)),
         data.__getitem__,
-        LineOptions(sampling=SamplingOptions(), group_size=4, most_drawn=4.0, **options),
+        QueueOptions(sampling=SamplingOptions(), group_size=4, most_groups=4.0, **options),
         Training(**known),
         processes,
     )
@@ -329,7 +329,9 @@ def batches_of(
         return [float(place % 2) if live(row) else 1.0 for place, row in enumerate(number)]
 
     grading = Grading([reward], [1.0], lambda scored: bool(scored.total), ["r"])
-    return Batches(lambda rows, mode: rollouts.run(rows, SamplingOptions()), Worth(grading, Shaping()), processes, line)
+    return Batches(
+        lambda rows, mode: rollouts.run(rows, SamplingOptions()), EpisodeGrading(grading, Shaping()), processes, queue
+    )
 
 
 def in_threads(n: int, process: Callable[[int], None]) -> None:

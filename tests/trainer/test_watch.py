@@ -16,7 +16,7 @@ from transformers import TrainerControl, TrainerState
 from tests.support.trainings import KeptBatches, call_and_answer, run_to_end
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest
-from toolgrpo.errors import WorldError
+from toolgrpo.errors import InfrastructureError
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.records import iter_steps
 from toolgrpo.observe.watch import DoctorWatch
@@ -128,9 +128,9 @@ def test_logging_shows_the_run(level: int, tmp_path: Path, caplog: pytest.LogCap
 def test_failures_of_the_world_stop_the_run_before_it_trains_on_the_rest(tmp_path: Path) -> None:
     lost = ToolResult("the server is gone", "add", ToolErrorKind.DIED)
     parts = {"tools": ScriptedTools({"add": lambda a, b: lost})}
-    with pytest.raises(WorldError, match=r"100 % of the episodes.*8 tool calls lost their process.*now 0\.5"):
+    with pytest.raises(InfrastructureError, match=r"100 % of the episodes.*8 tool calls lost their process.*now 0\.5"):
         run(tmp_path, call_and_answer, parts)
-    trainer, _ = run(tmp_path / "on", call_and_answer, parts, max_world_failures=None)
+    trainer, _ = run(tmp_path / "on", call_and_answer, parts, max_infrastructure_failures=None)
     assert trainer.state.global_step == 2
 
 

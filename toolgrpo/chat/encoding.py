@@ -1,7 +1,7 @@
 """Text to ids, with control tokens only where the template put them.
 
 A rendered conversation is made of two kinds of text: the template's own, in which `<|im_end|>` is a control token, and
-text from users, tools, rows and schemas, in which it is ten ordinary characters. `Guard` marks the second kind before
+text from users, tools, rows and schemas, in which it is ten ordinary characters. `TextGuard` marks the second kind before
 the template sees it: inside every run of characters that spells a control token it puts one character that no text may
 hold, so the template can trim it, escape it as JSON or look into it, and the token is still not spelled. The encoder
 cuts at the control tokens that are left and then takes the marks out. Where a template has written a mark in letters, as
@@ -132,7 +132,7 @@ def _branches(tree: Mapping[str, Any]) -> str:
     return one + ("?" if "" in tree else "")
 
 
-class Guard:
+class TextGuard:
     """Makes text harmless: what it returns spells no control token, alone or beside a template's text."""
 
     def __init__(self, control: Iterable[str], *, for_template: bool = False) -> None:

@@ -19,7 +19,7 @@ from jinja2 import TemplateError
 
 from toolgrpo.chat.attempts import Marker, Segment
 from toolgrpo.chat.base import ParsedTurn
-from toolgrpo.chat.encoding import MARK, Encoder, Guard, with_marks
+from toolgrpo.chat.encoding import MARK, Encoder, TextGuard, with_marks
 from toolgrpo.chat.families import Family
 from toolgrpo.chat.message_shapes import (
     calls_in_text,
@@ -60,7 +60,7 @@ class TemplateFormat:
         self.text_of_end = family.ends[0]  # of the token that closes a turn
         self.stop_ids = tuple(control[end] for end in family.ends if end in control)
         self._markers = {control[text]: Marker(text) for text in reader.markers if text in control}
-        self._guard = Guard(control, for_template=True)
+        self._guard = TextGuard(control, for_template=True)
         self.bridge([self.stop_ids[0]], [{"role": "tool", "name": "f", "content": "r"}])  # says what is wrong, now
 
     @property

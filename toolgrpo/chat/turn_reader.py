@@ -5,7 +5,7 @@ for each field of a message how it opens and closes, which parser reads what sta
 are made of that. Its patterns and parsers are transformers' own here. The walk is not, because transformers' parser gives
 a message where this package needs attempts:
 
-* A control token is only ever found by its id: text that spells one is marked (`Guard`) before a pattern sees it.
+* A control token is only ever found by its id: text that spells one is marked (`TextGuard`) before a pattern sees it.
 * Every attempt is kept. An opening token that the opening pattern does not match, a call that nothing closes or that
   another opening cuts off, and a body that the parser refuses (`turn_reader.py`) are attempts with a status.
 * What stands before the end of thinking that the prompt opened is thinking.
@@ -41,7 +41,7 @@ from toolgrpo.chat.attempts import (
     xml_attempt,
 )
 from toolgrpo.chat.base import ParsedTurn
-from toolgrpo.chat.encoding import Guard, is_guarded, unguarded
+from toolgrpo.chat.encoding import TextGuard, is_guarded, unguarded
 from toolgrpo.chat.transformers_seam import ResponseTemplate, process_field
 from toolgrpo.regex_budget import RegexBudget
 
@@ -166,7 +166,7 @@ class TurnReader:
     ) -> None:
         fields = template.fields
         self.markers = tuple(markers)
-        self.guard = Guard(markers)
+        self.guard = TextGuard(markers)
         self.lead = lead  # how the prompt has begun the turn: patterns want to see it
         self.end = ends[0]  # the token that ends a turn with calls: patterns may want to see it
         self.call = CallReader(fields[CALLS], form)

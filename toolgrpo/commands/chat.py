@@ -165,11 +165,11 @@ class ChatTools:
 class ShowingRunner(EpisodeRunner):
     """Shows each turn as soon as it is sampled."""
 
-    said: Callable[[ParsedTurn], None]
+    show_turn: Callable[[ParsedTurn], None]
 
     async def sample(self, request: SampleRequest) -> Sample:
         sample = await EpisodeRunner.sample(self, request)
-        self.said(self.parts.chat.parse(sample.ids, before=request.ids))
+        self.show_turn(self.parts.chat.parse(sample.ids, before=request.ids))
         return sample
 
 
@@ -208,7 +208,7 @@ class ChatRun:
             deadline_s=None,
         )
         rollouts = replace(built_of.rollouts(built.engine), limits=limits)
-        runner = ShowingRunner(rollouts, config.sampling_options(), said=chat.said)
+        runner = ShowingRunner(rollouts, config.sampling_options(), show_turn=chat.said)
         try:
             built.engine.load_weights(loaded.policy.weights())
             self.terminal.say(

@@ -104,7 +104,7 @@ class CheckRun:
             record_episodes=False,
             resume_from_checkpoint=None,
             doctor_every=0,
-            max_world_failures=None,
+            max_infrastructure_failures=None,
         )
         self.parts = RunParts(script, one_step, model, terminal.in_log_only())
         self.report = CheckReport(lambda line: terminal.console.print(line.shown()))

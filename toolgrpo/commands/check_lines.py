@@ -24,21 +24,21 @@ from toolgrpo.plain_text import plain
 from toolgrpo.rollout import RolloutBatch
 
 
-class Verdict(StrEnum):
+class CheckVerdict(StrEnum):
     PASS = "pass"
     WARNING = "warning"
     FAILURE = "failure"
 
 
-_COLOURS = {Verdict.PASS: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "bold red"}
-_CLOSING = {Verdict.FAILURE: "failed", Verdict.WARNING: "with a warning", Verdict.PASS: "passed"}
+_COLOURS = {CheckVerdict.PASS: "green", CheckVerdict.WARNING: "yellow", CheckVerdict.FAILURE: "bold red"}
+_CLOSING = {CheckVerdict.FAILURE: "failed", CheckVerdict.WARNING: "with a warning", CheckVerdict.PASS: "passed"}
 
 
 @dataclass(frozen=True, slots=True)
 class CheckLine:
     """The result of one check; `do` says how to fix it."""
 
-    verdict: Verdict
+    verdict: CheckVerdict
     what: str
     said: str
     do: str = ""
@@ -59,23 +59,23 @@ class CheckReport:
 
     def add(self, what: str, said: str, *, warning: str = "", failure: str = "", **numbers: Any) -> None:
         """Add a line that passes unless it says what to do: as a warning, or as a failure."""
-        verdict = Verdict.FAILURE if failure else Verdict.WARNING if warning else Verdict.PASS
+        verdict = CheckVerdict.FAILURE if failure else CheckVerdict.WARNING if warning else CheckVerdict.PASS
         self._add(CheckLine(verdict, what, said, failure or warning, numbers))
 
     def failed(self, what: str, said: str) -> None:
         """Add a failure whose text says what to do."""
-        self._add(CheckLine(Verdict.FAILURE, what, said))
+        self._add(CheckLine(CheckVerdict.FAILURE, what, said))
 
     def _add(self, line: CheckLine) -> None:
         self.lines.append(line)
         self._show(line)
 
-    def count(self, verdict: Verdict) -> int:
+    def count(self, verdict: CheckVerdict) -> int:
         return sum(line.verdict is verdict for line in self.lines)
 
     @property
     def exit_code(self) -> int:
-        return int(self.count(Verdict.FAILURE) > 0)
+        return int(self.count(CheckVerdict.FAILURE) > 0)
 
     def closing(self) -> str:
         counts = [f"{n} {text}" for verdict, text in _CLOSING.items() if (n := self.count(verdict))]
@@ -84,7 +84,7 @@ class CheckReport:
     def as_json(self) -> str:
         whole = {
             "passed": self.exit_code == 0,
-            "counts": {verdict.value: self.count(verdict) for verdict in Verdict},
+            "counts": {verdict.value: self.count(verdict) for verdict in CheckVerdict},
             "checks": [asdict(line) for line in self.lines],
         }
         return json.dumps(whole, indent=2, default=str)

@@ -23,9 +23,9 @@ from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.base import Engine
 from toolgrpo.errors import ConfigError
 from toolgrpo.gateway.agents import MODEL_NAME
-from toolgrpo.gateway.openai_forms import ChatRequest, Said, TextRequest
+from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, TextRequest
 from toolgrpo.gateway.server import Endpoint
-from toolgrpo.gateway.session import Session
+from toolgrpo.gateway.session import GatewaySession
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
 from toolgrpo.trainer.config import ModelConfig
 
@@ -44,11 +44,11 @@ class EachForItself:
 
     shared: EpisodeRunner
 
-    async def chat(self, request: ChatRequest) -> Said:
-        return await Session(self.shared, Episode(()), obeys_sampling=True).chat(request)
+    async def chat(self, request: ChatRequest) -> ModelAnswer:
+        return await GatewaySession(self.shared, Episode(()), obeys_sampling=True).chat(request)
 
-    async def text(self, request: TextRequest) -> Said:
-        return await Session(self.shared, Episode(()), obeys_sampling=True).text(request)
+    async def text(self, request: TextRequest) -> ModelAnswer:
+        return await GatewaySession(self.shared, Episode(()), obeys_sampling=True).text(request)
 
 
 @dataclass(frozen=True)

@@ -49,13 +49,13 @@ from toolgrpo.data.rows import (
     OnBadRow,
     RawRow,
     Row,
-    RowProblem,
+    RowError,
     check_examples,
     good_rows,
     raise_bad_row,
     with_opening,
 )
-from toolgrpo.data.sources import FORMATS, HubPlace, embedded_rows, file_rows, gym_rows, hub_rows
+from toolgrpo.data.sources import FORMATS, HubSplit, embedded_rows, file_rows, gym_rows, hub_rows
 from toolgrpo.data.table import write_rows
 from toolgrpo.errors import DataError
 from toolgrpo.named_files import located
@@ -111,7 +111,7 @@ def source_rows(spec: str, split: str) -> Iterator[RawRow]:
     yield from _resolve(spec, split, None).rows
 
 
-def hub_place(spec: str, split: str) -> HubPlace | None:
+def hub_place(spec: str, split: str) -> HubSplit | None:
     """Return where on the hub these rows are; None for files, for a mixture and for what is made here."""
     return None if is_mixture(spec) else _resolve(spec, split, None).place
 
@@ -129,7 +129,7 @@ def _limited_rows(spec: str, split: str, limit: int | None, on_bad_row: OnBadRow
 class _Resolved(NamedTuple):
     rows: Iterator[RawRow]
     convert: Convert
-    place: HubPlace | None = None
+    place: HubSplit | None = None
 
 
 def _resolve(spec: str, split: str, limit: int | None) -> _Resolved:
@@ -152,7 +152,7 @@ def _resolve(spec: str, split: str, limit: int | None) -> _Resolved:
     if path.exists() or path.suffix.lower() in READERS:
         return _Resolved(file_rows(path, split), dict)
     if spec.count("/") == 1 and not spec.startswith((".", "/", "~")):
-        place = HubPlace(name, rest or None, split)
+        place = HubSplit(name, rest or None, split)
         return _Resolved(hub_rows(place), dict, place)
     raise DataError(
         f"there is no data named {spec!r}: no such file, and it is none of {', '.join((*_EMBEDDED, *FORMATS))}, "
@@ -185,7 +185,7 @@ class _Opening(BaseModel):
     def _checked(cls, examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         try:
             return check_examples(examples)
-        except RowProblem as problem:
+        except RowError as problem:
             raise ValueError(str(problem)) from problem
 
 

@@ -55,7 +55,7 @@ class NoPromptColumn(DataError):
     """The first row has no column `prompt`: a matter of the whole file rather than of a row."""
 
 
-class RowProblem(ValueError):
+class RowError(ValueError):
     """Fault of a row, without its place."""
 
 
@@ -103,13 +103,13 @@ def good_rows(raw_rows: Iterable[RawRow], convert: Convert, on_bad_row: OnBadRow
     for index, raw in enumerate(raw_rows):
         try:
             if raw.columns is None:
-                raise RowProblem(raw.problem)
+                raise RowError(raw.problem)
             row = check_row(convert(raw.columns))
             if with_answer is None:
                 with_answer = "answer" in row
             elif with_answer and "answer" not in row:
-                raise RowProblem("it has no 'answer', although the rows before it have one")
-        except RowProblem as problem:
+                raise RowError("it has no 'answer', although the rows before it have one")
+        except RowError as problem:
             columns = raw.columns or {}
             if index == 0 and columns and "prompt" not in columns and str(problem).startswith(_NO_PROMPT):
                 advice = f"If no row has one, rename {_most_like_a_prompt(columns)} to 'prompt'."
@@ -135,7 +135,7 @@ def check_row(columns: Mapping[str, Any]) -> Row:
     for name, value in row.items():
         _check_column(name, value)
     if "prompt" not in row:
-        raise RowProblem(f"{_NO_PROMPT}; its columns are {', '.join(map(str, row)) or '(none)'}")
+        raise RowError(f"{_NO_PROMPT}; its columns are {', '.join(map(str, row)) or '(none)'}")
     row["prompt"] = _messages(row["prompt"])
     if "answer" in row:
         row["answer"] = _answer(row["answer"])
@@ -145,13 +145,13 @@ def check_row(columns: Mapping[str, Any]) -> Row:
     try:
         measure_of(row)
     except DataError as error:
-        raise RowProblem(str(error)) from error
+        raise RowError(str(error)) from error
     for name in RESERVED:
         if name in row:
-            raise RowProblem(f"the column name {name!r} is taken by the trainer; rename the column")
+            raise RowError(f"the column name {name!r} is taken by the trainer; rename the column")
     for name in IMAGE_COLUMNS:
         if name in row:
-            raise RowProblem(
+            raise RowError(
                 f"it has a column {name!r}, and episodes are text: no model would see it. Leave the column out, or rename it"
             )
     return row
@@ -174,7 +174,7 @@ def check_examples(examples: Any) -> list[Row]:
     """Check worked examples, which begin with the user and end with the assistant."""
     messages = [_message(message, number) for number, message in enumerate(examples, start=1)]
     if messages and (messages[0]["role"] != "user" or messages[-1]["role"] != "assistant"):
-        raise RowProblem("worked examples must begin with a user message and end with an assistant message")
+        raise RowError("worked examples must begin with a user message and end with an assistant message")
     return messages
 
 
@@ -182,28 +182,28 @@ def _messages(prompt: Any) -> list[Row]:
     if isinstance(prompt, str):
         _check_text(prompt, "the prompt")
         if not prompt.strip():
-            raise RowProblem("the prompt is empty")
+            raise RowError("the prompt is empty")
         return [{"role": "user", "content": prompt}]
     if not isinstance(prompt, list):
-        raise RowProblem(f"the prompt must be text or a list of messages, not {_name(prompt)}")
+        raise RowError(f"the prompt must be text or a list of messages, not {_name(prompt)}")
     if not prompt:
-        raise RowProblem("the prompt is an empty list of messages")
+        raise RowError("the prompt is an empty list of messages")
     messages = [_message(message, number) for number, message in enumerate(prompt, start=1)]
     if messages[-1]["role"] == "assistant":
-        raise RowProblem("the prompt ends with an assistant message; the model would have nothing to answer")
+        raise RowError("the prompt ends with an assistant message; the model would have nothing to answer")
     return messages
 
 
 def _message(message: Any, number: int) -> Row:
     if not isinstance(message, Mapping):
-        raise RowProblem(f"message {number} of the prompt must have a role and content; it is {_name(message)}")
+        raise RowError(f"message {number} of the prompt must have a role and content; it is {_name(message)}")
     kept = {key: value for key, value in message.items() if value is not None}  # Arrow fills absent keys with None
     role = kept.get("role")
     if role not in ROLES:
-        raise RowProblem(f"message {number} of the prompt has the role {role!r}; it must be one of {', '.join(ROLES)}")
+        raise RowError(f"message {number} of the prompt has the role {role!r}; it must be one of {', '.join(ROLES)}")
     content = kept.setdefault("content", "" if kept.get("tool_calls") else None)
     if not isinstance(content, str):
-        raise RowProblem(f"the content of message {number} of the prompt must be text, not {_name(content)}")
+        raise RowError(f"the content of message {number} of the prompt must be text, not {_name(content)}")
     _check_text(content, f"message {number} of the prompt")
     return kept
 
@@ -212,11 +212,11 @@ def _answer(answer: Any) -> str:
     if isinstance(answer, str):
         _check_text(answer, "the answer")
         if not answer.strip():
-            raise RowProblem("the answer is empty")
+            raise RowError("the answer is empty")
         return answer
     if isinstance(answer, int) or (isinstance(answer, float) and math.isfinite(answer)):
         return str(answer)
-    raise RowProblem(
+    raise RowError(
         f"the answer must be text or a number, not {_name(answer)}; other values can stand in columns of their own, "
         f"which rewards get by name"
     )
@@ -224,7 +224,7 @@ def _answer(answer: Any) -> str:
 
 def _check_tool_names(names: Any, column: str, which: str) -> None:
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise RowProblem(
+        raise RowError(
             f"the column '{column}' must be a list of names of loaded tools ({which}), not "
             f"{_name(names)}; rename the column if it means something else"
         )
@@ -234,20 +234,20 @@ def _check_user_turns(texts: Any) -> None:
     if texts is None:
         return
     if not isinstance(texts, list):
-        raise RowProblem(
+        raise RowError(
             f"the column 'user_turns' must be a list of what the user says after the prompt, not {_name(texts)}; rename the "
             f"column if it means something else"
         )
     for number, text in enumerate(texts, start=1):
         if not isinstance(text, str) or not text.strip():
-            raise RowProblem(f"entry {number} of the column 'user_turns' must be text, not {_name(text)}")
+            raise RowError(f"entry {number} of the column 'user_turns' must be text, not {_name(text)}")
         _check_text(text, f"entry {number} of the column 'user_turns'")
 
 
 def _check_column(name: Any, value: Any) -> None:
-    """Raise RowProblem for a column that cannot be written down, whatever it is for."""
+    """Raise RowError for a column that cannot be written down, whatever it is for."""
     if not isinstance(name, str):
-        raise RowProblem(f"the column name {name!r} must be text, not {_name(name)}")
+        raise RowError(f"the column name {name!r} must be text, not {_name(name)}")
     _check_text(name, f"the column name {name!r}")
     if value is None or isinstance(value, float | bool):
         return
@@ -259,11 +259,11 @@ def _check_column(name: Any, value: Any) -> None:
             raise RecursionError
         json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError as error:
-        raise RowProblem(f"{_column(name)} has a broken character in it (a lone surrogate)") from error
+        raise RowError(f"{_column(name)} has a broken character in it (a lone surrogate)") from error
     except RecursionError as error:
-        raise RowProblem(f"{_column(name)} is nested too deeply; at most {_DEEPEST} levels are taken") from error
+        raise RowError(f"{_column(name)} is nested too deeply; at most {_DEEPEST} levels are taken") from error
     except (ValueError, TypeError) as error:  # an integer of too many digits, keys that are no text
-        raise RowProblem(f"{_column(name)} cannot be written as JSON: {str(error)[:100]}") from error
+        raise RowError(f"{_column(name)} cannot be written as JSON: {str(error)[:100]}") from error
 
 
 def _depth(value: Any, limit: int = _DEEPEST + 1) -> int:
@@ -282,7 +282,7 @@ def _check_text(text: str, what: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise RowProblem(f"{what} has a broken character at position {error.start} (a lone surrogate)") from error
+        raise RowError(f"{what} has a broken character at position {error.start} (a lone surrogate)") from error
 
 
 def _name(value: Any) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from toolgrpo.data.arithmetic import arithmetic_rows, chain_rows
 from toolgrpo.data.files import find_files, read_file
-from toolgrpo.data.rows import Convert, RawRow, Row, RowProblem
+from toolgrpo.data.rows import Convert, RawRow, Row, RowError
 from toolgrpo.errors import DataError, StorageError
 from toolgrpo.hub import settle_hub
 from toolgrpo.named_files import no_data_file
@@ -45,7 +45,7 @@ def file_rows(path: Path, split: str) -> Iterator[RawRow]:
 
 
 @dataclass(frozen=True, slots=True)
-class HubPlace:
+class HubSplit:
     """Place of a split on the hub."""
 
     repository: str
@@ -53,14 +53,14 @@ class HubPlace:
     split: str
 
 
-def hub_rows(place: HubPlace) -> Iterator[RawRow]:
+def hub_rows(place: HubSplit) -> Iterator[RawRow]:
     """Yield a data set of the hub, from the network or from what `HF_DATASETS_CACHE` holds."""
     name = "/".join(filter(None, (place.repository, place.config)))
     for number, row in enumerate(_from_hub(place, name), start=1):
         yield RawRow(f"{name} [{place.split}], row {number}", row)
 
 
-def _from_hub(place: HubPlace, name: str) -> Any:
+def _from_hub(place: HubSplit, name: str) -> Any:
     from datasets import config, load_dataset
 
     cache = Path(config.HF_DATASETS_CACHE)
@@ -124,7 +124,7 @@ class Format:
     """Translation of a dataset's rows to ours."""
 
     convert: Convert
-    splits: Mapping[str, HubPlace]  # "heldout" is the split to measure on
+    splits: Mapping[str, HubSplit]  # "heldout" is the split to measure on
 
 
 def gsm8k(columns: Mapping[str, Any]) -> Row:
@@ -135,7 +135,7 @@ def gsm8k(columns: Mapping[str, Any]) -> Row:
     question, solution = _text(columns, "question"), _text(columns, "answer")
     marked = re.search(r"####\s*(\S.*)\s*$", solution)
     if marked is None:
-        raise RowProblem("the answer does not end in '#### NUMBER', as GSM8K's do")
+        raise RowError("the answer does not end in '#### NUMBER', as GSM8K's do")
     return {"prompt": question, "answer": marked.group(1).strip().replace(",", ""), "solution": solution}
 
 
@@ -147,7 +147,7 @@ def mbpp(columns: Mapping[str, Any]) -> Row:
     task = _text(columns, "text" if "text" in columns else "prompt")
     tests = columns.get("test_list")
     if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
-        raise RowProblem("it has no 'test_list' with at least one test")
+        raise RowError("it has no 'test_list' with at least one test")
     imports = columns.get("test_imports") or []
     return {
         "prompt": f"{task.strip()}\nYour code should pass this test, and others like it:\n{tests[0].strip()}",
@@ -170,27 +170,27 @@ def aime(columns: Mapping[str, Any]) -> Row:
     problem = _text(by_name, question)
     given = str(by_name.get(answer, "")).strip()
     if not re.fullmatch(r"\d{1,3}(\.0+)?", given):
-        raise RowProblem(f"the {answer} must be an integer from 0 to 999, as AIME's are; got {given[:40]!r}")
+        raise RowError(f"the {answer} must be an integer from 0 to 999, as AIME's are; got {given[:40]!r}")
     return {"prompt": problem, "answer": str(int(float(given)))}
 
 
 def _text(columns: Mapping[str, Any], name: str) -> str:
     value = columns.get(name)
     if not isinstance(value, str) or not value.strip():
-        raise RowProblem(f"it has no text in {name!r}; its columns are {', '.join(map(str, columns)) or '(none)'}")
+        raise RowError(f"it has no text in {name!r}; its columns are {', '.join(map(str, columns)) or '(none)'}")
     return value
 
 
-def _mbpp(split: str) -> HubPlace:
-    return HubPlace("google-research-datasets/mbpp", "full", split)
+def _mbpp(split: str) -> HubSplit:
+    return HubSplit("google-research-datasets/mbpp", "full", split)
 
 
-_GSM8K_TEST = HubPlace("openai/gsm8k", "main", "test")
-_AIME_25 = HubPlace("math-ai/aime25", None, "test")
+_GSM8K_TEST = HubSplit("openai/gsm8k", "main", "test")
+_AIME_25 = HubSplit("math-ai/aime25", None, "test")
 
 FORMATS: dict[str, Format] = {
     "gsm8k": Format(
-        gsm8k, {"train": HubPlace("openai/gsm8k", "main", "train"), "test": _GSM8K_TEST, "heldout": _GSM8K_TEST}
+        gsm8k, {"train": HubSplit("openai/gsm8k", "main", "train"), "test": _GSM8K_TEST, "heldout": _GSM8K_TEST}
     ),
     "mbpp": Format(
         mbpp,
@@ -203,6 +203,6 @@ FORMATS: dict[str, Format] = {
         },
     ),
     "aime": Format(
-        aime, {"train": HubPlace("AI-MO/aimo-validation-aime", None, "train"), "test": _AIME_25, "heldout": _AIME_25}
+        aime, {"train": HubSplit("AI-MO/aimo-validation-aime", None, "train"), "test": _AIME_25, "heldout": _AIME_25}
     ),
 }

@@ -40,17 +40,17 @@ class BadAnswer(Exception):
 
 def shown(value: Any) -> str:
     """Return a short form of a value for a sentence, without control characters."""
-    return value.text if isinstance(value, Said) else _short.repr(value)
+    return value.text if isinstance(value, Described) else _short.repr(value)
 
 
-class Said:
+class Described:
     """A description that stands in a sentence as it is, where no value would."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
 
-MISSING = Said("missing")
+MISSING = Described("missing")
 
 
 def check_request(request: SampleRequest, max_model_len: int) -> None:
@@ -85,7 +85,7 @@ def check_sample(sample: Sample, vocabulary: int | None) -> None:
     try:
         _check_ids(ids, sys.maxsize if vocabulary is None else vocabulary)
         _checked_logprobs(numbers or ())
-        raise BadAnswer("logprobs", Said(f"{len(numbers or ())} numbers"), f"{len(ids)}, one for each token")
+        raise BadAnswer("logprobs", Described(f"{len(numbers or ())} numbers"), f"{len(ids)}, one for each token")
     except BadAnswer as error:
         raise EngineError(f"the engine drew what cannot be trained on: {error}") from error
 
@@ -99,7 +99,7 @@ def checked_sample(
     """
     _check_ids(ids, vocabulary)
     if len(logprobs) != len(ids):
-        raise BadAnswer("token_logprobs", Said(f"{len(logprobs)} numbers"), f"{len(ids)}, one for each token")
+        raise BadAnswer("token_logprobs", Described(f"{len(logprobs)} numbers"), f"{len(ids)}, one for each token")
     numbers = _checked_logprobs(logprobs)
     _check_end(ids, finish_reason, request)
     return Sample(tuple(ids), numbers, finish_reason)
@@ -145,7 +145,7 @@ def _refuse_logprob(place: int, value: Any) -> NoReturn:
 
 def _check_end(ids: Sequence[int], finish_reason: FinishReason, request: SampleRequest) -> None:
     if len(ids) > request.max_tokens:
-        raise BadAnswer("token_ids", Said(f"{len(ids)} tokens"), f"at most the {request.max_tokens} asked for")
+        raise BadAnswer("token_ids", Described(f"{len(ids)} tokens"), f"at most the {request.max_tokens} asked for")
     stopped = finish_reason is FinishReason.STOP
     drawn_before = ids[:-1] if stopped else ids
     if not set(request.stop_ids).isdisjoint(drawn_before):
@@ -162,5 +162,7 @@ def _check_end(ids: Sequence[int], finish_reason: FinishReason, request: SampleR
         )
     if not stopped and len(ids) < request.max_tokens:
         raise BadAnswer(
-            "token_ids", Said(f"{len(ids)} tokens"), f"the {request.max_tokens} asked for, since it ended by length"
+            "token_ids",
+            Described(f"{len(ids)} tokens"),
+            f"the {request.max_tokens} asked for, since it ended by length",
         )

@@ -255,7 +255,7 @@ def _refuse_other_caches(cache: Cache, model: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledToken:
     tokens: list[int]
     logprobs: list[float]
 
@@ -265,7 +265,7 @@ def draw(
     options: SamplingOptions,
     seen_ids: Sequence[Sequence[int]],
     generators: Sequence[torch.Generator],
-) -> Drawn:
+) -> SampledToken:
     """Draw one token per row.
 
     `seen_ids` (all ids of a row so far) matter for the repetition penalty only.
@@ -276,7 +276,7 @@ def draw(
     else:
         tokens_B = _exponential_race(logprobs_BV, generators)
     drawn_B = logprobs_BV.gather(-1, tokens_B.unsqueeze(-1)).squeeze(-1)
-    return Drawn(tokens_B.tolist(), drawn_B.tolist())
+    return SampledToken(tokens_B.tolist(), drawn_B.tolist())
 
 
 def processed_logprobs(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
-from toolgrpo.engines.checks import MISSING, BadAnswer, Said, checked_sample, shown
+from toolgrpo.engines.checks import MISSING, BadAnswer, Described, checked_sample, shown
 
 _KINDS = {str: "a text", int: "a whole number", bool: "true or false", list: "a list", dict: "an object"}
 _HINT = "; toolgrpo needs the /v1/completions of vLLM 0.31 or newer"
@@ -59,7 +59,7 @@ class Completion:
         _same(body, "model", self.model, "the model asked for")
         choices = _field(body, "choices", list)
         if len(choices) != 1:
-            raise BadAnswer("choices", Said(f"a list of {len(choices)}"), "one choice, as asked for")
+            raise BadAnswer("choices", Described(f"a list of {len(choices)}"), "one choice, as asked for")
         choice = choices[0]
         _same(choice, "prompt_token_ids", list(self.request.ids), "those sent", "choices[0].")
         reason = _field(choice, "finish_reason", str, "choices[0].")
@@ -72,7 +72,7 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCard:
+class ServedModel:
     """One model of `/v1/models`; an adapter has a parent and, here, no length."""
 
     name: str
@@ -80,16 +80,16 @@ class ModelCard:
     max_model_len: int | None
 
 
-def model_cards(body: Any) -> tuple[ModelCard, ...]:
+def model_cards(body: Any) -> tuple[ServedModel, ...]:
     """Return what `/v1/models` lists."""
     return tuple(_model_card(card, f"data[{n}].") for n, card in enumerate(_field(body, "data", list)))
 
 
-def _model_card(card: Any, where: str) -> ModelCard:
+def _model_card(card: Any, where: str) -> ServedModel:
     parent, length = _optional(card, "parent", str, where), _optional(card, "max_model_len", int, where)
     if length is not None and length < 1:
         raise BadAnswer(f"{where}max_model_len", length, "a positive number of tokens")
-    return ModelCard(_field(card, "id", str, where), parent, length)
+    return ServedModel(_field(card, "id", str, where), parent, length)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,8 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from toolgrpo.engines import server_answers
-from toolgrpo.engines.checks import BadAnswer, Said, shown
-from toolgrpo.engines.server_answers import ModelCard, ServerConfig
+from toolgrpo.engines.checks import BadAnswer, Described, shown
+from toolgrpo.engines.server_answers import ServedModel, ServerConfig
 from toolgrpo.engines.vllm_seam import warn_if_untested
 from toolgrpo.engines.vllm_worker import WORKER_EXTENSION
 from toolgrpo.errors import ConfigError, EngineError
@@ -118,7 +118,9 @@ async def exchange(
         ) as response:
             if 300 <= response.status < 400:
                 to = shown(response.headers.get("location"))
-                raise BadAnswer("its status", Said(f"{response.status}, a redirect to {to}"), "an answer of its own")
+                raise BadAnswer(
+                    "its status", Described(f"{response.status}, a redirect to {to}"), "an answer of its own"
+                )
             return Answer(response.status, await _bounded_body(response, most_bytes))
     except (aiohttp.ClientError, OSError) as error:
         raise NoAnswer(f"{type(error).__name__}: {_why(error)}".removesuffix(": ")) from error
@@ -142,7 +144,7 @@ async def _bounded_body(response: aiohttp.ClientResponse, most_bytes: int) -> by
     async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > most_bytes:
-            raise BadAnswer("its body", Said(f"longer than {most_bytes:,} bytes"), "no more than that")
+            raise BadAnswer("its body", Described(f"longer than {most_bytes:,} bytes"), "no more than that")
     return bytes(body)
 
 
@@ -206,10 +208,10 @@ class ServerControl:
         return None if 200 <= answer.status < 300 else f"HTTP {answer.status}"
 
     @cached_property
-    def base_model(self) -> ModelCard:
+    def base_model(self) -> ServedModel:
         """The base model, with its honest context window."""
         cards = self.get("/v1/models", server_answers.model_cards)
-        card: ModelCard | None = next((card for card in cards if card.parent is None), None)
+        card: ServedModel | None = next((card for card in cards if card.parent is None), None)
         if card is None or card.max_model_len is None:
             raise ConfigError(f"{self.url}/v1/models names no model with a max_model_len; is this a `vllm serve`?")
         return card

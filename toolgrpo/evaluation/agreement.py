@@ -24,7 +24,7 @@ _TOKENS, _SEQUENCES = 64, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledTokens:
     """Tokens from an engine, with the ids before them; context tokens have the log-probability None."""
 
     before: tuple[int, ...]
@@ -32,7 +32,7 @@ class Drawn:
     logprobs: tuple[float | None, ...]
 
 
-NOTHING_DRAWN = Drawn((0,), (0,), (None,))
+NOTHING_DRAWN = SampledTokens((0,), (0,), (None,))
 """What a process scores that has less than the others."""
 
 
@@ -43,7 +43,7 @@ def largest_rounding(dtype: torch.dtype, device: torch.device) -> float:
     return 1e-3 if device.type == "cpu" else 1e-2  # kernels of a GPU may round fp32 to TF32
 
 
-def drawn_tokens(trajectories: Sequence[Trajectory], step: int | None = None) -> list[Drawn]:
+def drawn_tokens(trajectories: Sequence[Trajectory], step: int | None = None) -> list[SampledTokens]:
     """Return about 64 tokens, after the shortest prompts, skipping tokens sampled with the weights of another step."""
     segments = [
         one
@@ -52,20 +52,20 @@ def drawn_tokens(trajectories: Sequence[Trajectory], step: int | None = None) ->
         if any(logprob is not None for logprob in one.logprobs)
         and (step is None or one.weights in (None, (step, step)))
     ]
-    found: list[Drawn] = []
+    found: list[SampledTokens] = []
     for one in sorted(segments, key=lambda segment: len(segment.prompt_ids)):
         if len(found) == _SEQUENCES or sum(len(drawn.ids) for drawn in found) >= _TOKENS:
             break
         first = next(place for place, logprob in enumerate(one.logprobs) if logprob is not None)
         chosen = slice(first, first + _TOKENS)
-        found.append(Drawn((*one.prompt_ids, *one.ids[:first]), one.ids[chosen], one.logprobs[chosen]))
+        found.append(SampledTokens((*one.prompt_ids, *one.ids[:first]), one.ids[chosen], one.logprobs[chosen]))
     return found
 
 
 @torch.no_grad()
 def differences(
     model: Any,
-    drawn: Sequence[Drawn],
+    drawn: Sequence[SampledTokens],
     options: SamplingOptions,
     autocast: AbstractContextManager[Any] | None = None,
 ) -> list[float]:
@@ -82,7 +82,7 @@ def differences(
     return found
 
 
-def _of_one(model: Any, drawn: Drawn, options: SamplingOptions) -> list[float]:
+def _of_one(model: Any, drawn: SampledTokens, options: SamplingOptions) -> list[float]:
     n, ids = len(drawn.ids), (*drawn.before, *drawn.ids)
     device = next(model.parameters()).device
     logits = model(input_ids=torch.tensor([ids], device=device), logits_to_keep=n + 1, use_cache=False).logits

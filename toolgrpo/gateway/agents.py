@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.chat.bridge_proof import can_hear_users
 from toolgrpo.drops import Drop, DropCause, DropEpisode
-from toolgrpo.errors import ConfigError, PluginError, WorldError
+from toolgrpo.errors import ConfigError, InfrastructureError, PluginError
 from toolgrpo.gateway.agent_process import CommandAgent, PythonAgent
-from toolgrpo.gateway.session import Session
+from toolgrpo.gateway.session import GatewaySession
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.runner import Episode, EpisodeRunner
 from toolgrpo.tools.environments import EnvironmentBackend, EnvironmentSession
@@ -130,13 +130,13 @@ class AgentPlayer:
 
     async def play(self, episode: Episode, shared: EpisodeRunner) -> Trajectory:
         """Run one episode to its end."""
-        session = Session(shared, episode, bridges_users=self._bridges_users(shared))
+        session = GatewaySession(shared, episode, bridges_users=self._bridges_users(shared))
         endpoint = self._serving(shared)
         key = endpoint.admit(session, asyncio.get_running_loop())
         deadline_s = shared.parts.limits.deadline_s or AGENT_TIMEOUT_S
         try:
             outcome = await self._outcome(session, endpoint.url, key, deadline_s)
-        except WorldError as error:
+        except InfrastructureError as error:
             return session.trajectory(StopReason.ENGINE_FAILURE, failure=f"{type(error).__name__}: {error}")
         finally:
             endpoint.dismiss(key)
@@ -171,7 +171,7 @@ class AgentPlayer:
                 self._endpoint = Endpoint([MODEL_NAME], shared.parts.engine.max_model_len, host=self._host)
             return self._endpoint
 
-    async def _outcome(self, session: Session, url: str, key: str, deadline_s: float) -> _Outcome:
+    async def _outcome(self, session: GatewaySession, url: str, key: str, deadline_s: float) -> _Outcome:
         """Run the agent until it ends or its session fails; its process is gone afterwards."""
         given = {"row": dict(session.episode.row), "url": url, "key": key, "model": MODEL_NAME}
         environment = EnvironmentBackend(self._pool, self._spec, deadline_s).session(given)

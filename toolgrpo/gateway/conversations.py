@@ -20,27 +20,27 @@ from typing import Any
 from toolgrpo.calls import CallAttempt, ToolResult
 from toolgrpo.chat.base import tool_message
 from toolgrpo.engines.base import FinishReason, Sample
-from toolgrpo.gateway.openai_forms import Said, read_arguments
+from toolgrpo.gateway.openai_forms import ModelAnswer, read_arguments
 from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.truncation import TextTokenizer
 from toolgrpo.segments import Segment, first_columns
 from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 
-# Lines: the sequences of tokens of one session, each of which only grows.
+# The sequences of tokens of one session, each of which only grows.
 #
-# A line is a segment of the episode to be. The turn that was said last stays open until what came back
-# for its calls is known. `joined` makes the episode of all lines.
+# A sequence is a segment of the episode to be. The turn that was said last stays open until what came back
+# for its calls is known. `joined` makes the episode of all sequences.
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class KnownSequence:
     """One sequence, and what its prompt was made of, as a bridge wants to know it."""
 
     ledger: Ledger
     messages: Sequence[Message] = ()
     schemas: Sequence[Mapping[str, Any]] = ()
     thinking: bool | None = None
-    parent: Line | None = None  # that it branched off
+    parent: KnownSequence | None = None  # that it branched off
     busy: bool = False  # a turn of it is being sampled
     open_turn: Turn | None = None
 
@@ -50,30 +50,30 @@ class Line:
         return self.ledger.all_ids
 
     def goes_on_in(self, ids: Sequence[int]) -> bool:
-        """Return whether these tokens begin with this line, and go on."""
+        """Return whether these tokens begin with this sequence, and go on."""
         own = self.ids
         return not self.busy and len(own) < len(ids) and list(ids[: len(own)]) == own
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TurnEnd:
     """Place where a turn ended."""
 
-    line: Line
-    n_ids: int  # of the line, prompt included
+    sequence: KnownSequence
+    n_ids: int  # of the sequence, prompt included
     calls: Mapping[str, CallAttempt]  # by the ids that the client was given
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start of the sampling for a request: a line, and the tokens between its end and the next turn."""
+    """Start of the sampling for a request: a sequence, and the tokens between its end and the next turn."""
 
-    line: Line
+    sequence: KnownSequence
     context: tuple[int, ...] = ()
-    said: tuple[Message, ...] = ()  # what the tokens stand for, as a reward reads it
+    messages: tuple[Message, ...] = ()  # what the tokens stand for, as a reward reads it
     results: tuple[ToolResult, ...] = ()
-    user: str | None = None  # what a user said to the answer that the line ended with
-    fork: str = ""  # why the line is new, if it is
+    user: str | None = None  # what a user said to the answer that the sequence ended with
+    fork: str = ""  # why the sequence is new, if it is
 
 
 def answer_to(attempt: CallAttempt | None, message: Message) -> Message:
@@ -105,14 +105,14 @@ def results_of(
     return tuple(results)
 
 
-def joined(lines: Sequence[Line], reason: StopReason, **what: Any) -> Trajectory:
-    """Return the episode whose segments these lines are, in order of birth."""
-    if len(lines) == 1:
-        return lines[0].ledger.finish(reason, **what)
-    parts = [line.ledger.finish(reason) for line in lines]
+def joined(sequences: Sequence[KnownSequence], reason: StopReason, **what: Any) -> Trajectory:
+    """Return the episode whose segments these sequences are, in order of birth."""
+    if len(sequences) == 1:
+        return sequences[0].ledger.finish(reason, **what)
+    parts = [sequence.ledger.finish(reason) for sequence in sequences]
     segments = [
-        Segment(part.prompt_ids, part.ids, part.mask, part.logprobs, _place(line.parent, lines[:place]))
-        for place, (part, line) in enumerate(zip(parts, lines, strict=True))
+        Segment(part.prompt_ids, part.ids, part.mask, part.logprobs, _number_of(sequence.parent, sequences[:number]))
+        for number, (part, sequence) in enumerate(zip(parts, sequences, strict=True))
     ]
     columns = first_columns(segments)
     return Trajectory.of_segments(
@@ -128,8 +128,8 @@ def joined(lines: Sequence[Line], reason: StopReason, **what: Any) -> Trajectory
     )
 
 
-def _place(line: Line | None, lines: Sequence[Line]) -> int | None:
-    return next((place for place, one in enumerate(lines) if one is line), None)
+def _number_of(sequence: KnownSequence | None, sequences: Sequence[KnownSequence]) -> int | None:
+    return next((number for number, one in enumerate(sequences) if one is sequence), None)
 
 
 # Sampled turns as text: where a stop text ends them, and what a client repeats of them.
@@ -170,7 +170,7 @@ def text_before(text: str, stop: Sequence[str]) -> str:
     return text[: min(places)] if places else text
 
 
-def as_repeated(said: Said) -> Message:
+def as_repeated(said: ModelAnswer) -> Message:
     """Return an answer as a client will repeat it."""
     message: Message = {"role": "assistant", "content": said.content}
     if said.calls:
@@ -184,7 +184,7 @@ def as_repeated(said: Said) -> Message:
 class Found:
     """The place up to which a conversation is known, and what follows it there."""
 
-    place: Place | None
+    turn_end: TurnEnd | None
     following: tuple[Message, ...]
     other_tools: bool  # it would be known further, were other tools offered
     conversation: bytes  # the key of all its messages
@@ -193,25 +193,27 @@ class Found:
 
 @dataclass(slots=True)
 class Conversations:
-    """Places by the messages that lead to them."""
+    """Ends of turns by the messages that lead to them."""
 
-    _places: dict[tuple[bytes, bytes], Place] = field(default_factory=dict)
+    _turn_ends: dict[tuple[bytes, bytes], TurnEnd] = field(default_factory=dict)
     _without_tools: set[bytes] = field(default_factory=set)
 
-    def remember(self, found: Found, said: Message, place: Place) -> None:
-        """Note that a turn, said to what was found, ended at this place."""
+    def remember(self, found: Found, said: Message, turn_end: TurnEnd) -> None:
+        """Note that a turn, said to what was found, ended here."""
         key = _digest(found.conversation, _compared(said))
-        self._places[key, found.offered] = place
+        self._turn_ends[key, found.offered] = turn_end
         self._without_tools.add(key)
 
     def find(self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]], thinking: bool | None) -> Found:
-        """Return the latest place that these messages lead to."""
+        """Return the latest end of a turn that these messages lead to."""
         offered = _digest(b"", [list(schemas), thinking])
         keys = _keys(messages)
         for length in range(len(messages) - 1, 0, -1):
-            if messages[length - 1]["role"] == "assistant" and (keys[length], offered) in self._places:
-                place = self._places[keys[length], offered]
-                return Found(place, tuple(messages[length:]), other_tools=False, conversation=keys[-1], offered=offered)
+            if messages[length - 1]["role"] == "assistant" and (keys[length], offered) in self._turn_ends:
+                turn_end = self._turn_ends[keys[length], offered]
+                return Found(
+                    turn_end, tuple(messages[length:]), other_tools=False, conversation=keys[-1], offered=offered
+                )
         known = any(key in self._without_tools for key in keys[1:])
         return Found(None, tuple(messages), other_tools=known, conversation=keys[-1], offered=offered)
 

@@ -45,7 +45,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ModelAnswer:
     """One answer of the model, exactly and as a client reads it."""
 
     prompt_ids: tuple[int, ...]
@@ -88,7 +88,7 @@ class ChatRequest(_Request):
     tools: tuple[dict[str, Any], ...] = ()
     enable_thinking: bool | None = None
 
-    def answer(self, said: Said) -> dict[str, Any]:
+    def answer(self, said: ModelAnswer) -> dict[str, Any]:
         """Return the answer in one piece."""
         message: dict[str, Any] = {
             "role": "assistant",
@@ -104,7 +104,7 @@ class ChatRequest(_Request):
         answer = {**self._head("chat.completion"), "choices": [choice], "usage": _usage(said)}
         return answer | self._of_prompt(said)
 
-    def chunks(self, said: Said) -> Iterator[dict[str, Any]]:
+    def chunks(self, said: ModelAnswer) -> Iterator[dict[str, Any]]:
         """Give the same as the chunks of a stream: who speaks, text, calls, the end, and perhaps the usage."""
         yield self._chunk({"role": "assistant", "content": ""}, None) | self._of_prompt(said)
         if said.reasoning is not None:
@@ -122,11 +122,11 @@ class ChatRequest(_Request):
         choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None, **of_tokens}
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
 
-    def _of_tokens(self, said: Said) -> dict[str, Any]:
+    def _of_tokens(self, said: ModelAnswer) -> dict[str, Any]:
         logprobs: dict[str, Any] = {"logprobs": _chat_logprobs(said)} if self.logprobs else {}
         return logprobs | ({"token_ids": list(said.ids)} if self.token_ids else {})
 
-    def _of_prompt(self, said: Said) -> dict[str, Any]:
+    def _of_prompt(self, said: ModelAnswer) -> dict[str, Any]:
         return {"prompt_token_ids": list(said.prompt_ids)} if self.token_ids else {}
 
 
@@ -136,14 +136,14 @@ class TextRequest(_Request):
 
     prompt: tuple[int, ...] | str
 
-    def answer(self, said: Said) -> dict[str, Any]:
+    def answer(self, said: ModelAnswer) -> dict[str, Any]:
         return {**self._piece(said), "usage": _usage(said)}
 
-    def chunks(self, said: Said) -> Iterator[dict[str, Any]]:
+    def chunks(self, said: ModelAnswer) -> Iterator[dict[str, Any]]:
         """Give the answer, which is the only chunk."""
         yield self.answer(said) if self.include_usage else self._piece(said)
 
-    def _piece(self, said: Said) -> dict[str, Any]:
+    def _piece(self, said: ModelAnswer) -> dict[str, Any]:
         reason = "length" if said.finish_reason == "length" else "stop"
         choice: dict[str, Any] = {"index": 0, "text": said.content, "finish_reason": reason, "logprobs": None}
         if self.logprobs:
@@ -158,7 +158,7 @@ class TextRequest(_Request):
         return {**self._head("text_completion"), "choices": [choice]}
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     model: str
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
@@ -188,7 +188,7 @@ class Body(BaseModel):
         }
 
 
-class _ChatBody(Body):
+class _ChatBody(RequestBody):
     messages: list[dict[str, Any]] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
@@ -199,7 +199,7 @@ class _ChatBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class _TextBody(Body):
+class _TextBody(RequestBody):
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: int | None = None
     echo: bool | None = False
@@ -343,7 +343,7 @@ def model_list(names: Sequence[str], window: int) -> dict[str, Any]:
     }
 
 
-def _usage(said: Said) -> dict[str, int]:
+def _usage(said: ModelAnswer) -> dict[str, int]:
     sizes = {"prompt_tokens": len(said.prompt_ids), "completion_tokens": len(said.ids)}
     return {**sizes, "total_tokens": sum(sizes.values())}
 
@@ -352,7 +352,7 @@ def _as_call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _chat_logprobs(said: Said) -> dict[str, Any] | None:
+def _chat_logprobs(said: ModelAnswer) -> dict[str, Any] | None:
     if said.logprobs is None:
         return None
     tokens = [

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from toolgrpo.gateway.openai_forms import Body, ChatRequest, Refused, Said, message_of, tool_of, validated
+from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, Refused, RequestBody, message_of, tool_of, validated
 from toolgrpo.trajectory import Message
 
 Json = dict[str, Any]
@@ -30,10 +30,10 @@ class ResponsesRequest(ChatRequest):
 
     named_events: ClassVar[bool] = True
 
-    def answer(self, said: Said) -> Json:
+    def answer(self, said: ModelAnswer) -> Json:
         return self._response(said, self._items(said))
 
-    def chunks(self, said: Said) -> Iterator[Json]:
+    def chunks(self, said: ModelAnswer) -> Iterator[Json]:
         """Give the answer as events: the response, its items one after the other, the response with all of them."""
         begun = self._response(None, [])
         events: list[Json] = [{"type": f"response.{word}", "response": begun} for word in ("created", "in_progress")]
@@ -71,7 +71,7 @@ class ResponsesRequest(ChatRequest):
     def error(self, refused: Refused) -> Json:
         return {"type": "error", "code": refused.code, "message": str(refused), "param": None, "sequence_number": 0}
 
-    def _items(self, said: Said) -> list[Json]:
+    def _items(self, said: ModelAnswer) -> list[Json]:
         items: list[Json] = []
         if said.reasoning is not None:
             thought = [{"type": "reasoning_text", "text": said.reasoning}]
@@ -85,7 +85,7 @@ class ResponsesRequest(ChatRequest):
             items.append({"type": "function_call", "id": f"fc_{self.number}_{place}", **named, "status": "completed"})
         return items
 
-    def _response(self, said: Said | None, items: list[Json]) -> Json:
+    def _response(self, said: ModelAnswer | None, items: list[Json]) -> Json:
         cut = said is not None and said.finish_reason == "length"
         asked = {"model": self.model, "parallel_tool_calls": True, "tool_choice": "auto", "metadata": {}}
         asked |= dict.fromkeys(("error", "instructions", "temperature", "top_p"))
@@ -105,10 +105,10 @@ class MessagesRequest(ChatRequest):
 
     named_events: ClassVar[bool] = True
 
-    def answer(self, said: Said) -> Json:
+    def answer(self, said: ModelAnswer) -> Json:
         return {**self._message(said), "content": self._blocks(said), "stop_reason": _stop_reason(said)}
 
-    def chunks(self, said: Said) -> Iterator[Json]:
+    def chunks(self, said: ModelAnswer) -> Iterator[Json]:
         """Give the answer as events: an empty message, its blocks, why it stopped."""
         yield {"type": "message_start", "message": {**self._message(said), "content": [], "stop_reason": None}}
         for place, block in enumerate(self._blocks(said)):
@@ -134,13 +134,13 @@ class MessagesRequest(ChatRequest):
     def error(self, refused: Refused) -> Json:
         return error_of_messages(refused)
 
-    def _message(self, said: Said) -> Json:
+    def _message(self, said: ModelAnswer) -> Json:
         cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
         usage = {"input_tokens": len(said.prompt_ids), "output_tokens": len(said.ids), **cached}
         head = {"id": self.number, "type": "message", "role": "assistant", "model": self.model}
         return {**head, "stop_sequence": None, "usage": usage}
 
-    def _blocks(self, said: Said) -> list[Json]:
+    def _blocks(self, said: ModelAnswer) -> list[Json]:
         blocks: list[Json] = []
         if said.reasoning is not None:
             blocks.append({"type": "thinking", "thinking": said.reasoning, "signature": ""})
@@ -158,7 +158,7 @@ def error_of_messages(refused: Refused) -> Json:
     return {"type": "error", "error": {"type": kind, "message": str(refused)}}
 
 
-class _ResponsesBody(Body):
+class _ResponsesBody(RequestBody):
     input: str | list[Json]
     tools: list[Json] | None = None
     tool_choice: Any = None
@@ -170,7 +170,7 @@ class _ResponsesBody(Body):
     text: Json | None = None
 
 
-class _MessagesBody(Body):
+class _MessagesBody(RequestBody):
     messages: list[Json] = Field(min_length=1)
     max_tokens: int = Field(ge=1)
     tools: list[Json] | None = None
@@ -287,11 +287,11 @@ def _flat_tool(tool: Mapping[str, Any], schema: str) -> Json:
     return tool_of({"type": "function", "function": shown})
 
 
-def _usage_of_response(said: Said) -> Json:
+def _usage_of_response(said: ModelAnswer) -> Json:
     sizes = {"input_tokens": len(said.prompt_ids), "output_tokens": len(said.ids)}
     details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
     return {**sizes, "total_tokens": sum(sizes.values()), **details}
 
 
-def _stop_reason(said: Said) -> str:
+def _stop_reason(said: ModelAnswer) -> str:
     return {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}[said.finish_reason]

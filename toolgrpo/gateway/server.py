@@ -26,8 +26,8 @@ from typing import Any, Protocol
 from toolgrpo.errors import ConfigError
 from toolgrpo.gateway.openai_forms import (
     ChatRequest,
+    ModelAnswer,
     Refused,
-    Said,
     TextRequest,
     error_body,
     model_list,
@@ -64,9 +64,9 @@ _HALF_A_CHARACTER = re.compile(r"\\ud[89a-f]", re.IGNORECASE)  # or one of a pai
 class Speaker(Protocol):
     """Handler for the requests of one key: a `Session`, or what makes one for each request."""
 
-    async def chat(self, request: ChatRequest) -> Said: ...
+    async def chat(self, request: ChatRequest) -> ModelAnswer: ...
 
-    async def text(self, request: TextRequest) -> Said: ...
+    async def text(self, request: TextRequest) -> ModelAnswer: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,10 @@ def _read(reader: Reader, body: Any) -> ChatRequest | TextRequest:
 
 
 async def _spoken(
-    request: Request, loop: asyncio.AbstractEventLoop, said: Coroutine[Any, Any, Said], asked: ChatRequest | TextRequest
+    request: Request,
+    loop: asyncio.AbstractEventLoop,
+    said: Coroutine[Any, Any, ModelAnswer],
+    asked: ChatRequest | TextRequest,
 ) -> Response:
     """Have a request answered on its loop, and write the answer in the form that was asked for."""
     try:
@@ -299,7 +302,7 @@ async def _spoken(
         speaking.cancel()
 
 
-async def _stream(speaking: asyncio.Future[Said], asked: ChatRequest | TextRequest) -> AsyncIterator[str]:
+async def _stream(speaking: asyncio.Future[ModelAnswer], asked: ChatRequest | TextRequest) -> AsyncIterator[str]:
     """Give an answer as events. A turn comes in one piece, when it is whole; until then the stream is kept alive.
 
     Where the client goes away, starlette closes this, and the turn is cancelled.
@@ -318,7 +321,7 @@ async def _stream(speaking: asyncio.Future[Said], asked: ChatRequest | TextReque
         speaking.cancel()
 
 
-def _result(speaking: asyncio.Future[Said]) -> Said:
+def _result(speaking: asyncio.Future[ModelAnswer]) -> ModelAnswer:
     if speaking.cancelled():
         raise Refused(401, "episode_over", "the episode of this key ended while the request was open", kind=_AUTH)
     return speaking.result()

@@ -1,20 +1,20 @@
 """One episode behind its key: requests come in, exact tokens are kept.
 
-A `Session` lives on the engine's event loop. Each sequence of tokens that only grows is a line; an
-agent that repeats what was said and adds to it has one. A request
+A `GatewaySession` lives on the engine's event loop. Its sequences of tokens only grow; an agent that repeats what was
+said and adds to it has one. A request
 
-    1. extends   the line whose latest turn it goes on from: by the bridge for what follows that turn
+    1. extends   the sequence whose latest turn it goes on from: by the bridge for what follows that turn
                  (results of its calls, or what a user says to an answer), or, where the format has no
-                 bridge for it, if the rendered prompt begins with the line's tokens;
-    2. branches  off a line where it goes on from an earlier turn, or while another request is open
-                 there: a new line, whose prompt is the tokens up to that turn and the bridge;
-    3. forks     a line with a prompt of its own where it goes on from nothing that was said: the
+                 bridge for it, if the rendered prompt begins with the sequence's tokens;
+    2. branches  off a sequence where it goes on from an earlier turn, or while another request is open
+                 there: a new sequence, whose prompt is the tokens up to that turn and the bridge;
+    3. forks     a sequence with a prompt of its own where it goes on from nothing that was said: the
                  history was rewritten, other tools are offered.
 
 2. and 3. are counted with their reasons (`forks`).
 
 Invariants: what was sampled is never tokenized again; a request that fails, or whose client goes
-away, leaves nothing in a line; limits are those of an episode. What the model did is never an error
+away, leaves nothing in a sequence; limits are those of an episode. What the model did is never an error
 for the agent: where an episode's room or turns are used up, the answer is empty and cut (`length`),
 and calls that nobody could answer are not handed out.
 """
@@ -34,13 +34,13 @@ from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.unmarked import with_unmarked
 from toolgrpo.drops import Drop, DropCause
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
-from toolgrpo.errors import ChatFormatError, WorldError
+from toolgrpo.errors import ChatFormatError, InfrastructureError
 from toolgrpo.gateway.conversations import (
     Conversations,
     Found,
-    Line,
-    Place,
+    KnownSequence,
     Start,
+    TurnEnd,
     answer_to,
     as_repeated,
     joined,
@@ -49,7 +49,7 @@ from toolgrpo.gateway.conversations import (
     text_before,
     text_of,
 )
-from toolgrpo.gateway.openai_forms import ChatRequest, Refused, Said, TextRequest, ToolCall
+from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, Refused, TextRequest, ToolCall
 from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.episode import turn_said
 from toolgrpo.rollout.runner import Episode, EpisodeRunner
@@ -73,7 +73,7 @@ def _content() -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Session:
+class GatewaySession:
     """The requests of one episode."""
 
     shared: EpisodeRunner
@@ -86,8 +86,8 @@ class Session:
         default_factory=lambda: asyncio.get_running_loop().create_future(), init=False
     )
     limit: StopReason | None = field(default=None, init=False)  # that was met
-    _lines: list[Line] = field(default_factory=list, init=False)
-    _said: Conversations = field(default_factory=Conversations, init=False)
+    _sequences: list[KnownSequence] = field(default_factory=list, init=False)
+    _conversations: Conversations = field(default_factory=Conversations, init=False)
     _open: set[asyncio.Task[Any]] = field(default_factory=set, init=False)
     _requests: int = field(default=0, init=False)
     _turns: int = field(default=0, init=False)
@@ -100,27 +100,27 @@ class Session:
     def __post_init__(self) -> None:
         self._started_s = self.shared.parts.clock()
 
-    async def chat(self, request: ChatRequest) -> Said:
+    async def chat(self, request: ChatRequest) -> ModelAnswer:
         """Answer a request of messages."""
         async with self._answering():
             thinking = self.episode.enable_thinking if request.enable_thinking is None else request.enable_thinking
             with _content():
-                found = self._said.find(request.messages, request.tools, thinking)
+                found = self._conversations.find(request.messages, request.tools, thinking)
                 start = self._start(request, thinking, found)
-            said, line, attempts = await self._say(start, request)
-            self._said.remember(found, as_repeated(said), Place(line, len(line.ids), attempts))
+            said, sequence, attempts = await self._say(start, request)
+            self._conversations.remember(found, as_repeated(said), TurnEnd(sequence, len(sequence.ids), attempts))
             return said
 
-    async def text(self, request: TextRequest) -> Said:
+    async def text(self, request: TextRequest) -> ModelAnswer:
         """Answer a request of tokens."""
         async with self._answering():
             with _content():
                 ids = self._prompt_ids(request.prompt)
-                line = self._begins(ids)
-                if line is not None:
-                    start = Start(line, tuple(ids[len(line.ids) :]))
+                sequence = self._begins(ids)
+                if sequence is not None:
+                    start = Start(sequence, tuple(ids[len(sequence.ids) :]))
                 else:
-                    start = Start(Line(self._ledger(ids)), fork="tokens")
+                    start = Start(KnownSequence(self._ledger(ids)), fork="tokens")
             said, _, _ = await self._say(start, request, raw=True)
             return said
 
@@ -144,14 +144,14 @@ class Session:
         metadata: Mapping[str, Any] | None = None,
     ) -> Trajectory:
         """Return what happened, once it has ended."""
-        if not self._lines:
+        if not self._sequences:
             ids = self.shared.parts.chat.prompt(self.episode.messages, [], enable_thinking=self.episode.enable_thinking)
-            self._lines.append(Line(self._ledger(ids)))
-        for line in self._lines:
-            self._settle(line, ())
+            self._sequences.append(KnownSequence(self._ledger(ids)))
+        for sequence in self._sequences:
+            self._settle(sequence, ())
         counts = {"requests": self._requests, "forks": dict(self.forks), "disconnected": self.disconnected}
         return joined(
-            self._lines,
+            self._sequences,
             reason,
             started_s=self._started_s,
             duration_s=self._now(),
@@ -177,10 +177,10 @@ class Session:
             raise
         except Refused:
             raise
-        except Exception as error:  # the world's failure, or a bug: whoever plays the episode raises it
+        except Exception as error:  # an infrastructure failure, or a bug: whoever plays the episode raises it
             if not self.failure.done():
                 self.failure.set_exception(error)
-            kind = "the engine failed" if isinstance(error, WorldError) else "an error inside toolgrpo"
+            kind = "the engine failed" if isinstance(error, InfrastructureError) else "an error inside toolgrpo"
             raise Refused(503, "engine_failure", f"{kind}: {error}", kind="server_error") from error
         finally:
             self._open.discard(task)
@@ -195,62 +195,67 @@ class Session:
 
     def _start(self, request: ChatRequest, thinking: bool | None, found: Found) -> Start:
         """Find out what a request goes on from."""
-        if found.place is not None and self._has_bridge(found.place, [message["role"] for message in found.following]):
-            return self._after_turn(found.place, found.following)
+        if found.turn_end is not None and self._has_bridge(
+            found.turn_end, [message["role"] for message in found.following]
+        ):
+            return self._after_turn(found.turn_end, found.following)
         ids = self.shared.parts.chat.prompt(request.messages, request.tools, enable_thinking=thinking)
-        line = self._begins(ids)
-        if line is not None:
-            following = found.following if found.place is not None and found.place.line is line else ()
-            return Start(line, tuple(ids[len(line.ids) :]), said=following)
-        fork = "user_turn" if found.place is not None else "tools" if found.other_tools else "history"
-        return Start(Line(self._ledger(ids), request.messages, request.tools, thinking), fork=fork)
+        sequence = self._begins(ids)
+        if sequence is not None:
+            following = found.following if found.turn_end is not None and found.turn_end.sequence is sequence else ()
+            return Start(sequence, tuple(ids[len(sequence.ids) :]), messages=following)
+        fork = "user_turn" if found.turn_end is not None else "tools" if found.other_tools else "history"
+        return Start(KnownSequence(self._ledger(ids), request.messages, request.tools, thinking), fork=fork)
 
-    def _has_bridge(self, place: Place, roles: Sequence[str]) -> bool:
+    def _has_bridge(self, turn_end: TurnEnd, roles: Sequence[str]) -> bool:
         """Return whether what follows a turn is what the chat format can go on with."""
-        return set(roles) == {"tool"} or (self.bridges_users and list(roles) == ["user"] and not place.calls)
+        return set(roles) == {"tool"} or (self.bridges_users and list(roles) == ["user"] and not turn_end.calls)
 
-    def _after_turn(self, place: Place, following: Sequence[Message]) -> Start:
+    def _after_turn(self, turn_end: TurnEnd, following: Sequence[Message]) -> Start:
         """Go on from a turn with what its calls gave, or with what a user says to it."""
-        line = place.line
-        before = line.ids[: place.n_ids]
-        attempts = [place.calls.get(str(message.get("tool_call_id"))) for message in following]
+        sequence = turn_end.sequence
+        before = sequence.ids[: turn_end.n_ids]
+        attempts = [turn_end.calls.get(str(message.get("tool_call_id"))) for message in following]
         answers = [answer_to(*one) for one in zip(attempts, following, strict=True)]
         context = self.shared.parts.chat.bridge(
-            before, answers, messages=line.messages, schemas=line.schemas, enable_thinking=line.thinking
+            before, answers, messages=sequence.messages, schemas=sequence.schemas, enable_thinking=sequence.thinking
         )
-        if line.busy or place.n_ids < len(line.ids):
+        if sequence.busy or turn_end.n_ids < len(sequence.ids):
             ledger = self._ledger([*before, *context])
-            return Start(Line(ledger, line.messages, line.schemas, line.thinking, parent=line), fork="branch")
+            return Start(
+                KnownSequence(ledger, sequence.messages, sequence.schemas, sequence.thinking, parent=sequence),
+                fork="branch",
+            )
         if answers[0]["role"] == "user":
-            return Start(line, tuple(context), tuple(answers), user=answers[0]["content"])
-        results = results_of(line.open_turn, attempts, answers, self._now())
-        return Start(line, tuple(context), tuple(answers), results)
+            return Start(sequence, tuple(context), tuple(answers), user=answers[0]["content"])
+        results = results_of(sequence.open_turn, attempts, answers, self._now())
+        return Start(sequence, tuple(context), tuple(answers), results)
 
-    def _begins(self, ids: Sequence[int]) -> Line | None:
-        """Return the longest line that these tokens go on from."""
-        fitting = [line for line in self._lines if line.goes_on_in(ids)]
-        return max(fitting, key=lambda line: len(line.ids), default=None)
+    def _begins(self, ids: Sequence[int]) -> KnownSequence | None:
+        """Return the longest sequence that these tokens go on from."""
+        fitting = [sequence for sequence in self._sequences if sequence.goes_on_in(ids)]
+        return max(fitting, key=lambda sequence: len(sequence.ids), default=None)
 
     def _ledger(self, ids: Sequence[int]) -> Ledger:
         return Ledger(ids, expects_logprobs=self.shared.parts.engine.gives_logprobs)
 
     async def _say(
         self, start: Start, request: ChatRequest | TextRequest, *, raw: bool = False
-    ) -> tuple[Said, Line, Mapping[str, CallAttempt]]:
+    ) -> tuple[ModelAnswer, KnownSequence, Mapping[str, CallAttempt]]:
         """Sample a turn and write it down; a request that ends before leaves nothing behind."""
-        line = start.line
-        ids = [*line.ids, *start.context]
-        used = sum(len(line.ledger) for line in self._lines) + len(start.context)
+        sequence = start.sequence
+        ids = [*sequence.ids, *start.context]
+        used = sum(len(sequence.ledger) for sequence in self._sequences) + len(start.context)
         room = self.shared.parts.limits.budget(used, self.shared.parts.engine.max_model_len - len(ids))
         max_turns = self.shared.parts.limits.max_turns
         if max_turns is not None and self._turns >= max_turns:
-            return self._cut_short(StopReason.MAX_TURNS, ids), line, {}
+            return self._cut_short(StopReason.MAX_TURNS, ids), sequence, {}
         if room.tokens < 1:
-            self._check_prompt(len(ids), line)
-            return self._cut_short(room.when_full, ids), line, {}
+            self._check_prompt(len(ids), sequence)
+            return self._cut_short(room.when_full, ids), sequence, {}
         self._turns += 1  # before the wait: branches count together
         number = self._turns
-        line.busy = True
+        sequence.busy = True
         started = self._now()
         try:
             sample = await self.shared.sample(
@@ -266,9 +271,9 @@ class Session:
             self._turns -= 1
             raise
         finally:
-            line.busy = False
+            sequence.busy = False
         sample, stopped = stopped_at(sample, request.stop, self.shared.parts.tokenizer)
-        parsed = ParsedTurn(self._text(sample), None, (), True) if raw else self._parsed(sample, ids, line)
+        parsed = ParsedTurn(self._text(sample), None, (), True) if raw else self._parsed(sample, ids, sequence)
         self._write(start, sample, parsed, started)
         cut = sample.finish_reason is FinishReason.LENGTH and not stopped
         if cut and len(sample.ids) >= room.tokens and not room.by_turn_cap:
@@ -278,7 +283,7 @@ class Session:
             "tool_calls" if calls else "length" if cut or self.limit is StopReason.MAX_TURNS else "stop"
         )
         content = parsed.content if calls or not parsed.attempts else self._text(sample)
-        said = Said(
+        said = ModelAnswer(
             prompt_ids=tuple(ids),
             ids=sample.ids,
             logprobs=sample.logprobs,
@@ -291,33 +296,33 @@ class Session:
             finish_reason=reason,
         )
         readable = [attempt for attempt in parsed.attempts if attempt.status in RUNNABLE]
-        return said, line, {call.id: attempt for call, attempt in zip(calls, readable, strict=False)}
+        return said, sequence, {call.id: attempt for call, attempt in zip(calls, readable, strict=False)}
 
     def _write(self, start: Start, sample: Sample, parsed: ParsedTurn, started: float) -> None:
-        """Put a turn, and what came before it, into its line."""
-        line, ledger = start.line, start.line.ledger
-        if line not in self._lines:
-            if self._lines:
+        """Put a turn, and what came before it, into its sequence."""
+        sequence, ledger = start.sequence, start.sequence.ledger
+        if sequence not in self._sequences:
+            if self._sequences:
                 self.forks[start.fork] += 1
-            self._lines.append(line)
-        self._settle(line, start.results, start.user)
+            self._sequences.append(sequence)
+        self._settle(sequence, start.results, start.user)
         ledger.context(start.context)
-        ledger.say(*start.said)
-        line.open_turn = turn_said(ledger, sample, parsed, started_s=started, duration_s=self._now() - started)
+        ledger.say(*start.messages)
+        sequence.open_turn = turn_said(ledger, sample, parsed, started_s=started, duration_s=self._now() - started)
 
-    def _settle(self, line: Line, results: Sequence[ToolResult], user: str | None = None) -> None:
+    def _settle(self, sequence: KnownSequence, results: Sequence[ToolResult], user: str | None = None) -> None:
         """Write the open turn down, with what its calls gave or a user said to it."""
-        if line.open_turn is not None:
-            turn = replace(line.open_turn.answered(results), user=user)
-            line.open_turn = None
-            line.ledger.turn(turn)
+        if sequence.open_turn is not None:
+            turn = replace(sequence.open_turn.answered(results), user=user)
+            sequence.open_turn = None
+            sequence.ledger.turn(turn)
             if self.shared.on_turn is not None:
                 self.shared.on_turn(self.episode, turn)
 
-    def _parsed(self, sample: Sample, ids: Sequence[int], line: Line) -> ParsedTurn:
+    def _parsed(self, sample: Sample, ids: Sequence[int], sequence: KnownSequence) -> ParsedTurn:
         parsed = self.shared.parts.chat.parse(sample.ids, before=ids)
-        accepted = self.shared.parts.unmarked_calls == "accept" and line.schemas
-        return with_unmarked(parsed, line.schemas, form=None) if accepted else parsed
+        accepted = self.shared.parts.unmarked_calls == "accept" and sequence.schemas
+        return with_unmarked(parsed, sequence.schemas, form=None) if accepted else parsed
 
     def _handed_out(self, parsed: ParsedTurn, *, last: bool) -> list[ToolCall]:
         """Return the calls that the agent is to answer; none in the last turn, where it could not."""
@@ -337,12 +342,12 @@ class Session:
             )
         return calls
 
-    def _check_prompt(self, n_ids: int, line: Line) -> None:
+    def _check_prompt(self, n_ids: int, sequence: KnownSequence) -> None:
         """Refuse a prompt of the agent's own that leaves no room for a token."""
         window = self.shared.parts.engine.max_model_len
-        if line in self._lines or n_ids < window:
+        if sequence in self._sequences or n_ids < window:
             return
-        if not self._lines:
+        if not self._sequences:
             self._no_room = Drop(
                 DropCause.NO_ROOM,
                 f"the agent's first prompt has {n_ids} tokens, and the context window {window}; shorten it, or give the "
@@ -355,7 +360,7 @@ class Session:
             f"this model's context window is {window} tokens, and the prompt has {n_ids}; shorten the messages",
         )
 
-    def _cut_short(self, reason: StopReason, ids: Sequence[int]) -> Said:
+    def _cut_short(self, reason: StopReason, ids: Sequence[int]) -> ModelAnswer:
         """Return an empty answer: nothing of the episode is left to say it in."""
         self.limit = self.limit or reason
         self._cut_answers += 1
@@ -363,7 +368,7 @@ class Session:
             raise Refused(
                 400, "episode_over", f"the limit {self.limit} of this episode was met; there is nothing left of it"
             )
-        return Said(tuple(ids), (), (), (), "", None, (), "length")
+        return ModelAnswer(tuple(ids), (), (), (), "", None, (), "length")
 
     def _text(self, sample: Sample) -> str:
         return text_of(sample, self.shared.parts.tokenizer, self.shared.parts.chat.stop_ids)

@@ -1,7 +1,7 @@
 """Episodes of a graded batch that are not scored, and how many of them a run takes.
 
 An episode that no reward could score is no failure of the model: it is left out of its group. Many
-of them are a failure of the world or of a plugin, and end the run with their causes.
+of them are failures of the infrastructure or of a plugin, and end the run with their causes.
 """
 
 from __future__ import annotations

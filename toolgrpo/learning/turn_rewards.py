@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolgrpo.errors import PluginError, RewardError, WorldError
+from toolgrpo.errors import InfrastructureError, PluginError, RewardError
 from toolgrpo.plugin_files import import_file
 from toolgrpo.rewards.base import arguments_for, as_float, check_has, takes_all
 from toolgrpo.rewards.gold_calls import listed_calls, made_calls
-from toolgrpo.rewards.guard import Guard, guarded_exit, line_of
+from toolgrpo.rewards.guard import RewardGuard, guarded_exit, line_of
 from toolgrpo.rollout.batch import Row
 from toolgrpo.trajectory import Trajectory, Turn
 
@@ -99,10 +99,10 @@ class TurnReward:
     def __call__(self, rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
         """Return one number for each turn of each trajectory; `rows` are those that they came from."""
         given = self._arguments(rows, trajectories)
-        oversight = Guard(self._where(), self.source, self.timeout_s, logger.warning)
+        oversight = RewardGuard(self._where(), self.source, self.timeout_s, logger.warning)
         try:
             returned = oversight.run(lambda: self.function(**given))
-        except (WorldError, RewardError, KeyboardInterrupt):
+        except (InfrastructureError, RewardError, KeyboardInterrupt):
             raise
         except BaseException as error:  # a plugin may raise anything; it must not look like ours
             line = line_of(traceback.extract_tb(error.__traceback__), self.source)

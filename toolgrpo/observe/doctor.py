@@ -38,7 +38,14 @@ PARSE_CAUSES = {
     "unknown_tool": "there is no tool of that name",
     "bad_arguments": "the arguments do not fit the schema",
 }
-_CAUSES_OF_FAILURE = ("world_fails", "no_tool_calls", "broken_calls", "cut_by_length", "tool_fails", "copied_results")
+_CAUSES_OF_FAILURE = (
+    "infrastructure_fails",
+    "no_tool_calls",
+    "broken_calls",
+    "cut_by_length",
+    "tool_fails",
+    "copied_results",
+)
 _NOTHING = ", so nothing is learned"
 _LOST = {"timeout": "timed out", "died": "lost their process or server"}
 
@@ -248,7 +255,7 @@ def _listed(shares: Mapping[str, float]) -> str:
 
 
 def _infrastructure_fails(logs: Logs) -> Iterator[str]:
-    share, slow = logs.mean("world/failed_episodes"), logs.last("tools/latency_p95")
+    share, slow = logs.mean("infrastructure/failed_episodes"), logs.last("tools/latency_p95")
     if share >= 0.1:
         engine = {"stop/engine_failure": logs.total("stop/engine_failure") / len(logs)}
         causes = infrastructure_failures(engine | {f"tools/error/{c}": n / len(logs) for c, n in logs.errors.items()})
@@ -420,7 +427,7 @@ def _reward_without_success(logs: Logs) -> Iterator[str]:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("world_fails", "slow-tools", _SHORT, _infrastructure_fails),
+    Rule("infrastructure_fails", "slow-tools", _SHORT, _infrastructure_fails),
     Rule("no_tool_calls", "the-model-does-not-call-tools", _SHORT, _no_tool_calls),
     Rule("groups_all_failed", "low-rewards-throughout", _SHORT, _groups_all_failed),
     Rule("groups_all_solved", "reward-collapse", _SHORT, _groups_all_solved),

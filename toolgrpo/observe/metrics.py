@@ -186,7 +186,7 @@ def rollout_metrics(batch: RolloutBatch, known: Known | None = None) -> Metrics:
         "rollout/seconds": Metric(times.duration_s, max),
         "rollout/engine_idle_share": Metric(idle_share),
         **{f"stop/{reason}": Metric(stops[reason] / n) for reason in StopReason},
-        "world/failed_episodes": Metric(sum(map(failed_by_infrastructure, trajectories)) / n),
+        "infrastructure/failed_episodes": Metric(sum(map(failed_by_infrastructure, trajectories)) / n),
         **({} if known is None else limit_metrics(trajectories, known.limits)),
         **({} if known is None or known.cache is None else {"engine/cache_demand": Metric(known.cache.demand, max)}),
         **tool_metrics(trajectories, () if known is None else known.tools),

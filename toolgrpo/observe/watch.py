@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from toolgrpo.errors import WorldError
+from toolgrpo.errors import InfrastructureError
 from toolgrpo.observe.doctor import LOGS_KEPT, Finding, Log, findings, infrastructure_failures
 
 _ALL = 1 - 1e-6
@@ -77,12 +77,12 @@ class DoctorWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships 
             self._record(finding)
 
 
-def stop_if_world_fails(metrics: Mapping[str, float], most: float | None) -> None:
+def stop_if_infrastructure_fails(metrics: Mapping[str, float], most: float | None) -> None:
     """Raise if the infrastructure failed a larger share of a rollout's episodes than `most`."""
-    share = metrics.get("world/failed_episodes", 0.0)
+    share = metrics.get("infrastructure/failed_episodes", 0.0)
     if most is not None and share > most:
-        raise WorldError(
+        raise InfrastructureError(
             f"{100 * share:.0f} % of the episodes of this rollout failed for infrastructure reasons, not because of the "
             f"model ({infrastructure_failures(metrics)}); refusing to train on the remainder. Fix the engine or the tools "
-            f"and go on with resume_from_checkpoint auto, or raise max_world_failures (now {most:g})."
+            f"and go on with resume_from_checkpoint auto, or raise max_infrastructure_failures (now {most:g})."
         )

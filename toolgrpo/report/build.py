@@ -231,7 +231,7 @@ def _short(text: str) -> str:
 
 # The episodes that show what a rule means.
 _EXAMPLES = {
-    "world_fails": {"cause": "timeout"},
+    "infrastructure_fails": {"cause": "timeout"},
     "no_tool_calls": {"ready": "nocall"},
     "groups_all_failed": {"success": "no", "ready": "dead"},
     "groups_all_solved": {"success": "yes", "ready": "dead"},

@@ -9,7 +9,7 @@ Invariants:
   that lists what there is. It is never asked about an episode that a tool or an environment has
   dropped; where it raises `DropEpisode` over a batch it is asked again about each episode alone, so
   that only those it means are dropped. One that compares episodes returns `DropEpisode` in its list.
-* A failure of the world (`WorldError`, say a sandbox that cannot start) passes through as it is and
+* An infrastructure failure (`InfrastructureError`, say a sandbox that cannot start) passes through as it is and
   is never a score.
 * Whatever the function does but Ctrl-C is an error of this tree: it exits, raises a bare
   BaseException, or returns objects that raise when they are read or shown (guard.py watches it).
@@ -34,10 +34,10 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.drops import DropEpisode
-from toolgrpo.errors import ConfigError, PluginError, RewardError, WorldError
+from toolgrpo.errors import ConfigError, InfrastructureError, PluginError, RewardError
 from toolgrpo.plain_text import counted
 from toolgrpo.plugin_files import import_failed, import_file
-from toolgrpo.rewards.guard import Guard, guarded_exit, line_of
+from toolgrpo.rewards.guard import RewardGuard, guarded_exit, line_of
 from toolgrpo.trajectory import Message
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class Reward:
             if n == 1:
                 return [drop]
             return [score for row in range(n) for score in self._ask(only_rows(available, [row], n))]
-        except (WorldError, RewardError, KeyboardInterrupt):
+        except (InfrastructureError, RewardError, KeyboardInterrupt):
             raise
         except BaseException as error:  # a plugin may raise anything; it must not look like ours
             raise self._failure(error, given, available) from error
@@ -209,8 +209,8 @@ class Reward:
                 return row
         return None
 
-    def _guard(self) -> Guard:
-        return Guard(self._where(), self.source, self.timeout_s, self.say)
+    def _guard(self) -> RewardGuard:
+        return RewardGuard(self._where(), self.source, self.timeout_s, self.say)
 
     def _where(self) -> str:
         return f"reward {self.name} ({self.source})" if self.source else f"reward {self.name}"

@@ -53,7 +53,7 @@ _loops_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Guard:
+class RewardGuard:
     """Watch over the calls of one reward: `what` names it, `source` is its file, `say` tells a person."""
 
     what: str

@@ -1,7 +1,7 @@
 """Choose the groups that a step trains on, and when it draws more: a pure decision over what is known so far.
 
-Groups stand in a line, numbered in the order in which they were submitted. A step wants `target` live
-ones. The first `target + carried` of the line that are not dead are its window.
+Groups wait in a queue, numbered in the order in which they were submitted. A step wants `target` live
+ones. The first `target + carried` of the queue that are not dead are its window.
 
 Invariants: of the window at most `carried` groups are passed over, and those are owed to the next
 step, which waits for them: no group is overtaken for longer, so no short episode has a lasting
@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Draw so many more groups; or, once the step is decided, train on those of these numbers.
+    """Begin so many more groups; or, once the step is decided, train on those of these numbers.
 
     With neither there is nothing to do but to wait. The first `owed` of what is neither dead nor
     admitted were passed over.
     """
 
-    draw: int = 0
+    begin: int = 0
     admitted: tuple[int, ...] | None = None
     owed: int = 0
 
@@ -35,7 +35,7 @@ class Decision:
 class Admission:
     """Number of live groups that a step wants, and of groups it may draw.
 
-    `carried` may be left over from its window; `beyond` groups stand in line for later steps.
+    `carried` may be left over from its window; `beyond` groups wait for later steps.
     """
 
     target: int
@@ -61,7 +61,7 @@ class Admission:
         drawn = len(live)
         missing = self.target + self.beyond - live.count(None) - live.count(True)
         if missing > 0 and drawn < self.most + self.beyond:
-            return Decision(draw=min(missing, self.most + self.beyond - drawn))
+            return Decision(begin=min(missing, self.most + self.beyond - drawn))
         head = live[: self.most + self.carried]
         window = [number for number, alive in enumerate(head) if alive is not False][: self.target + self.carried]
         admitted = sorted(self._first(window, live, range(drawn) if ended is None else ended, owed))

@@ -8,7 +8,7 @@
     ahead.hand_over(weights, step=1)             # between two steps of the engine
     ahead.stop()
 
-Who takes what, and when, is `group_line.py`'s.
+Who takes what, and when, is `group_queue.py`'s.
 
 Invariants: a rollout that fails raises its own error where its result is asked for; after `stop` there
 is no thread, episode, request or tool call. The engine is open from the first rollout that opens it until

@@ -7,7 +7,7 @@ Invariants:
 * A trajectory never has more than `max_completion_length` tokens after its prompt (what a new segment
   repeats does not count), and no request asks for more than what is left of it, of the context
   window and of the turn's own cap.
-* Every episode ends with exactly one `StopReason`. A failure of the world is one of them; a bug or
+* Every episode ends with exactly one `StopReason`. An infrastructure failure is one of them; a bug or
   a plugin error is none, it propagates.
 
 What ends an episode, in the order it is looked at in each turn:
@@ -40,7 +40,7 @@ from toolgrpo.chat.base import ParsedTurn, assistant_message, tool_message
 from toolgrpo.chat.unmarked import with_unmarked
 from toolgrpo.drops import Drop, DropCause, DropEpisode
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
-from toolgrpo.errors import WorldError
+from toolgrpo.errors import InfrastructureError
 from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.compaction import History
 from toolgrpo.rollout.limits import Room, TurnBudget
@@ -142,7 +142,7 @@ class _EpisodeRun:
             reason = StopReason.DEADLINE
         except DropEpisode as drop:
             reason, self.dropped = reason or StopReason.DROPPED, drop.at(DropCause.ENVIRONMENT)
-        except WorldError as error:
+        except InfrastructureError as error:
             reason, self.failure = StopReason.ENGINE_FAILURE, f"{type(error).__name__}: {error}"
         ledger = self.ledger or self._open_ledger(None)
         return ledger.finish(

@@ -14,7 +14,7 @@ cancelled; the engine is open exactly while the scheduler is; whatever ends it e
 error, Ctrl-C) cancels every open episode before it is raised, so no request, tool call or task is
 left behind.
 
-If an episode is lost to a failure of the world, its siblings still end; then `check_complete` says
+If an episode is lost to an infrastructure failure, its siblings still end; then `check_complete` says
 how many were lost and why. A lost episode never becomes a reward of 0.
 """
 
@@ -142,7 +142,7 @@ async def run_all(episodes: Iterable[Episode], scheduler: Scheduler) -> RolloutR
 
 
 def check_complete(trajectories: Sequence[Trajectory]) -> None:
-    """Raise `EngineError` if an episode was lost to a failure of the world."""
+    """Raise `EngineError` if an episode was lost to an infrastructure failure."""
     lost = [t for t in trajectories if t.stop_reason is StopReason.ENGINE_FAILURE]
     if lost:
         raise EngineError(

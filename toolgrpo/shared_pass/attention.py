@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from toolgrpo.errors import ModelError
-from toolgrpo.shared_pass.packing import Segment
+from toolgrpo.shared_pass.packing import PackedSegment
 from toolgrpo.shared_pass.torch_seam import (
     after_backward_pass,
     attention_name,
@@ -81,7 +81,7 @@ class _Row:
     n_queries: int
 
 
-def batches_of(segments: Sequence[Segment], window: int | None, device: torch.device) -> SegmentBatches:
+def batches_of(segments: Sequence[PackedSegment], window: int | None, device: torch.device) -> SegmentBatches:
     """Sort segments into batches by the sizes of their queries and keys, each within a factor of two."""
     sorted_in: dict[tuple[bool, int, int], list[_Row]] = {}
     for segment in segments:
@@ -97,7 +97,7 @@ def batches_of(segments: Sequence[Segment], window: int | None, device: torch.de
     return SegmentBatches(tuple(batches), answered.argsort())
 
 
-def _rows_of(segment: Segment, window: int | None) -> Iterator[tuple[bool, _Row]]:
+def _rows_of(segment: PackedSegment, window: int | None) -> Iterator[tuple[bool, _Row]]:
     """Yield the rows of a segment, and whether each needs a mask."""
     spans = (*segment.ancestors, (segment.start, segment.end))
     places = torch.cat([torch.arange(start, end) for start, end in spans])
@@ -231,7 +231,7 @@ class Tile:
     causal: bool
 
 
-def tiles_of(segments: Sequence[Segment]) -> tuple[Tile, ...]:
+def tiles_of(segments: Sequence[PackedSegment]) -> tuple[Tile, ...]:
     """Return the squares in packed order, then the rectangles.
 
     What is below a segment follows it without a gap.
@@ -330,7 +330,7 @@ class PrefixLayout:
     and the batches their attention is computed in (built once, used by every layer).
     """
 
-    def __init__(self, segments: tuple[Segment, ...]) -> None:
+    def __init__(self, segments: tuple[PackedSegment, ...]) -> None:
         self.segments = segments
         self.tiles = tiles_of(segments)
         self.longest_row = max(segment.position + segment.length for segment in segments)

@@ -33,7 +33,7 @@ Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class PackedRow:
     """Tokens the model must read for one row of a batch:
     `tokens[i]` predicts `labels[i]`, -100 where nobody asks.
 
@@ -61,7 +61,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class PackedSegment:
     """`[start, end)` of the packed sequence: causal within itself, and everything in its ancestors
     is visible.
     """
@@ -83,7 +83,7 @@ class Packing:
     tokens: Numbers
     positions: Numbers
     labels: Numbers  # already shifted: what the token at this place predicts
-    segments: tuple[Segment, ...]
+    segments: tuple[PackedSegment, ...]
     scored: Numbers  # packed places with a label
     rows: Numbers  # of each scored place: the row of the batch
     columns: Numbers  # of each scored place: the column of the result
@@ -93,7 +93,7 @@ class Packing:
         return len(self.tokens)
 
 
-def rows_of_batch(input_ids: torch.Tensor, attention_mask: torch.Tensor, scored_mask: torch.Tensor) -> list[Row]:
+def rows_of_batch(input_ids: torch.Tensor, attention_mask: torch.Tensor, scored_mask: torch.Tensor) -> list[PackedRow]:
     """Return the rows with something to score; padding may stand anywhere and is dropped.
 
     `scored_mask` (B, T) says which tokens' log-probabilities are asked for. A token without a real
@@ -111,11 +111,11 @@ def rows_of_batch(input_ids: torch.Tensor, attention_mask: torch.Tensor, scored_
         if last == 0:
             continue
         after = places[1 : last + 1]
-        rows.append(Row(index, row_ids[places[:last]], row_labels[after], after))
+        rows.append(PackedRow(index, row_ids[places[:last]], row_labels[after], after))
     return rows
 
 
-def pack(rows: Sequence[Row], *, min_shared: int = MIN_SHARED) -> Packing:
+def pack(rows: Sequence[PackedRow], *, min_shared: int = MIN_SHARED) -> Packing:
     """Lay the prefix tree of these rows out in one sequence."""
     if not rows:
         raise ValueError("nothing to pack: got no rows")
@@ -123,7 +123,7 @@ def pack(rows: Sequence[Row], *, min_shared: int = MIN_SHARED) -> Packing:
     return packing
 
 
-def pack_in_passes(rows: Sequence[Row], max_tokens: int | None, *, min_shared: int = MIN_SHARED) -> list[Packing]:
+def pack_in_passes(rows: Sequence[PackedRow], max_tokens: int | None, *, min_shared: int = MIN_SHARED) -> list[Packing]:
     """Cut the prefix tree into runs of consecutive rows, as many in a pass as fit,
     and lay each of them out.
 
@@ -139,7 +139,7 @@ def pack_in_passes(rows: Sequence[Row], max_tokens: int | None, *, min_shared: i
     return packings
 
 
-def _cuts(ordered: Sequence[Row], common: Sequence[int], max_tokens: int | None, min_shared: int) -> list[int]:
+def _cuts(ordered: Sequence[PackedRow], common: Sequence[int], max_tokens: int | None, min_shared: int) -> list[int]:
     """Return the first row of each pass, and the number of rows.
 
     The length of a pass is known within a few tokens from sums alone; only where they leave it open
@@ -159,7 +159,7 @@ def _cuts(ordered: Sequence[Row], common: Sequence[int], max_tokens: int | None,
     return [*cuts, len(ordered)] if ordered else []
 
 
-def _common_lengths(ordered: Sequence[Row]) -> list[int]:
+def _common_lengths(ordered: Sequence[PackedRow]) -> list[int]:
     """Return how many leading tokens each row may share with the one before it."""
     lengths = [0]
     shareable = [row.shareable for row in ordered]
@@ -169,7 +169,7 @@ def _common_lengths(ordered: Sequence[Row]) -> list[int]:
     return lengths
 
 
-def _length(ordered: Sequence[Row], common: Sequence[int], first: int, end: int, min_shared: int) -> int:
+def _length(ordered: Sequence[PackedRow], common: Sequence[int], first: int, end: int, min_shared: int) -> int:
     """Return how many tokens the packing of rows[first:end] has, without laying it out."""
     length = sum(len(row.tokens) for row in ordered[first:end])
     parts = [(first, end, 0)]
@@ -195,13 +195,13 @@ def _branches(common: Sequence[int], low: int, high: int, depth: int, min_shared
 class _Builder:
     """Walks the prefix tree of sorted rows depth first."""
 
-    def __init__(self, ordered: Sequence[Row], common: Sequence[int], min_shared: int) -> None:
+    def __init__(self, ordered: Sequence[PackedRow], common: Sequence[int], min_shared: int) -> None:
         self.ordered, self.common, self.min_shared = ordered, common, min_shared
         self.n_tokens = 0
         self.tokens: list[Numbers] = []
         self.positions: list[Numbers] = []
         self.labels: list[Numbers] = []
-        self.segments: list[Segment] = []
+        self.segments: list[PackedSegment] = []
         self.scored: list[Numbers] = []
         self.rows: list[Numbers] = []
         self.columns: list[Numbers] = []
@@ -219,7 +219,7 @@ class _Builder:
         for start, end in itertools.pairwise((*starts, high)):
             self.add(start, end, shared, ancestors)
 
-    def _leaf(self, row: Row, depth: int, ancestors: tuple[tuple[int, int], ...]) -> None:
+    def _leaf(self, row: PackedRow, depth: int, ancestors: tuple[tuple[int, int], ...]) -> None:
         start, _ = self._segment(row, depth, len(row.tokens), ancestors)
         labels = row.labels[depth:]
         own = (labels != -100).nonzero()[0]
@@ -228,12 +228,12 @@ class _Builder:
         self.rows.append(np.full(len(own), row.index))
         self.columns.append(row.columns[depth:][own])
 
-    def _segment(self, row: Row, depth: int, end: int, ancestors: tuple[tuple[int, int], ...]) -> tuple[int, int]:
+    def _segment(self, row: PackedRow, depth: int, end: int, ancestors: tuple[tuple[int, int], ...]) -> tuple[int, int]:
         start = self.n_tokens
         self.n_tokens += end - depth
         self.tokens.append(row.tokens[depth:end])
         self.positions.append(np.arange(depth, end))
-        self.segments.append(Segment(start, self.n_tokens, depth, ancestors))
+        self.segments.append(PackedSegment(start, self.n_tokens, depth, ancestors))
         return start, self.n_tokens
 
     def packing(self) -> Packing:

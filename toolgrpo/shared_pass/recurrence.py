@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from toolgrpo.shared_pass.packing import Segment
+from toolgrpo.shared_pass.packing import PackedSegment
 
 Step = Callable[[Sequence[torch.Tensor], torch.Tensor | None, bool], tuple[torch.Tensor, torch.Tensor | None]]
 """`(inputs, initial states, whether the last states are wanted) -> (outputs, last states)`, batch first."""
@@ -37,7 +37,7 @@ class SegmentBatch:
 class SegmentTree:
     """The segments of one packed sequence by depth."""
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
+    def __init__(self, segments: Sequence[PackedSegment]) -> None:
         self.lengths = [segment.length for segment in segments]
         number_at = {segment.start: number for number, segment in enumerate(segments)}
         self.parents = [number_at[segment.ancestors[-1][0]] if segment.ancestors else None for segment in segments]

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 
 from toolgrpo.errors import ModelError
-from toolgrpo.shared_pass.packing import Segment
+from toolgrpo.shared_pass.packing import PackedSegment
 from toolgrpo.shared_pass.recurrence import SegmentTree, convolve, scan
 
 _CHUNK_ON_CPU = 64  # tokens that PyTorch's own form of Mamba-2 compares pair by pair, in memory
@@ -39,7 +39,7 @@ TakesLayouts = Callable[[Function], Function]
 class RecurrentLayout:
     """The tree of one packed sequence, and how often a function of the model walked it."""
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
+    def __init__(self, segments: Sequence[PackedSegment]) -> None:
         self.tree = SegmentTree(segments)
         self.walks: Counter[str] = Counter()
 

@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.shared_pass.attention import PrefixLayout, keep_for_backward, shared_attention
-from toolgrpo.shared_pass.packing import Packing, Segment, pack_in_passes, rows_of_batch
+from toolgrpo.shared_pass.packing import PackedSegment, Packing, pack_in_passes, rows_of_batch
 from toolgrpo.shared_pass.recurrent_seam import RecurrentLayout, is_known_hybrid, share_recurrences
 
 logger = logging.getLogger(__name__)
@@ -225,7 +225,7 @@ def _idle_pass() -> Packing:
     """Return a pass that scores nothing, for a process that has fewer passes than another."""
     nothing = np.zeros(0, np.int64)
     token = np.zeros(1, np.int64)
-    return Packing(token, token, token - 100, (Segment(0, 1, 0, ()),), nothing, nothing, nothing)
+    return Packing(token, token, token - 100, (PackedSegment(0, 1, 0, ()),), nothing, nothing, nothing)
 
 
 def _score(

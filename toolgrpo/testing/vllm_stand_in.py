@@ -43,9 +43,9 @@ class Body:
 
 @dataclass(frozen=True)
 class Wire:
-    """Bytes as they are written, a piece each `pause_s`; then it hangs up, unless `keep`."""
+    """Bytes as they are written, a chunk each `pause_s`; then it hangs up, unless `keep`."""
 
-    pieces: Iterable[bytes]
+    chunks: Iterable[bytes]
     pause_s: float = 0.0
     keep: bool = False
 
@@ -261,7 +261,7 @@ def _handler_of(server: StandInVLLM) -> type[BaseHTTPRequestHandler]:
 
         def _write(self, wire: Wire) -> None:
             self.close_connection = not wire.keep
-            for piece in wire.pieces:
+            for piece in wire.chunks:
                 self.wfile.write(piece)
                 self.wfile.flush()
                 if wire.pause_s:

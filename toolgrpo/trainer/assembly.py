@@ -37,7 +37,7 @@ from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, token_text
 from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
 from toolgrpo.observe.steps import StepLog
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
-from toolgrpo.observe.watch import DoctorWatch, stop_if_world_fails
+from toolgrpo.observe.watch import DoctorWatch, stop_if_infrastructure_fails
 from toolgrpo.rewards import named_rewards
 from toolgrpo.rewards.base import source_text
 from toolgrpo.rollout import Observer, Player
@@ -276,9 +276,9 @@ def open_watchers(
         say=progress.say,
     )
 
-    def log_unless_world_fails(metrics: Mapping[str, float]) -> None:
+    def log_unless_infrastructure_fails(metrics: Mapping[str, float]) -> None:
         log(metrics)
-        stop_if_world_fails(metrics, args.max_world_failures)
+        stop_if_infrastructure_fails(metrics, args.max_infrastructure_failures)
 
     def record(finding: Finding) -> None:
         step = max(0, finding.step - 1)  # steps.jsonl counts those that were done before
@@ -291,7 +291,7 @@ def open_watchers(
         recorder=recorder,
         step_log=step_log,
         metrics=MetricsLog(
-            log_unless_world_fails,
+            log_unless_infrastructure_fails,
             Known(tool_names, args.episode_limits(), cache),
             args.shaping(),
         ),

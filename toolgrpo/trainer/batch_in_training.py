@@ -194,7 +194,7 @@ class BatchInTraining:
         of_turns = worth.of_turns or (None,) * len(numbers)
         own = dict(zip(numbers, zip(trl_batch.advantages_of(worth), of_turns, strict=True), strict=True))
         # A group that was drawn may be trained on in another process than the one it ran in.
-        parts = [own] if taken.drawn is None else gather_object([own])
+        parts = [own] if taken.metrics_of_all is None else gather_object([own])
         advantages = {number: advantage for part in parts for number, advantage in part.items()}
         given = [advantages.get(int(t.metadata["episode"]), (None, None)) for t in taken.ran.trajectories]
         batch = taken.ran.with_advantages([advantage for advantage, _ in given], [of for _, of in given])

@@ -1,9 +1,9 @@
 """One graded batch after the other: the one way in which a training or an evaluation comes by episodes.
 
-    take(rows, mode)     TRL's rows are run with the current weights, or the next rows in line are taken
-                         (`row_line.py`); the episodes are numbered, and graded once
+    take(rows, mode)     TRL's rows are run with the current weights, or the next rows in the queue are taken
+                         (`row_queue.py`); the episodes are numbered, and graded once
 
-Where dead groups are replaced, a group is graded as it ends, and the line goes by what it was worth.
+Where dead groups are replaced, a group is graded as it ends, and the queue goes by its rewards.
 Else a batch is graded as a whole. A group that lies in the slices of two processes is dealt out whole.
 
 Invariants: rewards are asked once per episode; the batch is what TRL would have had if its sampler had
@@ -23,25 +23,25 @@ from toolgrpo.learning.shaping import Shaping, members_of
 from toolgrpo.learning.turn_rewards import TurnRewards
 from toolgrpo.learning.turns import Credit, episode_turns, teaches
 from toolgrpo.rollout.batch import Mode, RolloutBatch, Row, Scored
-from toolgrpo.rollout.group_line import LineDraw, Piece, as_it_is
+from toolgrpo.rollout.group_queue import GroupSet, TakenGroups, as_it_is
 from toolgrpo.rollout.held_time import timers_held
-from toolgrpo.trainer.row_line import Processes, RowLine
+from toolgrpo.trainer.row_queue import Processes, RowQueue
 from toolgrpo.trainer.trl_jobs import point_to_messages
 from toolgrpo.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class EpisodeGrading:
     """Grading of episodes, and shaping of their rewards before a group is called dead."""
 
-    grading: Grading
+    rewards: Grading
     shaping: Shaping
     credit: Credit = field(default_factory=Credit)
     turn_rewards: TurnRewards = field(default_factory=TurnRewards)
 
     def graded(self, batch: RolloutBatch, answers: Answers) -> RolloutBatch:
         """Return the batch with its rewards, in a training also those of its turns."""
-        batch = self.grading.graded(batch, answers)
+        batch = self.rewards.graded(batch, answers)
         if not self.credit.by_turn or batch.mode != "train":
             return batch
         return batch.with_turn_rewards(self.turn_rewards([one.row for one in batch.episodes], batch.trajectories))
@@ -56,14 +56,14 @@ class Worth:
 class TakenBatch:
     """A generation batch of one process: the episodes that TRL scores, and all that ran for it.
 
-    `answers` are what the rewards said of the scored ones. `drawn` are metrics of all that was drawn, in
+    `answers` are what the rewards said of the scored ones. `metrics_of_all` are of all that ran, in
     all processes, with their mean `reward`; None: it was drawn to be trained on, all of it.
     """
 
     ran: RolloutBatch
     scored: tuple[Scored, ...]
     answers: Answers
-    drawn: Mapping[str, float] | None = None
+    metrics_of_all: Mapping[str, float] | None = None
     reward: float = 0.0
 
     @property
@@ -82,7 +82,7 @@ class _Judged:
 
 @dataclass(frozen=True, slots=True)
 class _Fate:
-    """Facts about a piece of the line that all processes share."""
+    """Facts about a set of the queue that all processes share."""
 
     places: tuple[int, ...]
     n_episodes: int
@@ -97,32 +97,32 @@ class Batches:
     def __init__(
         self,
         run: Callable[[Sequence[Row], Mode], RolloutBatch],
-        worth: Worth,
+        grading: EpisodeGrading,
         processes: Processes,
-        line: RowLine | None = None,
+        queue: RowQueue | None = None,
     ) -> None:
-        self.line = line
-        self.worth = worth
+        self.queue = queue
+        self.grading = grading
         self.n_episodes = 0  # of all processes, so far
         self.rollout_seconds = 0.0  # of what was trained on or evaluated, in this process
         self._run = run
         self.processes = processes
 
     def take(self, rows: Sequence[Row], mode: Mode) -> TakenBatch:
-        """Return the episodes of these rows; in a training that has a line, of the next rows in it."""
-        line = self.line if mode == "train" else None
-        if line is None:
+        """Return the episodes of these rows; in a training that has a queue, of the next rows in it."""
+        queue = self.queue if mode == "train" else None
+        if queue is None:
             n_rows = [len(rows)] * self.processes.n if mode == "train" else self.processes.gather([len(rows)])
             ran = self._numbered(self._run(rows, mode), n_rows)
-        elif not line.options.replaces:
-            ran = self._as_it_is(line.draw(len(rows), as_it_is), len(rows), line)
+        elif not queue.options.replaces:
+            ran = self._as_it_is(queue.take(len(rows), as_it_is), len(rows), queue)
         else:
-            return self._judged(line.draw(len(rows), self._judge), len(rows), line)
+            return self._judged(queue.take(len(rows), self._judge), len(rows), queue)
         self.rollout_seconds += ran.times.duration_s
         rows = [one.row for one in ran.episodes]
         with point_to_messages(rows):
-            answers = self.worth.grading.ask(rows, ran.trajectories, step=ran.step)
-        graded = self.worth.graded(ran, answers)
+            answers = self.grading.rewards.ask(rows, ran.trajectories, step=ran.step)
+        graded = self.grading.graded(ran, answers)
         self.processes.meet()  # rewards may take long too
         return TakenBatch(graded, graded.episodes, answers)
 
@@ -132,42 +132,42 @@ class Batches:
         self.n_episodes += sum(of_processes)
         return batch.numbered(first)
 
-    def _as_it_is(self, draw: LineDraw[Any], n_rows: int, line: RowLine) -> RolloutBatch:
-        self._agree([_Fate(one.piece.places, len(one.trajectories)) for one in draw.drawn], line)
+    def _as_it_is(self, groups: TakenGroups[Any], n_rows: int, queue: RowQueue) -> RolloutBatch:
+        self._agree([_Fate(one.group_set.places, len(one.trajectories)) for one in groups.sets], queue)
         episodes = [
             Scored(row, trajectory)
-            for one in draw.drawn
-            for row, trajectory in zip(one.piece.rows, one.trajectories, strict=True)
+            for one in groups.sets
+            for row, trajectory in zip(one.group_set.rows, one.trajectories, strict=True)
         ]
         batch = RolloutBatch(
             episodes=tuple(episodes),
-            step=draw.step,
-            times=draw.times,
-            group_size=line.options.group_size,
+            step=groups.step,
+            times=groups.times,
+            group_size=queue.options.group_size,
             offset=self.processes.index * n_rows,
         )
         return self._numbered(batch, [n_rows] * self.processes.n)
 
-    async def _judge(self, piece: Piece, trajectories: tuple[Trajectory, ...]) -> _Judged:
-        with point_to_messages(piece.rows):
-            answers = await self.worth.grading.ask_beside(piece.rows, trajectories)
+    async def _judge(self, group_set: GroupSet, trajectories: tuple[Trajectory, ...]) -> _Judged:
+        with point_to_messages(group_set.rows):
+            answers = await self.grading.rewards.ask_beside(group_set.rows, trajectories)
         group = RolloutBatch(
-            episodes=tuple(Scored(row, one) for row, one in zip(piece.rows, trajectories, strict=True))
+            episodes=tuple(Scored(row, one) for row, one in zip(group_set.rows, trajectories, strict=True))
         )
         with timers_held():
-            group = self.worth.graded(group, answers)
-        return _Judged(group, answers, self.worth.is_live(group))
+            group = self.grading.graded(group, answers)
+        return _Judged(group, answers, self.grading.is_live(group))
 
-    def _judged(self, draw: LineDraw[_Judged], n_rows: int, line: RowLine) -> TakenBatch:
-        of_processes = self._agree([_fate(one.piece, one.verdict) for one in draw.drawn], line)
+    def _judged(self, groups: TakenGroups[_Judged], n_rows: int, queue: RowQueue) -> TakenBatch:
+        of_processes = self._agree([_fate(one.group_set, one.verdict) for one in groups.sets], queue)
         fates = list(chain.from_iterable(of_processes))
         episodes = [
-            replace(one, trained=number in draw.admitted)
-            for number, drawn in enumerate(draw.drawn)
+            replace(one, trained=number in groups.admitted)
+            for number, drawn in enumerate(groups.sets)
             for one in drawn.verdict.group.episodes
         ]
-        size = line.options.group_size
-        ran = RolloutBatch(episodes=tuple(episodes), step=draw.step, times=draw.times, group_size=size)
+        size = queue.options.group_size
+        ran = RolloutBatch(episodes=tuple(episodes), step=groups.step, times=groups.times, group_size=size)
         ran = self._numbered(ran, [sum(fate.n_episodes for fate in own) for own in of_processes])
         self.rollout_seconds += ran.times.duration_s
         of_trl = [
@@ -176,15 +176,15 @@ class Batches:
                 answers.values[member],
                 {name: values[member] for name, values in answers.columns.items() if len(values) == size},
             )
-            for number in draw.admitted
-            for answers in [draw.drawn[number].verdict.answers]
+            for number in groups.admitted
+            for answers in [groups.sets[number].verdict.answers]
             for member in range(size)
         ]
         if n_rows % size:  # a group lies in two slices
             start = self.processes.index * n_rows
             of_trl = self.processes.gather(of_trl)[start : start + n_rows]
         columns = dict.fromkeys(name for _, _, own in of_trl for name in own)
-        metrics = dict.fromkeys(name for one in draw.drawn for name in one.verdict.answers.metrics)
+        metrics = dict.fromkeys(name for one in groups.sets for name in one.verdict.answers.metrics)
         totals = list(chain.from_iterable(fate.totals for fate in fates))
         return TakenBatch(
             ran=ran,
@@ -193,25 +193,25 @@ class Batches:
                 tuple(values for _, values, _ in of_trl),
                 columns={name: [own.get(name) for _, _, own in of_trl] for name in columns},
                 metrics={
-                    name: list(chain.from_iterable(one.verdict.answers.metrics.get(name, ()) for one in draw.drawn))
+                    name: list(chain.from_iterable(one.verdict.answers.metrics.get(name, ()) for one in groups.sets))
                     for name in metrics
                 },
             ),
-            drawn=_drawn_metrics(fates),
+            metrics_of_all=_drawn_metrics(fates),
             reward=sum(totals) / len(totals) if totals else float("nan"),
         )
 
-    def _agree(self, own: list[_Fate], line: RowLine) -> list[tuple[_Fate, ...]]:
+    def _agree(self, own: list[_Fate], queue: RowQueue) -> list[tuple[_Fate, ...]]:
         """Tell all processes what each has drawn, so that the order of rows moves on."""
         of_processes: list[tuple[_Fate, ...]] = self.processes.gather([tuple(own)])
-        line.agree(place for fates in of_processes for fate in fates for place in fate.places)
+        queue.agree(place for fates in of_processes for fate in fates for place in fate.places)
         return of_processes
 
 
-def _fate(piece: Piece, judged: _Judged) -> _Fate:
+def _fate(group_set: GroupSet, judged: _Judged) -> _Fate:
     episodes = judged.group.episodes
     totals = tuple(one.total for one in episodes if one.total is not None)
-    return _Fate(piece.places, len(episodes), judged.live, tuple(bool(one.success) for one in episodes), totals)
+    return _Fate(group_set.places, len(episodes), judged.live, tuple(bool(one.success) for one in episodes), totals)
 
 
 def _drawn_metrics(fates: Sequence[_Fate]) -> dict[str, float]:

@@ -48,14 +48,14 @@ from toolgrpo.trainer.assembly import (
     take_parts,
 )
 from toolgrpo.trainer.batch_in_training import BatchInTraining
-from toolgrpo.trainer.batches import Batches, Worth
+from toolgrpo.trainer.batches import Batches, EpisodeGrading
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.engine_proof import EngineProof
 from toolgrpo.trainer.hardware import check_backend, precision_line
 from toolgrpo.trainer.model_card import SavesWithCard
 from toolgrpo.trainer.off_policy import OffPolicy
-from toolgrpo.trainer.row_line import Processes, check_engine, open_line
+from toolgrpo.trainer.row_queue import Processes, check_engine, open_queue
 from toolgrpo.trainer.stopping import (
     GracefulStop,
     HeldOutWatch,
@@ -216,7 +216,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
         args = self.args
         processes = Processes(self.accelerator.num_processes, self.accelerator.process_index)
         processes.meet()  # a first time, so that they know each other before anybody is slow
-        rows_in_line = open_line(
+        queued_rows = open_queue(
             *(args, self.rollouts, trl_trainer.training_of(self, self._load_weights), processes),
             rows=self.train_dataset,
             row_of=lambda number: self.train_sampler.data_source[number],
@@ -230,8 +230,10 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             state=lambda: self.state,
             ask_model=partial(trl_rewards.ask_model, self),
         )
-        worth = Worth(grading, args.shaping(), args.credits(), self.turn_rewards)
-        self.rollout_batches = Batches(lambda rows, mode: self.rollout(rows, mode=mode), worth, processes, rows_in_line)
+        episode_grading = EpisodeGrading(grading, args.shaping(), args.credits(), self.turn_rewards)
+        self.rollout_batches = Batches(
+            lambda rows, mode: self.rollout(rows, mode=mode), episode_grading, processes, queued_rows
+        )
         self._proof = EngineProof(
             engine,
             self.policy,
@@ -284,8 +286,8 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
                 self._checkpoints.save_step_before(lambda: self._write_checkpoint(self.model, None))
                 raise
             finally:
-                if self.rollout_batches.line is not None:
-                    self.rollout_batches.line.stop()
+                if self.rollout_batches.queue is not None:
+                    self.rollout_batches.queue.stop()
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._weights_of_step = None  # those of another step are loaded, and the engine has none of them
             self.best_step = self.state.best_global_step
@@ -329,8 +331,8 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
 
         Each process runs its own rows.
         """
-        if self.rollout_batches.line is not None:
-            self.rollout_batches.line.settle()
+        if self.rollout_batches.queue is not None:
+            self.rollout_batches.queue.settle()
         self._load_weights()
         return self.rollouts.run(
             rows,
@@ -359,7 +361,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
         """
         self._claim_folder()
         batch = self.rollout(rows, options, label=label)
-        grading = self.rollout_batches.worth.grading
+        grading = self.rollout_batches.grading.rewards
         batch = grading.graded(batch, grading.ask(rows, batch.trajectories))
         self.rollouts.observers.batch_done(batch)
         return batch
@@ -375,8 +377,8 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
         if self._claim is not None:
             self._claim.release()
             self._claim = None
-        if "rollout_batches" in parts and self.rollout_batches.line is not None:
-            self.rollout_batches.line.stop()
+        if "rollout_batches" in parts and self.rollout_batches.queue is not None:
+            self.rollout_batches.queue.stop()
         if "rollouts" in parts:
             self.rollouts.close()
         elif "_opened" in parts:

@@ -69,12 +69,12 @@ def rewards_of_all(trainer: GRPOTrainer, taken: TakenBatch) -> torch.Tensor:
 
 def log_drawn(trainer: GRPOTrainer, taken: TakenBatch) -> None:
     """Let `reward` be the mean of everything that was drawn; TRL's, of what is trained on, stands beside it."""
-    if taken.drawn is None:
+    if taken.metrics_of_all is None:
         return
     collected = trainer._metrics["train"]
     collected["reward_trained"].append(collected["reward"].pop())
     collected["reward"].append(taken.reward)
-    log_metrics(trainer, taken.drawn)
+    log_metrics(trainer, taken.metrics_of_all)
 
 
 def log_evaluation(trainer: GRPOTrainer, own: Sequence[Scored]) -> tuple[dict[str, float], int]:

@@ -52,7 +52,7 @@ from toolgrpo.rollout.batch import Mode, Row
 from toolgrpo.shared_pass.group_order import keep_groups_together, put_live_first
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer import trl_jobs
-from toolgrpo.trainer.row_line import Training
+from toolgrpo.trainer.row_queue import Training
 from toolgrpo.trainer.trl.batch import live_flags
 
 if TYPE_CHECKING:

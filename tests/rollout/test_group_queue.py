@@ -1,4 +1,4 @@
-"""Groups in line: who is taken and who goes on, and what is left behind on any way out."""
+"""Groups in queue: who is taken and who goes on, and what is left behind on any way out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.rollouts import no_rollout_thread, scripted_rollouts
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.rollout.admission import Admission
 from toolgrpo.rollout.ahead import RolloutsAhead
-from toolgrpo.rollout.group_line import GroupLine, LineDraw, Piece, as_it_is
+from toolgrpo.rollout.group_queue import GroupQueue, GroupSet, TakenGroups, as_it_is
 from toolgrpo.rollout.observers import RolloutBegan
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, ScriptedTools
 
@@ -37,14 +37,14 @@ class Worth:
 
 
 class World:
-    """A step takes two groups of the line; one may be carried over, and rows are called a, b, c, ..."""
+    """A step takes two groups of the queue; one may be carried over, and rows are called a, b, c, ..."""
 
     def __init__(self, *, beyond: int = 1, carried: int = 1, dead: str = "", stalls: str = "") -> None:
         self.stalls, self.dead = stalls, dead
         self.engine = TurnstileEngine(self.script)
         self.rollouts = scripted_rollouts(self.engine, ScriptedTools({"wait": lambda: "waited"}))
         self.ahead = RolloutsAhead(self.rollouts)
-        self.line: GroupLine[Any] = GroupLine(self.rollouts, ahead=self.ahead)
+        self.queue: GroupQueue[Any] = GroupQueue(self.rollouts, ahead=self.ahead)
         self.rule = Admission.of(2, max_groups_drawn=3.0 if dead else 1.0).ahead(carried=carried, beyond=beyond)
         self.begun = 0
         self.judged: list[str] = []
@@ -59,78 +59,78 @@ class World:
         while True:
             place = self.begun
             self.begun += 1
-            yield Piece((place,), ({"prompt": f"<{chr(ord('a') + place)}>"},) * GROUP)
+            yield GroupSet((place,), ({"prompt": f"<{chr(ord('a') + place)}>"},) * GROUP)
 
     def let(self, names: str) -> None:
         """Let the groups of these rows end."""
         self.engine.open_to = self.engine.open_to | {f"<{name}>" for name in names}
 
-    async def judge(self, piece: Piece, trajectories: Any) -> Worth:
-        name = piece.rows[0]["prompt"][1]
+    async def judge(self, group_set: GroupSet, trajectories: Any) -> Worth:
+        name = group_set.rows[0]["prompt"][1]
         self.judged.append(name)
         return Worth(name not in self.dead)
 
-    def draw(self, step: int, names: str = "") -> LineDraw[Any]:
+    def take(self, step: int, names: str = "") -> TakenGroups[Any]:
         self.let(names)
         self.ahead.hand_over(iter(()), step)
         began = RolloutBegan(2 * GROUP, step, "train", "episodes")
         judge: Any = self.judge if self.dead else as_it_is
-        return self.line.draw(self.rule, SamplingOptions(), began, pieces=self.rows(), judge=judge)
+        return self.queue.take(self.rule, SamplingOptions(), began, sets=self.rows(), judge=judge)
 
 
-def named(drawn: LineDraw[Any]) -> str:
-    return "".join(drawn.drawn[number].piece.rows[0]["prompt"][1] for number in drawn.admitted)
+def named(drawn: TakenGroups[Any]) -> str:
+    return "".join(drawn.sets[number].group_set.rows[0]["prompt"][1] for number in drawn.admitted)
 
 
 def test_a_slow_group_goes_on_and_is_the_next_steps_with_the_weights_that_came_meanwhile() -> None:
     world = World()
-    first = world.draw(0, "bc")
+    first = world.take(0, "bc")
     assert (named(first), first.carried, first.staleness) == ("bc", 0, (0, 0))
-    assert world.engine.open_requests == 0 and world.line.places == (0,), "only the slow group stays in line"
-    second = world.draw(1, "ade")
+    assert world.engine.open_requests == 0 and world.queue.places == (0,), "only the slow group stays in the queue"
+    second = world.take(1, "ade")
     assert named(second)[0] == "a" and second.carried == 1 and second.staleness == (1, 0)
-    (slow, _) = second.drawn
+    (slow, _) = second.sets
     assert [turn.weights for turn in slow.trajectories[0].turns] == [(0, 1), (1, 1)]
     assert len(slow.trajectories) == GROUP
-    world.line.stop()
+    world.queue.stop()
     assert no_rollout_thread() and not world.engine.is_open
 
 
 def test_nothing_is_taken_before_the_group_that_was_left_over() -> None:
     world = World()
-    assert named(world.draw(0, "bc")) == "bc"
+    assert named(world.take(0, "bc")) == "bc"
     world.let("de")
     late = threading.Timer(0.3, world.let, ["a"])
     late.start()
-    assert named(world.draw(1)) == "ad"
+    assert named(world.take(1)) == "ad"
     late.join()
-    world.line.stop()
+    world.queue.stop()
 
 
 def test_a_dead_group_is_judged_once_replaced_at_once_and_given_back() -> None:
     world = World(dead="ab", carried=0, beyond=1)
-    drawn = world.draw(0, "abcde")
+    drawn = world.take(0, "abcde")
     assert named(drawn) == "cd"
-    assert [one.piece.rows[0]["prompt"][1] for one in drawn.drawn] == ["a", "b", "c", "d"]
+    assert [one.group_set.rows[0]["prompt"][1] for one in drawn.sets] == ["a", "b", "c", "d"]
     assert drawn.places == (0, 1, 2, 3)
-    world.line.renumber(drawn.places)
-    assert world.line.places == (0,) and sorted(world.judged)[:4] == ["a", "b", "c", "d"]
-    world.line.stop()
+    world.queue.renumber(drawn.places)
+    assert world.queue.places == (0,) and sorted(world.judged)[:4] == ["a", "b", "c", "d"]
+    world.queue.stop()
 
 
 def test_stopping_cancels_what_was_carried_over() -> None:
     world = World(stalls="<a>")
-    assert named(world.draw(0, "abc")) == "bc"
-    world.line.stop()
-    world.line.stop()
+    assert named(world.take(0, "abc")) == "bc"
+    world.queue.stop()
+    world.queue.stop()
     assert (world.engine.open_requests, world.engine.cancelled, world.engine.is_open) == (0, GROUP, False)
-    assert no_rollout_thread() and world.line.places == ()
+    assert no_rollout_thread() and world.queue.places == ()
 
 
 def test_once_settled_the_engine_is_free_and_what_ended_is_kept() -> None:
     world = World()
-    assert named(world.draw(0, "bc")) == "bc"
+    assert named(world.take(0, "bc")) == "bc"
     world.let("a")
-    world.line.settle()
-    assert named(world.draw(1, "de"))[0] == "a"
-    world.line.stop()
+    world.queue.settle()
+    assert named(world.take(1, "de"))[0] == "a"
+    world.queue.stop()

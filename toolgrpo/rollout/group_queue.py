@@ -1,19 +1,19 @@
-"""Groups of episodes that stand in line for the steps of a training.
+"""Groups of episodes that wait in a queue for the steps of a training.
 
-    line = GroupLine(rollouts)                                      # a step's groups run while it waits
-    line = GroupLine(rollouts, ahead=RolloutsAhead(...))            # and others while it trains
-    drawn = line.draw(rule, options, began, pieces=..., judge=...)  # what this step takes
-    line.renumber(used)                                             # the rows that are gone
-    line.stop()
+    queue = GroupQueue(rollouts)                                      # a step's groups run while it waits
+    queue = GroupQueue(rollouts, ahead=RolloutsAhead(...))           # and others while it trains
+    taken = queue.take(rule, options, began, sets=..., judge=...)    # what this step takes
+    queue.renumber(used)                                             # the rows that are gone
+    queue.stop()
 
-A step looks at the line, has every group judged that has ended, and asks its rule what follows: begin
+A step looks at the queue, has every group judged that has ended, and asks its rule what follows: begin
 more, take some, or wait. What it does not take goes on, with its engine requests, tools and
 environments; without `ahead` the rule leaves nothing.
 
-What stands in line is a piece: the episodes of one row, or those of several rows that are taken as one.
+A set is what waits there: the episodes of one row, or those of several rows that are taken as one.
 
-Invariants: a piece is begun once, judged once and taken once; those that are dead are given back with
-those that were taken, and all others stay in line, in their order; a rollout that fails raises its own
+Invariants: a set is begun once, judged once and taken once; those that are dead are given back with
+those that were taken, and all others stay in the queue, in their order; a rollout that fails raises its own
 error; whatever ends a draw without `ahead` early cancels what runs, and after `stop` nothing is left.
 """
 
@@ -36,25 +36,25 @@ from toolgrpo.rollout.scheduler import check_complete, run_blocking
 from toolgrpo.trajectory import Trajectory
 
 
-class Verdict(Protocol):
-    """Verdict of a judge on a piece."""
+class GroupVerdict(Protocol):
+    """Verdict of a judge on a group_set."""
 
     @property
     def live(self) -> bool: ...
 
 
-V = TypeVar("V", bound=Verdict)
+V = TypeVar("V", bound=GroupVerdict)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class GroupSet:
     """Episodes that are begun and taken together: a row for each, and the places of their rows among the planned ones."""
 
     places: tuple[int, ...]
     rows: tuple[Row, ...]
 
 
-Judge = Callable[[Piece, tuple[Trajectory, ...]], Awaitable[V]]
+Judge = Callable[[GroupSet, tuple[Trajectory, ...]], Awaitable[V]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +64,27 @@ class AsItIs:
     live: bool = True
 
 
-async def as_it_is(piece: Piece, trajectories: tuple[Trajectory, ...]) -> AsItIs:
-    """Take a piece whatever it is worth."""
+async def as_it_is(group_set: GroupSet, trajectories: tuple[Trajectory, ...]) -> AsItIs:
+    """Take a set whatever it is worth."""
     return AsItIs()
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn(Generic[V]):
-    """A piece that was taken or is dead."""
+class TakenSet(Generic[V]):
+    """A set that was taken or is dead."""
 
-    piece: Piece
+    group_set: GroupSet
     trajectories: tuple[Trajectory, ...]
     verdict: V
 
 
 @dataclass(frozen=True, slots=True)
-class LineDraw(Generic[V]):
-    """Pieces that a step took, and the dead; of each that is `admitted`, how many steps old the weights are
+class TakenGroups(Generic[V]):
+    """Sets that a step took, and the dead; of each that is `admitted`, how many steps old the weights are
     that it began with. `carried` of them were passed over by the step before.
     """
 
-    drawn: tuple[Drawn[V], ...]
+    sets: tuple[TakenSet[V], ...]
     admitted: tuple[int, ...]
     step: int
     times: RolloutTimes
@@ -94,14 +94,14 @@ class LineDraw(Generic[V]):
     @property
     def places(self) -> tuple[int, ...]:
         """The places of their rows among the planned ones."""
-        return tuple(place for one in self.drawn for place in one.piece.places)
+        return tuple(place for one in self.sets for place in one.group_set.places)
 
 
 @dataclass(slots=True, eq=False)
 class _Standing(Generic[V]):
-    """A piece in line."""
+    """A set in the queue."""
 
-    piece: Piece
+    group_set: GroupSet
     step: int  # of the weights that it began with
     ended: Callable[[], Awaitable[tuple[Trajectory, ...]]]  # waits for its episodes
     begun: Begun | None = None  # where it runs ahead
@@ -113,64 +113,67 @@ class _Standing(Generic[V]):
         return None if self.verdict is None else self.verdict.live
 
 
-class GroupLine(Generic[V]):
-    """The pieces of one process."""
+class GroupQueue(Generic[V]):
+    """The sets of one process."""
 
     def __init__(self, rollouts: Rollouts, *, ahead: RolloutsAhead | None = None) -> None:
         self.ahead = ahead
         self._rollouts = rollouts
-        self._line: list[_Standing[V]] = []
+        self._queue: list[_Standing[V]] = []
         self._ended: list[_Standing[V]] = []  # those that were judged, in the order in which they ended
         self._owed = 0
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._queue)
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The places of the rows in line among the planned ones."""
-        return tuple(place for one in self._line for place in one.piece.places)
+        """The places of the rows in the queue among the planned ones."""
+        return tuple(place for one in self._queue for place in one.group_set.places)
 
-    def draw(
+    def take(
         self,
         rule: Admission,
         options: SamplingOptions,
         began: RolloutBegan,
         *,
-        pieces: Iterable[Piece],
+        sets: Iterable[GroupSet],
         judge: Judge[V],
-    ) -> LineDraw[V]:
-        """Return what this step takes; `pieces` are those to be begun next."""
+    ) -> TakenGroups[V]:
+        """Return what this step takes; `sets` are those to be begun next."""
         with self._rollouts.telling(began):
-            drawn = run_blocking(
-                lambda: self._draw(rule, options, began, iter(pieces), judge), loop_factory=HoldingLoop
-            )
+            taken = run_blocking(lambda: self._take(rule, options, began, iter(sets), judge), loop_factory=HoldingLoop)
             if self.ahead is not None:  # while they ran nobody could say of which step they would be
-                rows = [row for one in drawn.drawn for row in one.piece.rows]
-                tell(self._rollouts.observers, began, rows, [t for one in drawn.drawn for t in one.trajectories])
-        return drawn
+                rows = [row for one in taken.sets for row in one.group_set.rows]
+                tell(self._rollouts.observers, began, rows, [t for one in taken.sets for t in one.trajectories])
+        return taken
 
     def renumber(self, used: Collection[int]) -> None:
         """Say which of the planned rows are gone, in any process: the others move up."""
         gone = sorted(used)
-        for one in self._line:
-            places = tuple(place - sum(other < place for other in gone) for place in one.piece.places)
-            one.piece = Piece(places, one.piece.rows)
+        for one in self._queue:
+            places = tuple(place - sum(other < place for other in gone) for place in one.group_set.places)
+            one.group_set = GroupSet(places, one.group_set.rows)
 
     def settle(self) -> None:
-        """Wait until every piece has ended, so that the engine is free; all stay in line."""
+        """Wait until every set has ended, so that the engine is free; all stay in the queue."""
         if self.ahead is not None:
             self.ahead.settle()
 
     def stop(self) -> None:
-        """Cancel what is in line."""
+        """Cancel what is in the queue."""
         if self.ahead is not None:
             self.ahead.stop()
-        self._line, self._ended, self._owed = [], [], 0
+        self._queue, self._ended, self._owed = [], [], 0
 
-    async def _draw(
-        self, rule: Admission, options: SamplingOptions, began: RolloutBegan, pieces: Iterator[Piece], judge: Judge[V]
-    ) -> LineDraw[V]:
+    async def _take(
+        self,
+        rule: Admission,
+        options: SamplingOptions,
+        began: RolloutBegan,
+        sets: Iterator[GroupSet],
+        judge: Judge[V],
+    ) -> TakenGroups[V]:
         open_ones: dict[asyncio.Task[None], _Standing[V]] = {}
 
         def watch(one: _Standing[V]) -> None:
@@ -178,21 +181,21 @@ class GroupLine(Generic[V]):
 
         async with self._running(options, began) as (begin, times):
             try:
-                for one in self._line:
+                for one in self._queue:
                     if one.verdict is None:
                         watch(one)
                 while (decision := self._decision(rule)).admitted is None:
-                    for _ in range(decision.draw):
-                        self._line.append(begin(next(pieces)))
-                        watch(self._line[-1])
-                    if not decision.draw:
+                    for _ in range(decision.begin):
+                        self._queue.append(begin(next(sets)))
+                        watch(self._queue[-1])
+                    if not decision.begin:
                         done, _ = await asyncio.wait(open_ones, return_when=asyncio.FIRST_COMPLETED)
                         for task in done:
                             del open_ones[task]
                             task.result()  # or its own error
             except BaseException:
                 if self.ahead is None:
-                    self._line, self._ended = [], []
+                    self._queue, self._ended = [], []
                 raise
             finally:
                 await _let_go(task for task, one in open_ones.items() if self.ahead is None or one.trajectories is None)
@@ -201,32 +204,32 @@ class GroupLine(Generic[V]):
 
     async def _settle(self, one: _Standing[V], judge: Judge[V]) -> None:
         one.trajectories = await one.ended()
-        one.verdict = await judge(one.piece, one.trajectories)
+        one.verdict = await judge(one.group_set, one.trajectories)
         self._ended.append(one)
 
     def _decision(self, rule: Admission) -> Decision:
-        number_of = {one: number for number, one in enumerate(self._line)}
+        number_of = {one: number for number, one in enumerate(self._queue)}
         return rule.decide(
-            [one.live for one in self._line], ended=[number_of[one] for one in self._ended], owed=self._owed
+            [one.live for one in self._queue], ended=[number_of[one] for one in self._ended], owed=self._owed
         )
 
     @asynccontextmanager
     async def _running(self, options: SamplingOptions, began: RolloutBegan) -> Any:
-        """Give what begins a piece, and what tells the times of those that were taken."""
+        """Give what begins a set, and what tells the times of those that were taken."""
         if (ahead := self.ahead) is not None:
 
-            def begin_ahead(piece: Piece) -> _Standing[V]:
-                begun = ahead.begin(piece.rows, options, step=began.step)
-                return _Standing(piece, began.step, lambda: _trajectories_of(begun), begun)
+            def begin_ahead(group_set: GroupSet) -> _Standing[V]:
+                begun = ahead.begin(group_set.rows, options, step=began.step)
+                return _Standing(group_set, began.step, lambda: _trajectories_of(begun), begun)
 
             yield begin_ahead, lambda taken: _together([one.begun.result().times for one in taken])
             return
         scheduler = self._rollouts.scheduler(options, began)
         n_begun = 0
 
-        def begin(piece: Piece) -> _Standing[V]:
+        def begin(group_set: GroupSet) -> _Standing[V]:
             nonlocal n_begun
-            episodes = [self._rollouts.episode(row, number) for number, row in enumerate(piece.rows, start=n_begun)]
+            episodes = [self._rollouts.episode(row, number) for number, row in enumerate(group_set.rows, start=n_begun)]
             n_begun += len(episodes)
             handles = [scheduler.submit(episode) for episode in episodes]
 
@@ -239,27 +242,27 @@ class GroupLine(Generic[V]):
                 check_complete(trajectories)
                 return trajectories
 
-            return _Standing(piece, began.step, ended)
+            return _Standing(group_set, began.step, ended)
 
         async with scheduler:
             yield begin, lambda taken: scheduler.times
 
     def _taken(
         self, decision: Decision, step: int, times: Callable[[Sequence[_Standing[V]]], RolloutTimes]
-    ) -> LineDraw[V]:
+    ) -> TakenGroups[V]:
         assert decision.admitted is not None
-        admitted = {self._line[number] for number in decision.admitted}
+        admitted = {self._queue[number] for number in decision.admitted}
         carried = sum(number < self._owed for number in decision.admitted)
-        taken = [one for one in self._line if one in admitted or one.live is False]
-        self._line = [one for one in self._line if one not in taken]
+        taken = [one for one in self._queue if one in admitted or one.live is False]
+        self._queue = [one for one in self._queue if one not in taken]
         self._ended = [one for one in self._ended if one not in taken]
         self._owed = decision.owed
         for one in taken:
             if one.begun is not None and self.ahead is not None:
                 self.ahead.forget(one.begun)
-        return LineDraw(
-            drawn=tuple(
-                Drawn(one.piece, one.trajectories or (), one.verdict) for one in taken if one.verdict is not None
+        return TakenGroups(
+            sets=tuple(
+                TakenSet(one.group_set, one.trajectories or (), one.verdict) for one in taken if one.verdict is not None
             ),
             admitted=tuple(number for number, one in enumerate(taken) if one in admitted),
             step=step,

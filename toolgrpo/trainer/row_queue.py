@@ -3,18 +3,18 @@
 One call of `draw`, then of `agree`, is one generation batch. In this order:
 
     hand over   the engine gets the weights of the last pass, with `max_staleness` between two of its steps
-    draw        pieces are begun until those of this step and of the next ones are in line, and taken
+    draw        sets are begun until those of this step and of the next ones are in the queue, and taken
                 as the rule of admission says; those that are left over go on
-    agree       which rows are gone, and which are in line, in every process
+    agree       which rows are gone, and which are in the queue, in every process
 
-A piece is a group, where groups are chosen one by one (`dynamic_sampling`, `carry_over`), and else this
-process's slice of a whole batch. With P pieces of a process a step, `max_staleness` k and `carry_over` f,
-(1 + k + f) P are in line. The rule looks at the first (1 + f) P of them that are not dead, waits for those
+A set is a group, where groups are chosen one by one (`dynamic_sampling`, `carry_over`), and else this
+process's slice of a whole batch. With P sets of a process a step, `max_staleness` k and `carry_over` f,
+(1 + k + f) P are in the queue. The rule looks at the first (1 + f) P of them that are not dead, waits for those
 that the step before left over, and takes the first others to end.
 
-Invariants: every process has the same order of rows, and runs whole pieces of its own; no piece is
-trained on more than k + 1 steps after it began; every piece is trained on or dead; a row that was planned
-but not used is the first of the next step; a checkpoint knows the rows that are gone, and what was in line
+Invariants: every process has the same order of rows, and runs whole sets of its own; no set is
+trained on more than k + 1 steps after it began; every set is trained on or dead; a row that was planned
+but not used is the first of the next step; a checkpoint knows the rows that are gone, and what was in the queue
 is drawn anew, with the same rows; nothing collective happens between hand over and agree.
 """
 
@@ -34,12 +34,12 @@ from toolgrpo.meeting import wait_for_the_slowest
 from toolgrpo.rollout.admission import Admission
 from toolgrpo.rollout.ahead import RolloutsAhead
 from toolgrpo.rollout.batch import Row
-from toolgrpo.rollout.group_line import GroupLine, Judge, LineDraw, Piece, Verdict
+from toolgrpo.rollout.group_queue import GroupQueue, GroupSet, GroupVerdict, Judge, TakenGroups
 from toolgrpo.rollout.observers import RolloutBegan
 from toolgrpo.rollout.rollouts import Rollouts
 
 T = TypeVar("T")
-V = TypeVar("V", bound=Verdict)
+V = TypeVar("V", bound=GroupVerdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,13 @@ class Processes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineOptions:
-    """Rule for beginning and taking groups. `most_drawn`: at most so many times the groups of a step."""
+class QueueOptions:
+    """Rule for beginning and taking groups. `most_groups`: so many times the groups of a step at most."""
 
     sampling: SamplingOptions
     group_size: int
     replaces: bool = False  # dead groups
-    most_drawn: float = 1.0
+    most_groups: float = 1.0
     staleness: int = 0
     carry_over: float = 0.0
     drains: bool = False  # before new weights
@@ -76,8 +76,8 @@ class LineOptions:
         return self.replaces or self.carry_over > 0
 
     def rule(self, target: int, left: int) -> Admission:
-        """Return how a step takes `target` pieces, if `left - 1` others follow it."""
-        rule = Admission.of(target, max_groups_drawn=self.most_drawn if self.replaces else 1.0)
+        """Return how a step takes `target` sets, if `left - 1` others follow it."""
+        rule = Admission.of(target, max_groups_drawn=self.most_groups if self.replaces else 1.0)
         carried = max(1, int(self.carry_over * target)) if self.carry_over else 0
         beyond = min(self.staleness * target + carried, (left - 1) * target)
         return rule.ahead(carried=min(carried, beyond), beyond=beyond)
@@ -154,7 +154,7 @@ class RowOrder:
         return _Place(place.epoch + 1, 0)
 
 
-class RowLine:
+class RowQueue:
     """The line of one run, in one process. `row_of` gives a row of the training data by its number."""
 
     def __init__(
@@ -162,7 +162,7 @@ class RowLine:
         rollouts: Rollouts,
         order: RowOrder,
         row_of: Callable[[int], Row],
-        options: LineOptions,
+        options: QueueOptions,
         training: Training,
         processes: Processes,
     ) -> None:
@@ -172,12 +172,12 @@ class RowLine:
         self._training = training
         self._processes = processes
         ahead = RolloutsAhead(rollouts) if options.runs_ahead else None
-        self._line: GroupLine[Any] = GroupLine(rollouts, ahead=ahead)
-        self._in_line: list[int] = []  # places of all processes' rows in line among those that are planned next
+        self._queue: GroupQueue[Any] = GroupQueue(rollouts, ahead=ahead)
+        self._queued: list[int] = []  # places of all processes' rows in the queue among those that are planned next
         self._planned: list[int] = []
 
-    def draw(self, n_rows: int, judge: Judge[V]) -> LineDraw[V]:
-        """Return the pieces of this process's share of a batch of `n_rows` rows a process."""
+    def take(self, n_rows: int, judge: Judge[V]) -> TakenGroups[V]:
+        """Return the sets of this process's share of a batch of `n_rows` rows a process."""
         options, processes, training = self.options, self._processes, self._training
         step = self._hand_over()
         left = max(1, training.left()) if options.runs_ahead else 1
@@ -190,53 +190,53 @@ class RowLine:
         else:
             rule, n_episodes = options.rule(1, left), n_rows
             n_planned = n_groups * (1 + rule.beyond)
-        self._planned = self.order.plan(len(self._in_line) + n_planned)
+        self._planned = self.order.plan(len(self._queued) + n_planned)
         began = time.monotonic()
 
-        def take() -> LineDraw[V]:
-            return self._line.draw(
+        def take() -> TakenGroups[V]:
+            return self._queue.take(
                 rule,
                 options.sampling,
                 RolloutBegan(n_episodes, step, "train", "episodes"),
-                pieces=self._groups(min(processes.n, n_groups)) if options.by_group else self._slices(n_groups, n_rows),
+                sets=self._groups(min(processes.n, n_groups)) if options.by_group else self._slices(n_groups, n_rows),
                 judge=judge,
             )
 
         if not options.runs_ahead:
-            drawn = take()
+            taken = take()
             processes.meet()
-            return drawn
-        drawn = self._all_or_none(take)
+            return taken
+        taken = self._all_or_none(take)
         training.log(
             {
-                "overlap/staleness": float(max(drawn.staleness)),
+                "overlap/staleness": float(max(taken.staleness)),
                 "overlap/waited": time.monotonic() - began,
-                "overlap/batches_in_flight": len(self._line) / rule.target,
-                **({"overlap/carried": float(drawn.carried)} if options.by_group else {}),
+                "overlap/batches_in_flight": len(self._queue) / rule.target,
+                **({"overlap/carried": float(taken.carried)} if options.by_group else {}),
             }
         )
-        return drawn
+        return taken
 
     def agree(self, used: Iterable[int]) -> None:
         """Say which of the planned rows are gone, in all processes."""
         gone = set(used)
         self.order.used(gone)
-        self._line.renumber(gone)
+        self._queue.renumber(gone)
         if self.options.runs_ahead:
-            self._in_line = list(chain.from_iterable(self._processes.gather([self._line.places])))
+            self._queued = list(chain.from_iterable(self._processes.gather([self._queue.places])))
 
     def settle(self) -> None:
         """Wait until the engine is free for somebody else; what has ended is kept."""
-        self._line.settle()
+        self._queue.settle()
 
     def stop(self) -> None:
-        """Cancel what is in line."""
-        self._line.stop()
-        self._in_line = []
+        """Cancel what is in the queue."""
+        self._queue.stop()
+        self._queued = []
 
     def _hand_over(self) -> int:
         """Give the engine the weights of now; return their step."""
-        ahead, training = self._line.ahead, self._training
+        ahead, training = self._queue.ahead, self._training
         if ahead is None:
             return training.load_weights()
         step = training.step()
@@ -247,21 +247,21 @@ class RowLine:
 
     def _free(self) -> list[int]:
         """Return the places of the planned rows that nobody has begun."""
-        taken = set(self._in_line)
+        taken = set(self._queued)
         return [place for place in range(len(self._planned)) if place not in taken]
 
-    def _groups(self, n_sharing: int) -> Iterator[Piece]:
+    def _groups(self, n_sharing: int) -> Iterator[GroupSet]:
         """Give the groups that this process begins: the first processes, that have any, have one in turn."""
         for place in self._free()[self._processes.index :: n_sharing]:
-            yield Piece((place,), (self._row_of(self._planned[place]),) * self.options.group_size)
+            yield GroupSet((place,), (self._row_of(self._planned[place]),) * self.options.group_size)
 
-    def _slices(self, n_groups: int, n_rows: int) -> Iterator[Piece]:
+    def _slices(self, n_groups: int, n_rows: int) -> Iterator[GroupSet]:
         """Give this process's slice of one batch after the other; a group may lie in two slices."""
         first, free = self._processes.index * n_rows, self._free()
         for start in range(0, len(free), n_groups):
             places = tuple(free[start : start + n_groups])
             rows = [self._row_of(self._planned[place]) for place in places for _ in range(self.options.group_size)]
-            yield Piece(places, tuple(rows[first : first + n_rows]))
+            yield GroupSet(places, tuple(rows[first : first + n_rows]))
 
     def _all_or_none(self, take: Callable[[], T]) -> T:
         """Take something in every process; where one cannot, all save what was trained so far, and stop."""
@@ -299,7 +299,7 @@ def check_engine(engine: Engine, handover: str) -> None:
         )
 
 
-def open_line(
+def open_queue(
     args: Any,
     rollouts: Rollouts,
     training: Training,
@@ -308,8 +308,8 @@ def open_line(
     rows: Any,
     row_of: Callable[[int], Row],
     order_of: Callable[[int, int], Sequence[int]],
-) -> RowLine | None:
-    """Return the line that a config asks for, or None where the rows of TRL's sampler are run as they come.
+) -> RowQueue | None:
+    """Return the queue that a config asks for, or None where the rows of TRL's sampler are run as they come.
 
     `order_of(n_rows, epoch)` is the order of that sampler.
     """
@@ -321,14 +321,14 @@ def open_line(
             f"{'missing' if rows is None else f'a {type(rows).__name__}, which has none and may end in the middle of a step'}; "
             f"load it whole (not as a stream), or leave these off"
         )
-    options = LineOptions(
+    options = QueueOptions(
         sampling=args.sampling_options(),
         group_size=args.num_generations,
         replaces=args.draws_groups,
-        most_drawn=args.max_groups_drawn,
+        most_groups=args.max_groups_drawn,
         staleness=args.max_staleness,
         carry_over=args.carry_over,
         drains=args.weights_handover == "drain",
     )
     order = RowOrder(len(rows), lambda epoch: order_of(len(rows), epoch))
-    return RowLine(rollouts, order, row_of, options, training, processes)
+    return RowQueue(rollouts, order, row_of, options, training, processes)
