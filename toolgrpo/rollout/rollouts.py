@@ -106,7 +106,7 @@ class Rollouts:
     def scheduler(
         self, options: SamplingOptions, began: RolloutBegan, *, gate: asyncio.Semaphore | None = None
     ) -> Scheduler:
-        """Return a scheduler for `episode`s: `run` is a loop around one, `GroupLine`
+        """Return a scheduler for `episode`s: `run` is a loop around one, `GroupQueue`
         another, which draws more rows as it goes. Several share a `gate`.
         """
         on_turn = self._turn_teller(began) if self.observers.hear_turns else None
