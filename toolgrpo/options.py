@@ -263,9 +263,7 @@ class LearningOptions(Options):
         choices=("episode", "turns"),
     )
     turn_reward: list[str] | None = option(None, "Built-in rewards by turn, with credit turns: gold_call, environment.")
-    turn_reward_fn: list[str] | None = option(
-        None, "Path of a Python file that exports turn_reward_func; several may be given."
-    )
+    turn_reward_fn: list[str] | None = option(None, "Python files that export turn_reward_func.")
     turn_reward_weights: list[float] | None = option(
         None,
         "Weights of the turn rewards beside the episode's reward, in this order; default: 1 each.",

@@ -14,12 +14,14 @@ import pytest
 
 from toolgrpo.commands.evaluate import EvaluationRun, parse_evaluation_arguments
 from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.replay import ReplayRun, parse_replay_arguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.records import read_episodes
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+WITH = ("--with_model", "nano")
 NANO = ("--config", "recipes/configs/nano.yaml", "--engine", "transformers", "--use_cpu", "true")
 
 
@@ -50,9 +52,9 @@ def adapter(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluate(folder: Path, *flags: str) -> tuple[Any, str]:
-    arguments = parse_evaluation_arguments([*NANO, "--output_dir", str(folder), *flags])
+    words = [*NANO, "--output_dir", str(folder), *flags]
     shown = io.StringIO()
-    comparison = EvaluationRun(*arguments, Terminal(None, shown, quiet=False)).run()
+    comparison = EvaluationRun(*parse_evaluation_arguments(words), Terminal(None, shown, quiet=False), words).run()
     return comparison, shown.getvalue()
 
 
@@ -106,6 +108,8 @@ def test_users_who_speak_again(nano: Path, tmp_path: Path, monkeypatch: pytest.M
         "1",
         "--samples",
         "2",
+        "--temperature",
+        "0",
     )
     tokenizer = AutoTokenizer.from_pretrained(nano)
     chat = resolve_format(tokenizer)
@@ -117,6 +121,15 @@ def test_users_who_speak_again(nano: Path, tmp_path: Path, monkeypatch: pytest.M
         bridge = chat.bridge([chat.stop_ids[0]], [{"role": "user", "content": users[0]}], messages=record["prompt"])
         assert record["ids"][start:end] == bridge and set(record["mask"][start:end]) == {0}
         assert "user: Thanks!" in "".join(str(part) for part in conversation(record).renderables)
+    for words, says in (
+        (["1"], "same     reward together"),
+        (["--all"], "0 of 2 episodes"),
+        (["0", *WITH], "the same tokens"),
+    ):
+        again = ReplayRun(
+            *parse_replay_arguments([str(tmp_path), *words]), Terminal(None, heard := io.StringIO(), quiet=False)
+        )
+        assert (again.run(), says in heard.getvalue()) == (False, True), heard.getvalue()
 
 
 def test_questions_are_all_that_it_needs(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,42 @@ def test_what_a_cpu_trains_with(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert settled_cpu(*given) == settled
+
+
+def test_a_lock_that_a_killed_build_left_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "TORCH_EXTENSIONS_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    of_python = f"py{sys.version_info.major}{sys.version_info.minor}_cpu"
+    lock = tmp_path / "torch_extensions" / of_python / "cpu_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+
+    def said() -> bool:
+        caplog.clear()
+        settled_cpu(True, None, False)
+        return str(lock) in caplog.text
+
+    assert not said(), "no lock"
+    with lock.open("w"):
+        assert not said(), "a build that goes on"
+    assert said()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    assert not said(), "another folder"
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(lock.parents[1]))
+    assert said()
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert not said(), "one process says it"
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert not said(), "another machine may be building"
+    os.utime(lock, (0, 0))
+    assert said()
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "false")
+    assert not said()
 
 
 def test_the_cpu_may_train_on_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

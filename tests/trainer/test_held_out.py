@@ -102,7 +102,8 @@ def test_the_best_step_is_kept_though_no_checkpoint_was_due_then(tmp_path: Path)
 )
 def test_when_a_training_is_to_end(rule: str | None, measured: list[float], says: str | None) -> None:
     watch = HeldOutWatch(keeps_best=False, stop_when=rule, say=print)
-    said = watch.reason(TrainerState(log_history=[{"loss": 0.1}, *({"eval_success": one} for one in measured)]))
+    logs = [{"eval_success": one, "step": step} for step, one in enumerate(measured)]
+    said = watch.reason(TrainerState(log_history=[{"loss": 0.1}, *logs]))
     assert said is None if says is None else re.search(says, str(said))
 
 
@@ -115,6 +116,16 @@ def test_a_training_ends_as_its_evaluations_say_stopped_and_resumed_or_not(tmp_p
         resumed = trained(tmp_path / "parts", resume="auto", **changes)
         assert (resumed.state.global_step, resumed.best_step, rates(resumed)) == (8, 4, rates(whole)), again
         assert same_weights(resumed, whole), again
+
+
+def test_several_data_sets_count_by_their_mean(tmp_path: Path) -> None:
+    always = Dataset.from_list([{"prompt": "solved", "answer": "h0"}])
+    parts = {"eval_dataset": {"own": ROWS, "easy": always}}
+    changes = {"keep": "best", "stop_when": "plateau:2", "eval_steps": 2, "max_steps": 9}
+    trainer = run_to_end(tiny_trainer(tmp_path, reward, script, parts=parts, learning_rate=1e-2, **changes))
+    logs = trainer.state.log_history
+    assert [one["eval_easy_success"] for one in logs if "eval_easy_success" in one] == [1.0] * 4, "never rises"
+    assert (trainer.state.global_step, trainer.best_step, trainer.state.best_metric) == (8, 4, 0.875)
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,8 @@ def test_a_trained_model_is_pushed_as_trl_does_it_and_nothing_private_with_it(
         *("--push_to_hub", "--hub_model_id", "someone/tool-user", "--hub_token", "hf_secret"),
     ]
     script, config, model = parse_arguments(flags)
+    for name in ("run.yaml", "summary.json"):
+        (out / name).write_text(str(tmp_path))
     try:
         TrainingRun(script, config, model, Terminal(None, io.StringIO(), quiet=False), started=0.0).run()
     finally:
@@ -188,8 +190,8 @@ def test_a_trained_model_is_pushed_as_trl_does_it_and_nothing_private_with_it(
     )
     assert b"hf_secret" not in b"".join(pushed.values())
     assert (out / "episodes.jsonl").exists()
-    private = [path for path in pushed if path.endswith((".jsonl", ".log", "_args.bin"))]
-    assert not private, "episodes, logs and the token stay at home"
+    private = [path for path in pushed if path.endswith((".jsonl", ".log", "_args.bin", "run.yaml", "summary.json"))]
+    assert not private, "episodes, logs, the token and folders of this machine stay at home"
     copy = tmp_path / "copy"
     for path, content in pushed.items():
         (copy / path).parent.mkdir(parents=True, exist_ok=True)

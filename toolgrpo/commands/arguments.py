@@ -59,9 +59,9 @@ _SOME_TEXT: dict[str, Any] = {
 class ScriptArguments(Options):
     """Tools, rewards and data."""
 
-    tools_script: str | None = option(None, "Path of a Python file that exports TOOL_FUNCTIONS.")
+    tools_script: str | None = option(None, "Python file that exports TOOL_FUNCTIONS.")
     tool_functions_module: str | None = option(None, "Importable module that exports TOOL_FUNCTIONS.")
-    environment: str | None = option(None, "A class with state, one instance an episode: PATH.py:Class.")
+    environment: str | None = option(None, "FILE.py:Class, an instance for each episode.")
     agent: str | None = option(
         None, "What plays an episode: FILE.py with `run(client, row)`, or a command line (docs/how-to/agents.md)."
     )
@@ -69,19 +69,15 @@ class ScriptArguments(Options):
     mcp_config: str | None = option(None, "Path of an mcp.json that names MCP servers.")
     cache_tools: bool = option(False, "Answer a repeated call of a stateless tool from memory.")
     tool_workers: int = option(4, "Processes that run tools.", **_AT_LEAST_1)
-    reward_fn: list[str] | None = option(
-        None, "Path of a Python file that exports a reward function; several may be given."
-    )
+    reward_fn: list[str] | None = option(None, "Python files that export a reward function.")
     reward_function_name: str | None = option(
         None, "Name of the function in the reward files (reward_func); without a file, of a built-in."
     )
     reward: list[str] | None = option(None, "Built-in rewards by name, e.g. exact_match; TRL's, and dotted paths.")
-    dataset_id_or_path: str | None = option(
-        None, "A file, a hub id, or a named task set such as `arithmetic` or `gsm8k`."
-    )
+    dataset_id_or_path: str | None = option(None, "File, hub id or task set (arithmetic, gsm8k).")
     dataset_split: str = option("train", "Split to train on.")
     max_rows: int | None = option(None, "Use at most this many rows.", **_AT_LEAST_1)
-    system_prompt: str | None = option(None, "Text of a system message for rows that have none.")
+    system_prompt: str | None = option(None, "System message of rows that have none.")
     eval_dataset_id_or_path: str | None = option(None, "Other rows to measure success on; default: the task set's own.")
     eval_split: str | None = option(None, "Their split; default: heldout, test, eval or validation, or a whole file.")
     eval_share: float = option(
@@ -92,7 +88,7 @@ class ScriptArguments(Options):
     )
     eval_questions: int = option(
         0,
-        "Held-out rows to measure success on; 0: none.",
+        "Held-out rows to measure; 0: none.",
         allowed=lambda number: number >= 0,
         wrong="{name} must be at least 0, got {value}",
     )
@@ -131,7 +127,7 @@ class ScriptArguments(Options):
 class CheckArguments(Options):
     """Arguments of `check`."""
 
-    questions: int = option(8, "Questions that the untrained model is asked.", **_AT_LEAST_1)
+    questions: int = option(8, "Questions put to the untrained model.", **_AT_LEAST_1)
     samples: int = option(
         4,
         "Episodes for each of them.",

@@ -22,6 +22,7 @@ from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments, ch
 from toolgrpo.commands.given import given_values, parse_args
 from toolgrpo.commands.loaded_model import LoadedModel, load_model
 from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.run_config import keep_run_config
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.build import EngineOptions
 from toolgrpo.evaluation.report import Comparison, ModelReport
@@ -74,6 +75,7 @@ class EvaluationRun:
     config: EvaluationConfig
     model: ModelConfig
     terminal: Terminal
+    words: Sequence[str]
 
     def run(self) -> Comparison | None:
         """Measure, show the tables and write the JSON; None after a dry run."""
@@ -102,6 +104,9 @@ class EvaluationRun:
         folder = Path(self.config.output_dir) / label
         for old in folder.glob("episodes*.jsonl"):
             old.unlink(missing_ok=True)
+        if Terminal.is_main_process():
+            folder.mkdir(parents=True, exist_ok=True)
+            keep_run_config(self.words, folder, "evaluate")
         config = self.config.changed(output_dir=str(folder))
         parts = RunParts(self.script, config, self.model, self.terminal)
         tools = parts.toolbox()

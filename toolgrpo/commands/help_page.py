@@ -45,6 +45,7 @@ _EPISODE = (
     *("context", "temperature", "top_p", "top_k", "enable_thinking", "call_markers", "unmarked_calls"),
     "max_concurrent_episodes",
 )
+_ANSWERS = ("temperature", "top_p", "top_k", "max_turn_tokens", "enable_thinking", "call_markers", "unmarked_calls")
 _ENGINE = (
     *("engine", "vllm_server_urls", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_enforce_eager"),
     *("vllm_enable_sleep_mode", "vllm_kv_cache_gib", "vllm_lora_sync", "engine_timeout"),
@@ -89,8 +90,8 @@ _FIRST = (
 
 # What TRL and Transformers say at length, of the flags that the short page shows.
 _IN_SHORT = {
-    "model_name_or_path": "A chat model: a folder, a hub id, or a named one (nano, smollm2).",
-    "model_revision": "Branch, tag or commit of a model of the hub.",
+    "model_name_or_path": "A folder, a hub id, nano or smollm2.",
+    "model_revision": "Branch, tag or commit on the hub.",
     "dtype": "What the weights are loaded as.",
     "trust_remote_code": "Run code that comes with the model or tokenizer.",
     "attn_implementation": "Attention, as Transformers names it (sdpa, flash_attention_2, ...).",
@@ -100,7 +101,7 @@ _IN_SHORT = {
     "lora_dropout": "Dropout of the adapter.",
     "lora_target_modules": "Modules that get one; default: the projections of every layer.",
     "load_in_4bit": "Hold the base model in 4 bits (with use_peft).",
-    "reward_weights": "A weight for each reward: those of --reward, then the files.",
+    "reward_weights": "One for each reward: --reward, then files.",
     "temperature": "Of sampling.",
     "top_p": "Sample from the likeliest tokens that hold this share.",
     "top_k": "Sample from this many of the likeliest tokens; 0: all.",
@@ -110,9 +111,9 @@ _IN_SHORT = {
     "learning_rate": "Peak learning rate.",
     "lr_scheduler_type": "How it falls.",
     "warmup_steps": "Steps over which it rises; below 1: a share of all.",
-    "max_steps": "Optimizer steps; -1: num_train_epochs decides.",
+    "max_steps": "Optimizer steps; -1: num_train_epochs.",
     "num_train_epochs": "Passes over the rows.",
-    "per_device_train_batch_size": "Episodes of one forward and backward pass in one process.",
+    "per_device_train_batch_size": "Episodes of one pass in one process.",
     "gradient_accumulation_steps": "Passes of one optimizer step.",
     "steps_per_generation": "Passes that one rollout is for; default: gradient_accumulation_steps.",
     "num_generations": "Episodes of one prompt: a group.",
@@ -130,15 +131,15 @@ _IN_SHORT = {
     "mask_truncated_completions": "Do not train on episodes that were cut.",
     "gradient_checkpointing": "Compute activations twice and hold fewer.",
     "seed": "Of rows, sampling and initial weights.",
-    "output_dir": "Where model, checkpoints, log and episodes are written.",
+    "output_dir": "Folder of model, log and episodes.",
     "save_strategy": "When checkpoints are written.",
     "save_steps": "Steps between two checkpoints.",
     "save_total_limit": "Checkpoints that are kept.",
-    "resume_from_checkpoint": "Go on from a checkpoint's folder, or from the last one (auto).",
+    "resume_from_checkpoint": "A checkpoint's folder, or auto: the last one.",
     "eval_steps": "Steps between two evaluations on the held-out rows.",
     "num_generations_eval": "Episodes of a held-out row; default: num_generations.",
     "logging_steps": "Steps between two logs.",
-    "report_to": "Trackers: wandb, tensorboard, trackio, ...",
+    "report_to": "wandb, tensorboard, trackio, ...",
     "run_name": "What trackers call the run.",
     "log_completions": "Send tables of episodes to the trackers.",
 }
@@ -167,7 +168,7 @@ PAGES: dict[str, Page] = {
     "check": Page(
         "Look at everything that a training needs: load it, draw some episodes, do one step. Nothing is kept.",
         {
-            "how much is drawn": ("questions", "samples", "step", "json"),
+            "drawn": ("questions", "samples", "step", "json"),
             "model": (*_MODEL, *_LORA),
             "tools": (*_TOOLS, *_TOOLS_LIMITS),
             "rewards": _REWARDS,
@@ -195,7 +196,7 @@ PAGES: dict[str, Page] = {
         "toolgrpo replay DIR EPISODE: do the tool calls and rewards of a recorded episode again, or all of it. What "
         "the run was given is in DIR/run.yaml.",
         {
-            "what is replayed": ("with_model", "all"),
+            "replayed": ("with_model", "all"),
             "tools": (*_TOOLS, *_TOOLS_LIMITS),
             "rewards": _REWARDS,
             "episode": _EPISODE,
@@ -207,15 +208,7 @@ PAGES: dict[str, Page] = {
         "system message of its run.",
         {
             "tools": (*_TOOLS, *_TOOLS_LIMITS, "system_prompt"),
-            "answers": (
-                "temperature",
-                "top_p",
-                "top_k",
-                "max_turn_tokens",
-                "enable_thinking",
-                "call_markers",
-                "unmarked_calls",
-            ),
+            "answers": _ANSWERS,
             "model": _MODEL,
             "engine": _ENGINE,
         },
@@ -224,7 +217,7 @@ PAGES: dict[str, Page] = {
         "toolgrpo data FILE: show rows as a reward will see them, and with a model their prompts as it reads them. FILE "
         "may be a hub id or a named task set too.",
         {
-            "what is shown": ("show", "model_name_or_path", "dataset_split", "max_rows", "system_prompt"),
+            "shown": ("show", "model_name_or_path", "dataset_split", "max_rows", "system_prompt"),
             "tools": ("tools_script", "tool_functions_module", "environment", "mcp_config"),
         },
     ),
@@ -240,7 +233,7 @@ PAGES: dict[str, Page] = {
     "sft": Page(
         "Teach a model the form of tool calls from example conversations.",
         {
-            "model and data": (
+            "data": (
                 *("model_name_or_path", "dataset_id_or_path", "tools_script", "environment", "mcp_config"),
                 *("system_prompt", "call_markers", "max_length", "output_dir"),
             ),
@@ -288,7 +281,7 @@ def help_text(command: str, theme: str = "", *, width: int | None = None) -> str
         lines = [_entry(flags[flag], page, width, in_short=theme != "all") for flag in names]
         parts.append("\n".join([f"{name}:", *lines]))
     others = "" if theme == "all" else "; --help all: every flag, TRL's and Transformers' too"
-    parts.append(f"--help THEME: one of {', '.join(_filled(page, flags, everything=False))}{others}")
+    parts.append(_paragraph(f"--help THEME: one of {', '.join(_filled(page, flags, everything=False))}{others}", width))
     return "\n\n".join(parts)
 
 
@@ -384,7 +377,8 @@ def _value(flag: Flag) -> str:
 
 
 def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else f"{line[: width - 3].rpartition(' ')[0]} ..."
+    end = " ..." + (f" [{line.rpartition(' [')[2]}" if line.endswith("]") else "")
+    return line if len(line) <= width else line[: width - len(end) + 1].rpartition(" ")[0] + end
 
 
 def _paragraph(text: str, width: int) -> str:

@@ -191,10 +191,10 @@ def _evaluate(arguments: list[str]) -> int:
     terminal.console.quiet = terminal.console.quiet or config.quiet
     if script.dry_run:
         with TemporaryDirectory(prefix="toolgrpo-dry-") as folder:
-            EvaluationRun(evaluation, script, config.changed(output_dir=folder), model, terminal).run()
+            EvaluationRun(evaluation, script, config.changed(output_dir=folder), model, terminal, arguments).run()
         return 0
     terminal.log_into(Path(config.output_dir))
-    EvaluationRun(evaluation, script, config, model, terminal).run()
+    EvaluationRun(evaluation, script, config, model, terminal, arguments).run()
     return 0
 
 

@@ -200,15 +200,16 @@ class ReplayRun:
             rollouts.close()
 
     def _parts(self) -> RunParts:
-        """Return the parts of a training, for what needs a model or its tokenizer."""
+        """Return the parts of the run, for what needs a model or its tokenizer; an evaluation may have been greedy."""
         from toolgrpo.commands.arguments import check_arguments
+        from toolgrpo.commands.evaluate import EvaluationConfig
         from toolgrpo.commands.given import given_values, parse_args
         from toolgrpo.commands.parts import RunParts
-        from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
+        from toolgrpo.trainer.config import ModelConfig
 
-        kinds = (ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig)
+        kinds = (ReplayArguments, ScriptArguments, EvaluationConfig, ModelConfig)
         _, script, config, model = parse_args(kinds, self.words)
-        check_arguments(script, config, model, given_values(kinds, self.words))
+        check_arguments(script, config, model, given_values(kinds, self.words), trains=False)
         return RunParts(script, config, model, self.terminal.in_log_only())
 
     def _whole(self, model: str, tools: Toolbox | None, rewards: Sequence[Reward]) -> bool:

@@ -28,6 +28,7 @@ _MAY_BE_PATHS = (
 )
 _TEXTS = ("system_prompt",)  # they may speak of keys, and the model reads them as they are
 _PER_CALL = ("dry_run", "resume_from_checkpoint")  # of one call of the command, not of the run
+_OF_EVALUATE = ("baseline", "samples", "ks", "report")  # a replay would not know them
 
 
 def keep_run_config(argv: Sequence[str], output_dir: Path, command: str = "train") -> None:
@@ -36,7 +37,7 @@ def keep_run_config(argv: Sequence[str], output_dir: Path, command: str = "train
     kept = {
         name: _whole(value) if name in _MAY_BE_PATHS else value
         for name, value in {**without_secrets(given), **{name: given[name] for name in _TEXTS if name in given}}.items()
-        if name not in _PER_CALL and value is not None
+        if name not in _PER_CALL + _OF_EVALUATE and value is not None
     }
     path = output_dir / NAME
     with storage_errors(f"what the run was given ({path})", output_dir):

@@ -248,7 +248,9 @@ class RunProgress(Observer, TrainerCallback):  # type: ignore[misc]  # transform
                 for name, key in (("reward", "eval_reward"), ("success", "eval_success"))
                 if logs.get(key) is not None
             ]
-            self.say(f"evaluated after step {state.global_step}: {', '.join(shown)}")
+            named = next((key[5:-8] for key in logs if key.endswith("_runtime")), "")  # one of several data sets
+            where = f" on {named}" if named else ""
+            self.say(f"evaluated after step {state.global_step}{where}: {', '.join(shown)}")
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
         self.stop_steps()

@@ -58,6 +58,8 @@ steps.jsonl*
 report*.html
 *.log
 *.log.1
+run.yaml
+summary.json
 .run*.lock
 failure.json
 vllm_weights/

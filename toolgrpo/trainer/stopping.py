@@ -21,9 +21,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from types import FrameType
 from typing import Any, Protocol, TypeVar, cast
 
@@ -118,17 +121,21 @@ class GracefulStop(TrainerCallback):  # type: ignore[misc]  # transformers ships
 class HeldOutWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
     """Save each step that is the best so far, and end a training as `stop_when` says, by its evaluations.
 
-    They stand in the state that a checkpoint keeps, so a resumed run goes by all of them.
+    They stand in the state that a checkpoint keeps, so a resumed run goes by all of them. Several data sets
+    (`n_datasets`) are evaluated one after another and count by their mean.
     """
 
-    def __init__(self, *, keeps_best: bool, stop_when: str | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, *, keeps_best: bool, stop_when: str | None, say: Callable[[str], None], n_datasets: int = 1
+    ) -> None:
         self._keeps_best = keeps_best
         self._stop_when = stop_when
         self._say = say
+        self._n_datasets = n_datasets
 
     def reason(self, state: TrainerState) -> str | None:
         """Return why the training is to end, if it is."""
-        rates = [log["eval_success"] for log in state.log_history if "eval_success" in log]
+        rates = _rates(state)
         if not rates or self._stop_when is None:
             return None
         if self._stop_when == "solved":
@@ -142,15 +149,25 @@ class HeldOutWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        metrics: Mapping[str, float],
         **kwargs: object,
     ) -> None:
-        if self._keeps_best and state.global_step and metrics["eval_success"] > (state.best_metric or -1.0):
+        if (
+            sum("eval_success" in log and log["step"] == state.global_step for log in state.log_history)
+            < self._n_datasets
+        ):
+            return
+        if self._keeps_best and state.global_step and _rates(state)[-1] > (state.best_metric or -1.0):
             control.should_save = True  # Transformers notes it as the best, and loads it at the end
         reason = self.reason(state)
         if reason is not None:
             control.should_save = control.should_training_stop = True
             self._say(f"stopped after step {state.global_step}: {reason} (stop_when {self._stop_when})")
+
+
+def _rates(state: TrainerState) -> list[float]:
+    """Return held-out success by evaluation, over the data sets of each."""
+    logs = [log for log in state.log_history if "eval_success" in log]
+    return [fmean(log["eval_success"] for log in of_step) for _, of_step in groupby(logs, key=itemgetter("step"))]
 
 
 # When one process of a run fails, the others say so, instead of showing what it did to them.

@@ -206,7 +206,10 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
         )
         self.recorder, self.step_log, self.doctor = watchers.recorder, watchers.step_log, watchers.doctor
         self.heldout_watch = HeldOutWatch(
-            keeps_best=self.args.keep == "best", stop_when=self.args.stop_when, say=self.progress.say
+            keeps_best=self.args.keep == "best",
+            stop_when=self.args.stop_when,
+            say=self.progress.say,
+            n_datasets=len(self.eval_dataset) if isinstance(self.eval_dataset, dict) else 1,
         )
         for callback in (self.heldout_watch, *watchers.callbacks(self._stop, self._checkpoints)):
             self.add_callback(callback)

@@ -137,7 +137,7 @@ def function_schema(function: Callable[..., Any], name: str, where: str) -> dict
     if not doc_text:
         raise PluginError(
             f"{where}: no docstring. The model reads it to know what the tool does: say in a line what it does, "
-            "then describe each parameter in an `Args:` section."
+            "then describe each parameter in an `Args:` section (a method that is no tool: _NAME)."
         )
     doc = parse_docstring(doc_text)
     signature = inspect.signature(function)

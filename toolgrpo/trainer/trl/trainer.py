@@ -34,6 +34,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from statistics import fmean
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,14 @@ class CallsOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self.train_sampler = super()._get_train_sampler(dataset)
         return self.train_sampler
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Return the metrics of an evaluation; of several data sets their mean success too, by which the best is kept."""
+        metrics: dict[str, float] = super().evaluate(eval_dataset, *args, **kwargs)
+        several = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(several, dict):
+            metrics["eval_success"] = fmean(metrics[f"eval_{name}_success"] for name in several)
+        return metrics
 
     def evaluation_loop(self, dataloader: Any, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> EvalLoopOutput:
         """Play all rows in one rollout, as `measure` does, and compute no loss."""
