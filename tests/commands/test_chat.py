@@ -67,5 +67,5 @@ def test_a_folder_brings_what_its_run_was_given_and_flags_win(tmp_path: Path) ->
     script, config, model = parse_chat_arguments([str(tmp_path), "--temperature", "0", "--use_cpu"])
     assert (script.system_prompt, config.temperature, model.model_name_or_path) == ("Be short.", 0.0, str(tmp_path))
     assert words_of_model(["nano", "--config", "x.yaml"]) == ["--model_name_or_path", "nano", "--config", "x.yaml"]
-    with pytest.raises(ConfigError, match="say which model"):
+    with pytest.raises(ConfigError, match="is missing; for a first look: toolgrpo chat nano"):
         parse_chat_arguments([])

@@ -16,6 +16,7 @@ def test_the_commands_are_listed_with_their_purpose(capsys: pytest.CaptureFixtur
         shown = capsys.readouterr().out
         for name, command in COMMANDS.items():
             assert f"  {name}" in shown and command.purpose in shown
+        assert max(map(len, shown.splitlines()[:-1])) <= 80, "all but the folder of the pages"
 
 
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,6 +81,11 @@ def test_a_training_without_a_reward_is_told_early() -> None:
     assert early(JOB[:4], "check") is None and early([*JOB[:4], "--agent", "my agent"]) is None
 
 
+@pytest.mark.parametrize("command", ["train", "check", "evaluate", "chat", "gateway"])
+def test_a_missing_model_is_told_early(command: str) -> None:
+    assert "--model_name_or_path is missing; for a first look: " in str(early([], command))
+
+
 def test_the_trackers_are_those_of_transformers() -> None:
     assert sorted(TRACKERS) == sorted(INTEGRATION_TO_CALLBACK)
 

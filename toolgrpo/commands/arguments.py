@@ -287,9 +287,10 @@ def parse_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, ToolGRPOConfi
     return script, config, model
 
 
-def is_missing(name: str) -> str:
+def is_missing(name: str, command: str = "train") -> str:
     """Return what is said where a flag that is needed is not given."""
-    return f"--{name} is missing; for a first look: --config recipes/configs/nano.yaml"
+    shown = {"chat": "toolgrpo chat nano", "gateway": "toolgrpo gateway --model nano"}
+    return f"--{name} is missing; for a first look: {shown.get(command, '--config recipes/configs/nano.yaml')}"
 
 
 def check_reward_given(script: ScriptArguments) -> None:

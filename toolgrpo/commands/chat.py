@@ -26,7 +26,7 @@ from rich.text import Text
 
 from toolgrpo.calls import CallAttempt, ToolResult
 from toolgrpo.chat.base import ParsedTurn, assistant_message, tool_message
-from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.arguments import ScriptArguments, is_missing
 from toolgrpo.commands.evaluate import EvaluationConfig
 from toolgrpo.commands.given import parse_args
 from toolgrpo.commands.loaded_model import load_model
@@ -47,7 +47,7 @@ def parse_chat_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, Evaluati
     """Read MODEL and the flags over the file of its run, if it has one."""
     script, config, model = parse_args((ScriptArguments, EvaluationConfig, ModelConfig), words_of_model(argv))
     if not model.model_name_or_path:
-        raise ConfigError("say which model: toolgrpo chat MODEL; for a first look: toolgrpo chat nano")
+        raise ConfigError(is_missing("model_name_or_path", "chat"))
     if script.agent:
         raise ConfigError("an agent plays its episodes itself; talk to the model without --agent")
     return script, config, model

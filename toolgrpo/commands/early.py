@@ -30,7 +30,10 @@ from toolgrpo.plugin_files import python_file
 from toolgrpo.rewards import get_reward
 from toolgrpo.rewards.base import check_weights
 
-_NEEDED = dict.fromkeys(("train", "check"), ("model_name_or_path", "dataset_id_or_path"))
+_NEEDED = {
+    **dict.fromkeys(("train", "check"), ("model_name_or_path", "dataset_id_or_path")),
+    **dict.fromkeys(("evaluate", "chat", "gateway"), ("model_name_or_path",)),
+}
 _DATA_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
 TRACKERS = (
     *("azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "kubeflow", "mlflow", "neptune"),
@@ -49,7 +52,7 @@ def early_errors(command: str, argv: Sequence[str]) -> list[ToolGRPOError]:
     except ToolGRPOError as error:
         return [error]
     errors: list[ToolGRPOError] = [ConfigError(one) for one in given.complaints]
-    errors += [ConfigError(is_missing(name)) for name in _NEEDED.get(command, ()) if name not in given.values]
+    errors += [ConfigError(is_missing(name, command)) for name in _NEEDED.get(command, ()) if name not in given.values]
     iterations = given.values.get("num_iterations")
     odd = question_iterations(iterations) if isinstance(iterations, int) else None
     errors += [] if odd is None else [ConfigError(odd)]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from toolgrpo.commands.arguments import GatewayArguments, ScriptArguments
+from toolgrpo.commands.arguments import GatewayArguments, ScriptArguments, is_missing
 from toolgrpo.commands.evaluate import EvaluationConfig
 from toolgrpo.commands.given import parse_args
 from toolgrpo.commands.loaded_model import load_model
@@ -34,7 +34,7 @@ def parse_gateway_arguments(argv: Sequence[str]) -> tuple[GatewayArguments, Eval
     """Read the command line over the YAML file over the defaults."""
     gateway, config, model = parse_args((GatewayArguments, EvaluationConfig, ModelConfig), list(argv))
     if not model.model_name_or_path:
-        raise ConfigError("--model_name_or_path is missing; for a first look: toolgrpo gateway --model nano")
+        raise ConfigError(is_missing("model_name_or_path", "gateway"))
     return gateway, config, model
 
 

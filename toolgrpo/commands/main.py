@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 import time
 from argparse import SUPPRESS, ArgumentError, ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -131,9 +132,9 @@ def _overview() -> str:
             "",
             *lines,
             "",
-            "`toolgrpo COMMAND --help` shows the flags of a command by theme, `--help all` every one.",
-            "`--accelerate_config NAME|FILE --num_processes N` runs a command in several processes; the names are",
-            f"{', '.join(shipped_names(LAUNCH_FILES))}.",
+            "`toolgrpo COMMAND --help` shows the first flags and the themes of the others.",
+            "`--accelerate_config NAME|FILE --num_processes N` runs a command in several",
+            *textwrap.wrap(f"processes; the names are {', '.join(shipped_names(LAUNCH_FILES))}.", 80),
             f"The pages that messages name as docs/... are in {shipped_root() / 'docs'}.",
         ]
     )
@@ -307,15 +308,15 @@ def _print_lines(lines: Iterable[str]) -> int:
 COMMANDS: Mapping[str, Command] = {
     "init": Command(f"copy a task to begin with into a folder: {'|'.join(_TASKS)} [FOLDER]", _init),
     "train": Command("teach a model to use tools by reinforcement learning", _train),
-    "check": Command("look at everything that a training needs, draw some episodes, do one step", _check),
+    "check": Command("look at all that a training needs, draw some episodes, do one step", _check),
     "evaluate": Command("measure a model, or two side by side, on held-out questions", _evaluate),
-    "replay": Command("do the tool calls and rewards of a recorded episode again, or all of it", _replay),
+    "replay": Command("do the calls and rewards of a recorded episode again, or all of it", _replay),
     "show": Command("look at the episodes that a run recorded", _show),
     "chat": Command("talk to a model in the terminal, with its tools", _chat),
     "data": Command("show rows as the model and the reward will see them", _data),
     "export": Command("merge a LoRA adapter, write a GGUF file and a Modelfile for Ollama", _export),
     "env": Command("print what a bug report needs to know of this machine", _env),
-    "gateway": Command("serve a model by itself over OpenAI's API, as agents see it in a training", _gateway),
+    "gateway": Command("serve a model over OpenAI's API, as agents see it in a training", _gateway),
     "sft": Command("teach a model the form of tool calls from example conversations", _sft),
     "report": Command("show what a run did, as one HTML file", _report),
     "completion": Command("print what completes commands and flags in a shell: bash|zsh", _completion),
