@@ -121,7 +121,7 @@ def test_a_training_ends_as_its_evaluations_say_stopped_and_resumed_or_not(tmp_p
 def test_several_data_sets_count_by_their_mean(tmp_path: Path) -> None:
     always = Dataset.from_list([{"prompt": "solved", "answer": "h0"}])
     parts = {"eval_dataset": {"own": ROWS, "easy": always}}
-    changes = {"keep": "best", "stop_when": "plateau:2", "eval_steps": 2, "max_steps": 9}
+    changes: dict[str, Any] = {"keep": "best", "stop_when": "plateau:2", "eval_steps": 2, "max_steps": 9}
     trainer = run_to_end(tiny_trainer(tmp_path, reward, script, parts=parts, learning_rate=1e-2, **changes))
     logs = trainer.state.log_history
     assert [one["eval_easy_success"] for one in logs if "eval_easy_success" in one] == [1.0] * 4, "never rises"

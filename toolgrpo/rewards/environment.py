@@ -27,7 +27,7 @@ def environment(trajectories: Sequence[Trajectory], **_: Any) -> list[Score]:
         if trajectory.reward is None:
             raise RewardError(
                 f"the reward `environment` has nothing to give for episode {row}: its environment or agent returned no reward. "
-                f"Use --environment with a class that has `reward()`, an --agent that returns a number, or another --reward."
+                f"Let `reward()` of its class, or the agent, return a number for every row, or use another --reward."
             )
         rewards.append(trajectory.reward)
     return rewards
