@@ -76,6 +76,12 @@ terminal.say("our own line")
 """
 
 
+def test_what_libraries_print_while_something_is_loaded_is_in_the_log_alone(tmp_path: Path) -> None:
+    shown = on_a_terminal("with terminal.busy('loading'):\n    print('a bar', file=sys.stderr)\nprint('end')", tmp_path)
+    assert "loading ..." in shown.terminal and "a bar" not in shown.terminal
+    assert "a bar" in (tmp_path / "train.log").read_text()
+
+
 @pytest.mark.parametrize("what", TAKES_NOTHING)
 def test_a_log_that_takes_nothing_more_ends_no_run(tmp_path: Path, what: str) -> None:
     shown = on_a_terminal(PRINTS, tmp_path, *TAKES_NOTHING[what])

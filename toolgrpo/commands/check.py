@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -136,7 +135,7 @@ class CheckRun:
                 self._rewards(rows, rewards, calls=tools is not None or by_agent)
                 self._sandbox(rewards)
                 stage = "model"
-                with self._busy("loading the model and the engine"):
+                with self.terminal.busy("loading the model and the engine"):
                     trainer = self._trainer(rows, tools, rewards)
                 try:
                     stage = "prompts"
@@ -156,11 +155,6 @@ class CheckRun:
                 if tools is not None:
                     tools.close()
         return self.report
-
-    def _busy(self, doing: str) -> AbstractContextManager[Any]:
-        """Show on a terminal what is running."""
-        console = self.terminal.console
-        return console.status(f"{doing} ...") if console.is_terminal else nullcontext()
 
     # what is loaded
 
@@ -335,7 +329,7 @@ class CheckRun:
         step = max(1, len(rows) // self.check.questions)
         chosen = [rows[number] for number in range(0, len(rows), step)][: self.check.questions]
         started = time.monotonic()
-        with self._busy(f"{len(chosen)} questions, {k} episodes each"):
+        with self.terminal.busy(f"{len(chosen)} questions, {k} episodes each"):
             batch = trainer.measure([row for row in chosen for _ in range(k)], label="check")
         seconds = (time.monotonic() - started) / len(batch)
         facts, encode = untrained_facts(batch, k), trainer.processing_class
@@ -351,12 +345,12 @@ class CheckRun:
 
     def _step(self, trainer: ToolGRPOTrainer, rows: Dataset) -> None:
         started = time.monotonic()
-        with self._busy("one training step"):
+        with self.terminal.busy("one training step"):
             trainer.train()
         step_s = time.monotonic() - started
         logged: dict[str, float] = next((log for log in trainer.state.log_history if "reward" in log), {})
         add_step(self.report, logged, step_s, trainer.rollout_batches.rollout_seconds)
-        with self._busy("handing the weights over"):
+        with self.terminal.busy("handing the weights over"):
             batch = trainer.rollout([rows[number % len(rows)] for number in range(4)], label="after the step")
         self._agreement(trainer, batch, "handed over after the step")
         if torch.cuda.is_available():

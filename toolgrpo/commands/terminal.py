@@ -31,6 +31,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
+from rich.live import Live
+from rich.spinner import Spinner
+
 from toolgrpo.errors import ToolGRPOError, UserError
 from toolgrpo.folder_claim import claim_folder
 from toolgrpo.observe.console import SteadyConsole
@@ -239,6 +242,13 @@ class Terminal:
         self.console.print(text, markup=False)
         if self._log is not None:
             self._log.write(f"{text}\n")
+
+    def busy(self, doing: str) -> contextlib.AbstractContextManager[object]:
+        """Show on a terminal what is running; what libraries print meanwhile stays in the log."""
+        if not self.console.is_terminal:
+            return contextlib.nullcontext()
+        shown = Spinner("dots", f"{doing} ...")
+        return Live(shown, console=self.console, transient=True, redirect_stdout=False, redirect_stderr=False)
 
     def say_objective(self, success: float) -> None:
         """Print the line that a sweep goes by; a command ends with it."""
