@@ -63,9 +63,14 @@ def test_who_says_nothing_begins_nothing(monkeypatch: pytest.MonkeyPatch, typed:
 
 
 def test_a_folder_brings_what_its_run_was_given_and_flags_win(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("model_name_or_path: nano\nsystem_prompt: Be short.\nmax_steps: 3\n")
+    (tmp_path / "run.yaml").write_text(
+        "model_name_or_path: nano\nsystem_prompt: Be short.\nmax_steps: 3\nbatch_size: 8\n"
+    )
     script, config, model = parse_chat_arguments([str(tmp_path), "--temperature", "0", "--use_cpu"])
     assert (script.system_prompt, config.temperature, model.model_name_or_path) == ("Be short.", 0.0, str(tmp_path))
+    (tmp_path / "run.yaml").write_text("batch_sizes: 8\n")
+    with pytest.raises(ConfigError, match="unknown key 'batch_sizes'"):
+        parse_chat_arguments([str(tmp_path)])
     assert words_of_model(["nano", "--config", "x.yaml"]) == ["--model_name_or_path", "nano", "--config", "x.yaml"]
     with pytest.raises(ConfigError, match="is missing; for a first look: toolgrpo chat nano"):
         parse_chat_arguments([])

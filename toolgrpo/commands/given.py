@@ -39,6 +39,7 @@ HEADINGS = ("model", "data", "generation", "training", "tools", "reward", "loggi
 
 ALIASES = {"max_grpo_completion_length": "max_completion_length", "model": "model_name_or_path"}
 
+RUN_FILE = "run.yaml"  # which a command wrote; others that read it pass over what is its own
 _MEAN_LORA = ("lora_r", "lora_alpha")  # where they describe the model, as other recipes have it
 _NOTHING = object()  # behind a flag
 _MAX_CONFIG_BYTES = 1 << 20
@@ -158,6 +159,8 @@ def _file_values(path: str | Path, known: Mapping[str, Flag]) -> tuple[dict[str,
     for variable, value in next((one.value for one in content if _sets_variables(one)), {}).items():
         os.environ[str(variable)] = str(value)
     content = [one for one in content if not _sets_variables(one)]
+    if Path(path).name == RUN_FILE:
+        content = [one for one in content if _key_for(one, known) in known or not _of_another_command(one.name)]
     complaints = _unknown_keys(content, path, known)
     values: dict[str, Any] = {}
     for given in content:
@@ -175,6 +178,12 @@ def _file_values(path: str | Path, known: Mapping[str, Flag]) -> tuple[dict[str,
     if "use_peft" in known and any(given.heading == "model" and given.name in _MEAN_LORA for given in content):
         values.setdefault("use_peft", True)
     return values, complaints
+
+
+def _of_another_command(name: str) -> bool:
+    from toolgrpo.commands.arguments import flags_of  # which imports this module
+
+    return any(name in flags_of(command) for command in ("train", "sft", "evaluate"))
 
 
 def _sets_variables(given: GivenKey) -> bool:

@@ -15,20 +15,19 @@ from typing import Any
 import yaml
 
 from toolgrpo.commands.arguments import flags_of
+from toolgrpo.commands.given import RUN_FILE as NAME
 from toolgrpo.commands.given import read_given
 from toolgrpo.errors import ConfigError
 from toolgrpo.named_files import located
 from toolgrpo.plain_text import without_secrets
 from toolgrpo.storage import storage_errors, write_whole
 
-NAME = "run.yaml"
 _MAY_BE_PATHS = (
     *("tools_script", "environment", "mcp_config", "reward_fn", "dataset_id_or_path", "eval_dataset_id_or_path"),
     *("model_name_or_path", "output_dir"),
 )
 _TEXTS = ("system_prompt",)  # they may speak of keys, and the model reads them as they are
 _PER_CALL = ("dry_run", "resume_from_checkpoint")  # of one call of the command, not of the run
-_OF_EVALUATE = ("baseline", "samples", "ks", "report")  # a replay would not know them
 
 
 def keep_run_config(argv: Sequence[str], output_dir: Path, command: str = "train") -> None:
@@ -37,7 +36,7 @@ def keep_run_config(argv: Sequence[str], output_dir: Path, command: str = "train
     kept = {
         name: _whole(value) if name in _MAY_BE_PATHS else value
         for name, value in {**without_secrets(given), **{name: given[name] for name in _TEXTS if name in given}}.items()
-        if name not in _PER_CALL + _OF_EVALUATE and value is not None
+        if name not in _PER_CALL and value is not None
     }
     path = output_dir / NAME
     with storage_errors(f"what the run was given ({path})", output_dir):
