@@ -56,6 +56,15 @@ def test_a_chat_is_one_episode_and_becomes_a_row(monkeypatch: pytest.MonkeyPatch
     assert row["messages"] == [*opening, *conversation.messages]
 
 
+def test_a_conversation_that_has_ended_can_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    _, chat, shown = talk(monkeypatch, f"/save {file}\nhello\n/reset\n/save {file}\n\n", "Hi.")
+    assert "nothing was said yet" in shown and not file.exists()
+    assert chat.opening() is None
+    (row,) = read_conversations(file)
+    assert [one["content"] for one in row["messages"]] == ["Be short.", "hello", "Hi."]
+
+
 @pytest.mark.parametrize(("typed", "ended"), [("/reset\n", False), ("\n", True), ("", True)])
 def test_who_says_nothing_begins_nothing(monkeypatch: pytest.MonkeyPatch, typed: str, ended: bool) -> None:
     conversation, chat, _ = talk(monkeypatch, typed)

@@ -34,7 +34,7 @@ PUBLIC = {
         "safetensors.torch",
         "tokenizers",
     ),
-    *("torch.nn", "torch.nn.functional", "torch.utils.checkpoint", "accelerate.state"),
+    *("torch.nn", "torch.nn.functional", "torch.utils.checkpoint", "torch.utils.cpp_extension", "accelerate.state"),
     *("torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor"),
     *("transformers.trainer_utils", "transformers.cache_utils", "transformers.integrations", "transformers.utils"),
 }

@@ -116,8 +116,12 @@ class ChatTools:
 
     def opening(self) -> tuple[Message, ...] | None:
         """Return the messages with which a conversation begins; None where nobody begins one."""
-        self.messages = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
-        return None if self.ask() is None else tuple(self.messages)
+        text = self.ask()  # until then `/save` keeps the one before
+        if text is None:
+            return None
+        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        self.messages = [*system, {"role": "user", "content": text}]
+        return tuple(self.messages)
 
     def ask(self) -> str | None:
         """Return what the user says next; None where the conversation ends with that."""
@@ -131,6 +135,8 @@ class ChatTools:
                 return None
             if command == "/tools":
                 self.terminal.say(signatures_text(self.schemas) or "none")
+            elif command == "/save" and not self.messages:
+                self.terminal.say("nothing was said yet")
             elif command == "/save":
                 self._save(Path(rest or "chat.jsonl"))
             elif command.startswith("/"):

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from accelerate.utils import parse_flag_from_env
-from torch.utils.cpp_extension import get_default_build_root
 
 from toolgrpo.engines.policy import Backend
 from toolgrpo.errors import ConfigError
@@ -128,6 +127,8 @@ def left_locks() -> list[Path]:
 
     A build holds its lock open. Where machines share the folder, one that is young may be another machine's.
     """
+    from torch.utils.cpp_extension import get_default_build_root  # imports setuptools
+
     python = f"py{sys.version_info.major}{sys.version_info.minor}*"
     folders = os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.join(get_default_build_root(), python)
     is_open = set()
