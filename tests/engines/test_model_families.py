@@ -22,6 +22,7 @@ from tests.support.server_engine import engine_of  # noqa: E402
 from tests.support.vllm_process import VLLMServerProcess  # noqa: E402
 from toolgrpo.engines.adapters import own_weights  # noqa: E402
 from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions  # noqa: E402
+from toolgrpo.engines.decode_batch import bound_time_steps_as_trained  # noqa: E402
 from toolgrpo.engines.server_weights import DiskWeights  # noqa: E402
 from toolgrpo.engines.vllm_colocate import VLLMColocateEngine  # noqa: E402
 from toolgrpo.engines.vllm_options import VLLMOptions, served_config  # noqa: E402
@@ -58,17 +59,23 @@ def difference(model: Any, samples: Sequence[Sample]) -> float:
 
 @pytest.mark.parametrize(
     "family",
-    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma4", "qwen3_moe")), "glm4_moe"],
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma4", "qwen3_moe")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("nemotron_h_dense", "granite4_dense")),
+        "glm4_moe",
+    ],
 )
 def test_what_it_draws_is_what_the_trainer_would(family: str) -> None:
     model, other = tiny_family(family), tiny_family(family, seed=1)
+    for trained in (model, other):
+        bound_time_steps_as_trained(trained)
     config = served_config(model)
     engine = VLLMColocateEngine(start_vllm(config, VLLMOptions(max_model_len=256, max_num_seqs=16)))
     try:
         for trained in (model, other, model):
             engine.load_weights(own_weights(trained))
             assert difference(trained, ask(engine)) < 1e-4
-        if family != "qwen3_moe":  # which has none
+        if family in ("gemma4", "glm4_moe"):  # which have some
             engine.load_weights(other.named_parameters())  # as if buffers were no weights
             assert difference(other, ask(engine)) > 1e-2, "the buffers must matter for this to show anything"
     finally:

@@ -14,9 +14,11 @@ from transformers import Qwen3Config
 from toolgrpo.engines.vllm_options import CPU_BLOCK_SIZE, VLLMOptions, config_folder, served_config
 
 
-def asked(*, shares_group: bool = False, has_weights: bool = False, **options: object) -> dict[str, object]:
+def asked(
+    model_type: str = "qwen3", *, shares_group: bool = False, has_weights: bool = False, **options: object
+) -> dict[str, object]:
     return VLLMOptions(**options).engine_arguments(  # type: ignore[arg-type]
-        Path("model"), has_weights=has_weights, shares_group=shares_group
+        Path("model"), model_type, has_weights=has_weights, shares_group=shares_group
     )
 
 
@@ -33,6 +35,12 @@ def test_a_cpu_has_small_blocks_and_vllms_own_steps() -> None:
     arguments = asked(on_cpu=True, dtype=torch.bfloat16)
     assert arguments["max_num_batched_tokens"] is None and arguments["block_size"] == CPU_BLOCK_SIZE
     assert arguments["enforce_eager"] is True and arguments["dtype"] == "bfloat16"
+
+
+def test_prefixes_are_cached_but_of_mamba2_on_a_cpu() -> None:
+    kinds = [(kind, on_cpu) for kind in ("qwen3", "nemotron_h", "granitemoehybrid") for on_cpu in (True, False)]
+    cached = [asked(kind, on_cpu=on_cpu)["enable_prefix_caching"] for kind, on_cpu in kinds]
+    assert cached == [True, True, False, True, False, True]
 
 
 @pytest.mark.parametrize(("rank", "served"), [(8, 8), (12, 16), (300, 320)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -89,10 +90,10 @@ def _lfm2_hybrid() -> Any:
     return Lfm2ForCausalLM(Lfm2Config(**_HYBRID, **layers, conv_dim=64, block_dim=64))
 
 
-def _nemotron_h() -> Any:
+def _nemotron_h(last: str = "moe") -> Any:
     from transformers import NemotronHConfig, NemotronHForCausalLM
 
-    layers = ["linear_attention", "mlp", "full_attention", "linear_attention", "moe"]
+    layers = ["linear_attention", "mlp", "full_attention", "linear_attention", last]
     mamba = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 16}
     experts = {"moe_intermediate_size": 48, "n_routed_experts": 4, "moe_shared_expert_intermediate_size": 32}
     shape = {**_HYBRID, "layers_block_type": layers, **mamba, **experts, "num_experts_per_tok": 2}
@@ -101,11 +102,11 @@ def _nemotron_h() -> Any:
     return NemotronHForCausalLM(NemotronHConfig(**shape))
 
 
-def _granite4() -> Any:
+def _granite4(n_experts: int = 4) -> Any:
     from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
 
     layers = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "mamba_chunk_size": 16}
-    mlp = {"shared_intermediate_size": 96, "num_local_experts": 4, "num_experts_per_tok": 2}
+    mlp = {"shared_intermediate_size": 96, "num_local_experts": n_experts, "num_experts_per_tok": 2}
     return GraniteMoeHybridForCausalLM(
         GraniteMoeHybridConfig(**_HYBRID, **layers, **_MAMBA, **mlp, position_embedding_type="rope")
     )
@@ -123,6 +124,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "lfm2_hybrid": _lfm2_hybrid,
     "nemotron_h": _nemotron_h,
     "granite4": _granite4,
+    "nemotron_h_dense": functools.partial(_nemotron_h, "mlp"),
+    "granite4_dense": functools.partial(_granite4, 0),
 }
 
 

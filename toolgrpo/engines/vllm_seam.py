@@ -183,7 +183,8 @@ def start_vllm(
 
         _living[number] = shares_group
         try:
-            asked = options.engine_arguments(folder, has_weights=weights is not None, shares_group=shares_group)
+            kind = config.get_text_config().model_type
+            asked = options.engine_arguments(folder, kind, has_weights=weights is not None, shares_group=shares_group)
             arguments = EngineArgs(**asked)
             engine = LLMEngine.from_engine_args(arguments)
             if options.on_cpu:
