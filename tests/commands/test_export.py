@@ -47,7 +47,10 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tenso
 
 
 def test_merged_weights_give_the_logits_of_base_and_adapter_and_bring_tools_and_card(
-    adapter: tuple[Path, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    adapter: tuple[Path, torch.Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     source, logits = adapter
     (tmp_path / "llama.cpp").mkdir()
@@ -55,6 +58,7 @@ def test_merged_weights_give_the_logits_of_base_and_adapter_and_bring_tools_and_
     monkeypatch.setenv("LLAMA_CPP", str(tmp_path / "llama.cpp"))
     to = tmp_path / "Whole"
     said = list(export_lines([str(source), "--merge", str(to), "--gguf", "q8_0"]))
+    assert "%|" not in capsys.readouterr().err, "bars of libraries"
     assert [line.split()[0] for line in said] == ["merged", "gguf", "ollama"] and "ollama create whole -f" in said[-1]
     with torch.no_grad():
         merged = AutoModelForCausalLM.from_pretrained(to)(TOKENS).logits

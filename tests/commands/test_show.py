@@ -93,6 +93,18 @@ def test_the_groups_of_the_last_step(folder: Path) -> None:
     assert "step 1: 2 groups" in show(folder, "--step", 1)
 
 
+def test_an_evaluation_comes_after_a_step_and_a_narrow_table_cuts_prompts_alone(folder: Path, tmp_path: Path) -> None:
+    lines = (folder / "episodes.jsonl").read_text().splitlines()
+    of_eval = {**json.loads(lines[-1]), "step": 2, "mode": "eval", "episode": 99}
+    (tmp_path / "episodes.jsonl").write_text("\n".join([*lines, json.dumps(of_eval)]) + "\n")
+    assert "step 2: 2 groups, 4 episodes" in show(tmp_path) and "steps 1 to 2" in show(tmp_path)
+    assert "episode 99, evaluation after step 2" in show(tmp_path, 99)
+    run_show([str(tmp_path)], Console(file=(narrow := io.StringIO()), width=80, force_terminal=False))
+    titles = next(line for line in narrow.getvalue().splitlines() if "reward" in line)
+    assert titles.split() == ["group", "episodes", "reward", "success", "turns", "calls", "failed", "ends", "prompt"]
+    assert max(map(len, narrow.getvalue().splitlines()[:-1])) <= 80
+
+
 def test_the_last_step_is_that_of_all_processes(folder: Path, tmp_path: Path) -> None:
     for name in ("episodes", "episodes.rank1"):
         shutil.copy(folder / "episodes.jsonl", tmp_path / f"{name}.jsonl")

@@ -100,7 +100,7 @@ def test_every_damaged_episode_is_left_out_or_shown_as_text(broken: Path) -> Non
     n_lines = len((broken / "episodes.jsonl").read_text(errors="replace").splitlines())
     records = read_episodes(broken)
     assert 0.2 * n_lines < len(records) < 0.9 * n_lines, "some are damaged, and some harmless"
-    assert is_tame(printed(group_table(0, records), episode_table(records, of=len(records))))
+    assert is_tame(printed(group_table(records), episode_table(records, of=len(records))))
     for record in records:
         causes_of(record)
         assert is_tame(printed(conversation(record)))

@@ -63,7 +63,10 @@ def export_lines(argv: Sequence[str]) -> Iterator[str]:
     folder = source
     if given.merge is not None:
         folder = given.merge
-        merge(source, folder, given.dtype)
+        from toolgrpo.observe.progress import library_bars_off  # imports Transformers
+
+        with library_bars_off():
+            merge(source, folder, given.dtype)
         yield f"merged    {folder}"
     weights = "."
     if converter is not None:

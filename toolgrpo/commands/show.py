@@ -187,9 +187,9 @@ def _of_last_step(folder: Path) -> list[dict[str, Any]]:
     """Return the episodes of the last step; each process has recorded its own from the first step on."""
     last: list[dict[str, Any]] = []
     for record in iter_episodes(folder):
-        if last and last[0]["step"] < record["step"]:
+        if last and shown_step(last[0]) < shown_step(record):
             last = []
-        if not last or last[0]["step"] == record["step"]:
+        if not last or shown_step(last[0]) == shown_step(record):
             last.append(record)
     return last
 
@@ -201,7 +201,10 @@ def _show_groups(folder: Path, step: int | None, console: Console) -> None:
         raise ConfigError(f"no line of the recording in {folder} is a whole episode: it is damaged, or has just begun")
     if not shown:
         raise ConfigError(f"no episode in {folder} is of step {step}; there are steps {min(steps)} to {max(steps)}")
-    console.print(group_table(shown_step(shown[0]), shown))
+    shown = [
+        record for record in shown if record.get("mode") == "train"
+    ] or shown  # or those of the evaluation after it
+    console.print(group_table(shown))
     example = f"toolgrpo show {folder} {shown[0].get('episode')}"
     _say(console, f"steps {min(steps)} to {max(steps)}; one episode: {example}")
 

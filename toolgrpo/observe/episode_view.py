@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
@@ -37,14 +37,14 @@ def causes_of(record: Record) -> set[str]:
     return found - {"ok"}
 
 
-def group_table(step: int, records: Sequence[Record]) -> Table:
+def group_table(records: Sequence[Record]) -> Table:
     """Return the groups of one step, the best last."""
     groups: dict[Any, list[Record]] = {}
     for record in records:
         groups.setdefault(record.get("group"), []).append(record)
-    table = _table(f"step {step}: {len(groups)} groups, {len(records)} episodes")
+    table = _table(f"{_place(records[0])}: {len(groups)} groups, {len(records)} episodes")
     for title in ("group", "episodes", "reward", "success", "turns", "calls", "failed", "ends", "prompt"):
-        table.add_column(title, justify="left" if title in ("ends", "prompt", "episodes") else "right", no_wrap=True)
+        _add_column(table, title, to_the_left=title in ("ends", "prompt", "episodes"))
     for number, group in sorted(groups.items(), key=lambda item: _mean(item[1])):
         rewards = [_reward(record) for record in group]
         spread = f"{min(rewards):g}" if min(rewards) == max(rewards) else f"{min(rewards):g} to {max(rewards):g}"
@@ -69,7 +69,7 @@ def episode_table(records: Sequence[Record], *, of: int) -> Table:
     shown = str(len(records)) if of == len(records) else f"{len(records)} of {of}"
     table = _table(f"{shown} episode{'' if of == 1 else 's'}")
     for title in ("episode", "step", "reward", "success", "turns", "calls", "failed", "end", "prompt"):
-        table.add_column(title, justify="left" if title in ("end", "prompt") else "right", no_wrap=True)
+        _add_column(table, title, to_the_left=title in ("end", "prompt"))
     for record in records:
         _add_row(
             table,
@@ -140,11 +140,18 @@ def _begun(record: Record, start: int, end: int) -> list[Text]:
     ]
 
 
+def _place(record: Record) -> str:
+    step = f"step {shown_step(record)}"
+    if record.get("mode") != "eval":
+        return step
+    return f"evaluation after {step}" if record["step"] else "evaluation"
+
+
 def _headline(record: Record) -> Text:
     success = {True: "success", False: "no success"}.get(record.get("success"), "")  # type: ignore[arg-type]
     parts = [
         f"episode {record.get('episode')}",
-        f"step {shown_step(record)}",
+        _place(record),
         f"group {record.get('group')}",
         f"reward {_reward(record):g}",
         success,
@@ -227,7 +234,13 @@ def _colour(logprob: float | None) -> str:
 
 
 def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), expand=True)
+
+
+def _add_column(table: Table, title: str, *, to_the_left: bool) -> None:
+    """Add a column; that of prompts takes the width that the others leave."""
+    side: Literal["left", "right"] = "left" if to_the_left else "right"
+    table.add_column(title, justify=side, no_wrap=True, ratio=1 if title == "prompt" else None)
 
 
 def _add_row(table: Table, *cells: str) -> None:

@@ -89,8 +89,11 @@ def prompt_messages(prompt: Any) -> list[Any]:
 
 
 def shown_step(record: Mapping[str, Any]) -> int:
-    """Return the step of an episode as people count: the first is 1; a record has how many were done before."""
-    return int(record["step"]) + 1
+    """Return the step of an episode as people count: the first is 1; a record has how many were done before.
+
+    An evaluation belongs to the step that it comes after.
+    """
+    return int(record["step"]) + (record.get("mode") != "eval")
 
 
 def row_of(record: Mapping[str, Any]) -> Record:
