@@ -385,10 +385,10 @@ def test_vllms_transfer_is_taken_from_a_gpu_to_servers_that_were_started_for_it(
 
 
 def test_a_server_of_another_version_is_said_in_one_sentence(server: StandInVLLM) -> None:
-    server.version = "0.31.0+cpu"
+    server.version = "0.32.0+cpu"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine_of(server).shutdown()
     server.version = "0.99.0"
-    with pytest.warns(UserWarning, match=r"tested with vLLM 0\.31\.0; 0\.99\.0 runs at http://127"):
+    with pytest.warns(UserWarning, match=r"tested with vLLM 0\.31\.0, 0\.32\.0; 0\.99\.0 runs at http://127"):
         engine_of(server).shutdown()

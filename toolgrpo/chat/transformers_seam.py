@@ -1,4 +1,4 @@
-"""Reach the parts of Transformers' reading of turns that are no public names. Tested with Transformers 5.17.
+"""Reach the parts of Transformers' reading of turns that are no public names. Tested with Transformers 5.19.
 
 `ResponseTemplate` and `load_response_template` say what a response template is, `process_field` reads what a call holds;
 `render_jinja_template` prints messages as they are given.

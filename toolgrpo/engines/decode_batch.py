@@ -228,7 +228,7 @@ def empty_cache(model: Any) -> Cache:
 def bound_time_steps_as_trained(model: Any) -> None:
     """Let Mamba-2 layers bound their time steps as the model's config says: in decoding nothing else does.
 
-    Nemotron-H of Transformers 5.17 bounds them in whole passes by `time_step_min`, which is where weights start.
+    Nemotron-H of Transformers 5.17 to 5.19 bounds them in whole passes by `time_step_min`, which is where weights start.
     """
     for module in model.modules():
         bounds = getattr(module, "time_step_limit", None)

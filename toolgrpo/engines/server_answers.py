@@ -1,4 +1,4 @@
-"""JSON to and from a vLLM server: the body of a completion, and which answers are believed. Tested with vLLM 0.31.0.
+"""JSON to and from a vLLM server: the body of a completion, and which answers are believed. Tested with vLLM 0.32.0.
 
 Pure functions. What does not fit raises `BadAnswer`, which names the field, its value and what was
 expected. Every field has one place, which the sentence names; nothing is searched for.

@@ -14,7 +14,7 @@ rollout ends it, since nobody walks the weights then. A call ends within its sec
 server has refused its part (NCCL itself waits for a peer for ever); the thread that may be left
 behind is a daemon.
 
-The one file that touches vLLM's transfer on the trainer's side. Tested with vLLM 0.31.0; what is used
+The one file that touches vLLM's transfer on the trainer's side. Tested with vLLM 0.32.0; what is used
 (`tests/engines/test_vllm_transfer.py` fails with a sentence when one of these changes):
 
 * `NCCLTrainerWeightTransferEngine` and `IPCTrainerWeightTransferEngine`: `trainer_init` meets the

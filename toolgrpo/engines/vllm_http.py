@@ -1,6 +1,6 @@
 """HTTP with a `vllm serve`: one exchange, bounded in bytes and time, and the blocking control calls.
 
-Tested with vLLM 0.31.0. Token ids go in and come out, so nothing is tokenized on the way.
+Tested with vLLM 0.32.0. Token ids go in and come out, so nothing is tokenized on the way.
 
 An exchange reads an answer up to a number of bytes and does not decompress it (none is asked for,
 and a compressed one is refused); it follows no redirect. A lost connection is a `NoAnswer`, a bad

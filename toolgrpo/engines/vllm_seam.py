@@ -1,4 +1,4 @@
-"""The one file that touches what is not public in vLLM. Tested with vLLM 0.31.0.
+"""The one file that touches what is not public in vLLM. Tested with vLLM 0.32.0.
 
 What is used, and why (`test_vllm_seam.py` and `test_engine_contract.py` in tests/engines fail when one
 of these changes):
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-TESTED_VERSIONS = ("0.31.0",)
+TESTED_VERSIONS = ("0.31.0", "0.32.0")
 _START_ERRORS = (ValueError, RuntimeError, ImportError, NotImplementedError, AssertionError, KeyError)
 _PARTS = ("weights", "kv_cache")  # of vLLM's memory, in the order they are taken back
 _living: dict[int, bool] = {}  # engines of this process that live or start, and whether their group is the trainer's

@@ -1,6 +1,6 @@
 """Reach the recurrent layers of Transformers' hybrids, which take no layout of a packed sequence.
 
-Tested with Transformers 5.17. A layer calls functions of its model's own module, and hands its
+Tested with Transformers 5.19. A layer calls functions of its model's own module, and hands its
 keyword arguments down to them (LFM2's convolution only `seq_idx`). `share_recurrences` puts a
 function in the place of each that does as before, except where the layout of a packed prefix tree
 comes with it:

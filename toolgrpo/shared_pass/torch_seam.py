@@ -1,6 +1,6 @@
 """Touch what PyTorch and Transformers do not promise and the shared pass needs.
 
-Tested with PyTorch 2.13, Transformers 5.17.
+Tested with PyTorch 2.13, Transformers 5.19.
 
 * `torch.ops.aten._scaled_dot_product_flash_attention_for_cpu` and its backward: the kernels behind
   PyTorch's own CPU attention, since the public function does not give the log-sum-exp

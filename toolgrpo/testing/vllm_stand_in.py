@@ -87,7 +87,7 @@ class StandInVLLM:
         self.adapters: list[str] = []
         self.logprobs_mode = "processed_logprobs"
         self.development = True
-        self.version = "0.31.0"
+        self.version = "0.32.0"
         self.weight_transfer: dict[str, str] | None = None
         self.n_workers = 1
         self.is_updating = False
