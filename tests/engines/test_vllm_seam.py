@@ -231,5 +231,5 @@ def test_a_start_that_fails_is_one_error_and_leaves_nothing_changed(
 
 
 def test_another_version_of_vllm_is_said_in_one_sentence() -> None:
-    with pytest.warns(UserWarning, match=r"tested with vLLM 0\.31\.0; 9\.9\.9 is installed"):
+    with pytest.warns(UserWarning, match=r"tested with vLLM 0\.31\.0, 0\.32\.0; 9\.9\.9 is installed"):
         vllm_seam.warn_if_untested("9.9.9", "is installed")

@@ -41,6 +41,9 @@ class Group:
         self.met = met
         self.available = available
 
+    def destroy(self) -> None:
+        """vLLM 0.32 asks for it where a group ends."""
+
 
 class Wire:
     """What the trainer's side of vLLM did, in place of NCCL."""
