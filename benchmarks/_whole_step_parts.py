@@ -22,6 +22,7 @@ class Asked:
     quick: bool
     seeds: tuple[int, ...]
     rounds: int
+    model: str = ""  # a folder
 
 
 @dataclass(frozen=True)

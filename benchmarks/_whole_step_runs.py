@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -63,7 +64,8 @@ class Job:
     staleness: int = 0
     tools: str = "wait"
     server_url: str = ""  # of an engine in another process
-    model: str = ""  # a folder, for a GPU; else nano on the CPU
+    model: str = ""  # a folder; else nano
+    lora: bool = False  # the folder's model is trained on the CPU, in bf16 with an adapter; else on a GPU
 
     @property
     def steps(self) -> int:
@@ -169,10 +171,11 @@ def arguments(job: Job) -> dict[str, Any]:
         "logging_steps": 1,
         "disable_tqdm": True,
         "learning_rate": 1e-6,
-        **(_ON_A_GPU if job.model else {}),
+        **(_WITH_LORA if job.lora else _ON_A_GPU if job.model else {}),
     }
 
 
+_WITH_LORA = {"gradient_checkpointing": True, "model_init_kwargs": {"dtype": "bfloat16"}}
 _ON_A_GPU = {
     "use_cpu": False,
     "bf16": True,
@@ -182,6 +185,13 @@ _ON_A_GPU = {
     "vllm_gpu_memory_utilization": 0.3,
     "model_init_kwargs": {"dtype": "bfloat16"},
 }
+
+
+def adapter(job: Job) -> Any:
+    """LoRA on every linear layer, as recipes/configs/financial_qwen2.5_0.5b.yaml has it, or none."""
+    from peft import LoraConfig
+
+    return LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear") if job.lora else None
 
 
 def timing(clock: Clock, rollout_s: Callable[[], float | None] = lambda: None) -> Any:
@@ -223,10 +233,10 @@ def as_ours_renders(function: Any) -> Any:
 
 
 @contextmanager
-def trl_on_this_machine() -> Iterator[None]:
+def trl_on_this_machine(dtype: str = "float32") -> Iterator[None]:
     """Let TRL's trainer start with colocated vLLM as our own engine has it: on a CPU it could not train without.
 
-    Its weight sync fails there, vLLM would leave one thread to the training pass, and choose bf16, also for weights in fp32.
+    Its weight sync fails there, vLLM would leave one thread to the training pass, and choose bf16 whatever the weights are.
     """
     import torch
     import trl.generation.vllm_generation as generation
@@ -242,7 +252,7 @@ def trl_on_this_machine() -> Iterator[None]:
         self.llm.reset_prefix_cache()
 
     if not torch.cuda.is_available():
-        generation.LLM = functools.partial(generation.LLM, block_size=CPU_BLOCK_SIZE, dtype="float32")
+        generation.LLM = functools.partial(generation.LLM, block_size=CPU_BLOCK_SIZE, dtype=dtype)
         generation.VLLMGeneration.sync_weights = sync_weights
     with torch_threads_kept():
         yield
@@ -270,8 +280,16 @@ def train_trl(job: Job, clock: Clock) -> dict[str, Any]:
         from tools_funcs.financial_tools_complex import TOOL_FUNCTIONS
 
         tools = [as_ours_renders(one) for one in TOOL_FUNCTIONS]
-    with trl_on_this_machine():
-        trainer = GRPOTrainer(model_folder(job), reward, args, rows(), tools=tools, callbacks=[timing(clock)])
+    with trl_on_this_machine("bfloat16" if job.lora else "float32"):
+        trainer = GRPOTrainer(
+            model_folder(job),
+            reward,
+            args,
+            rows(),
+            tools=tools,
+            callbacks=[timing(clock)],
+            peft_config=adapter(job),
+        )
     module.parse_response = parse
     generate = trainer._generate
 
@@ -343,6 +361,7 @@ def train_ours(job: Job, clock: Clock) -> dict[str, Any]:
         tools=tools,
         chat=decisions,
         callbacks=[timing(clock, lambda: made[0].rollout_batches.rollout_seconds)],
+        peft_config=adapter(job),
     )
     made.append(trainer)
     try:
@@ -358,7 +377,8 @@ def main() -> None:
     clock = Clock(job.phases)
     found = train_trl(job, clock) if job.trainer == "TRL" else train_ours(job, clock)
     times = {"seconds": clock.seconds, "rollout_s": clock.rollout_s, "processor_s": clock.processor_s}
-    target.write_text(json.dumps({**times, **found}))
+    peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    target.write_text(json.dumps({**times, **found, "peak_gib": peak_gib}))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # the vLLM inside TRL's trainer is never ended, and the process would wait for it

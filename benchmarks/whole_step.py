@@ -7,6 +7,7 @@
 
 speed           seconds a step of 64 episodes whose tools take 0, 0.1 and 0.5 s
 schema          the same with eight financial tools, whose schemas make prompts of 5,000 tokens; 16 episodes a step
+real            a model of half a billion weights with LoRA and the same tools, 8 and 16 episodes a step; wants --model FOLDER
 server          the engine in a process of its own on one core, the trainer on the other
 learning        nano to 0.9 held-out success, and how good it is after 40 steps, by seed; TRL's trainer too
 tenth_learning  the same where every tool call takes 0.1 s; TRL's trainer on the first seed, which takes 10 minutes
@@ -38,6 +39,7 @@ from _reporting import benchmark, kept, parser_of, progress, save
 from _rows import Row
 from _whole_step_learning import LEARNING, SLOW_LEARNING, TENTH_LEARNING
 from _whole_step_parts import Asked, Part, other_work
+from _whole_step_real import REAL
 from _whole_step_server import SERVER
 from _whole_step_speed import SCHEMA, SPEED
 
@@ -46,6 +48,7 @@ SEEDS = (42, 1, 2)
 PARTS: dict[str, Part] = {
     "speed": SPEED,
     "schema": SCHEMA,
+    "real": REAL,
     "server": SERVER,
     "learning": LEARNING,
     "tenth_learning": TENTH_LEARNING,
@@ -77,8 +80,8 @@ def measure_part(name: str, asked: Asked) -> None:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    asked = Asked(options.quick, tuple(options.seeds), options.rounds)
-    for name in options.part or PARTS:
+    asked = Asked(options.quick, tuple(options.seeds), options.rounds, options.model)
+    for name in options.part or [name for name in PARTS if name != "real" or asked.model]:
         measure_part(name, asked)
     return kept(NAME, asked.quick)
 
@@ -94,6 +97,9 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, action="append", help="only this part; may be given several times")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of learning")
     parser.add_argument("--rounds", type=int, default=2, help="of the other parts")
+    parser.add_argument(
+        "--model", default="", help="folder of the model of the part real, which is left out without it"
+    )
     benchmark(NAME, parser, measure, rows, number_type="float32")
 
 
