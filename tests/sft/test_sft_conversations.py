@@ -101,3 +101,19 @@ def test_prompt_and_completion_are_a_conversation_too(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").write_text(json.dumps({"messages": [*row["prompt"], *row["completion"]] * 2}) + "\n")
     file.rename(tmp_path / "train.jsonl")
     assert [len(read_conversations(tmp_path, split)[0]["messages"]) for split in ("train", "test")] == [2, 4]
+
+
+def test_a_mixture_gives_the_conversations_of_its_tasks_by_weight_with_their_opening(tmp_path: Path) -> None:
+    for name, n in (("sums", 6), ("words", 4)):
+        said = [{"role": "user", "content": name}, {"role": "assistant", "content": "ok"}]
+        (tmp_path / f"{name}.jsonl").write_text((json.dumps({"messages": said}) + "\n") * n)
+    mixture = tmp_path / "both.yaml"
+    tasks = f"tasks:\n- data: {tmp_path}/sums.jsonl\n  weight: 2\n- data: {tmp_path}/words.jsonl\n"
+    mixture.write_text("system_prompt: Be short.\n" + tasks)
+    rows = [[message["content"] for message in row["messages"]] for row in read_conversations(mixture)]
+    assert sorted(rows) == [["Be short.", "sums", "ok"]] * 6 + [["Be short.", "words", "ok"]] * 3
+    mixture.write_text(tasks + "  tools: [add]\n")
+    with pytest.raises(
+        DataError, match=r"chooses tools or a reward for .*words\.jsonl, which `toolgrpo sft` does not read"
+    ):
+        read_conversations(mixture)

@@ -24,7 +24,8 @@ from typing import Any
 from toolgrpo.chat import resolve_format
 from toolgrpo.chat.base import assistant_message
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.data.load import source_rows
+from toolgrpo.data.load import Mixture, is_mixture, source_rows
+from toolgrpo.data.rows import OnBadRow, Row, raise_bad_row
 from toolgrpo.errors import ChatFormatError, DataError
 from toolgrpo.named_files import located, no_conversations
 from toolgrpo.trajectory import Message
@@ -47,13 +48,31 @@ class Example:
 
 
 def read_conversations(path: str | Path, split: str = "train") -> list[dict[str, Any]]:
-    """Read the rows of a file or of a data set of the hub as {"messages": ..., "tools": schemas or None}; a bad row is an error."""
+    """Read the rows of a file, of a data set of the hub or of a mixture as {"messages": ..., "tools": schemas or None}; a bad
+    row is an error.
+    """
     if str(path).endswith((".jsonl", ".json", ".ndjson")) and not located(path).is_file():
         raise DataError(no_conversations(Path(path)))
-    rows = list(_checked(str(path), split))
+    rows = list(_mixed(located(path), split) if is_mixture(path) else _checked(str(path), split))
     if not rows:
         raise DataError(f"{path} has no conversations; one {{'messages': [...]}} per line is expected")
     return rows
+
+
+def _mixed(path: Path, split: str) -> Iterator[dict[str, Any]]:
+    """Yield the conversations of a mixture's tasks, by their weights, each with its opening."""
+    mixture = Mixture.from_file(path)
+    if chosen := [task.data for task in mixture.content.tasks if task.tools or task.hidden_tools or task.reward]:
+        raise DataError(
+            f"the mixture {path} chooses tools or a reward for {', '.join(chosen)}, which `toolgrpo sft` does not read: a row "
+            f"names its own schemas in `tools`; leave these keys out"
+        )
+
+    def load(spec: str, *, on_bad_row: OnBadRow) -> Iterator[Row]:
+        return ({"prompt": row["messages"], "schemas": row["tools"]} for row in _checked(spec, split))
+
+    for row in mixture.rows(load, limit=None, seed=0, on_bad_row=raise_bad_row):
+        yield {"messages": row["prompt"], "tools": row["schemas"]}
 
 
 def _checked(spec: str, split: str) -> Iterator[dict[str, Any]]:
