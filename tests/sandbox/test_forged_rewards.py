@@ -49,7 +49,7 @@ def with_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(shared, "_sandbox", None)
 
     def choose(count: int) -> None:
-        monkeypatch.setattr(module, "_WORKERS", count)
+        monkeypatch.setattr(module, "SHARED_WORKERS", count)
         monkeypatch.setattr(shared, "_workers", count)
 
     yield choose
