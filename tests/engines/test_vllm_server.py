@@ -64,9 +64,10 @@ def drawn_in_a_moment(control: ServerControl) -> float:
 def test_a_cancelled_request_is_aborted_inside_the_server(vllm_server: Any) -> None:
     """A request that the server went on with would end by its length, as those do that nobody cancels.
 
-    The server is paused but for moments until all 48 requests draw, and stays so while they are cancelled:
-    none of them can end before that, whichever process is quicker. Each further moment asks the server four
-    times, so that it has heard of the cancelled ones long before they would have drawn their 500 tokens.
+    The server is paused but for moments until all 48 requests draw, and stays so while they are cancelled. Where a
+    moment was so long that some have ended, those are counted; where all have, it is tried again. Each further
+    moment asks the server four times, so that it has heard of the cancelled ones long before they would have drawn
+    their 500 tokens.
     """
     engine = engine_of(vllm_server.url)
     control = ServerControl(vllm_server.url)
@@ -74,15 +75,34 @@ def test_a_cancelled_request_is_aborted_inside_the_server(vllm_server: Any) -> N
     def ended_by_length() -> float:
         return counted(vllm_server.url, "vllm:request_success_total", 'finished_reason="length"')
 
+    def still_drawing(n: int, ended_before: float) -> float:
+        """Wait until the paused server has counted all `n` requests, ended or not; return how many have not."""
+        deadline = time.monotonic() + 240
+        while (
+            ended_by_length() - ended_before + (open_ones := counted(vllm_server.url, "vllm:num_requests_running")) != n
+        ):
+            assert time.monotonic() < deadline, (
+                f"{open_ones} requests run, and {ended_by_length() - ended_before} ended"
+            )
+            time.sleep(0.05)
+        return open_ones
+
     async def cancel_many() -> float:
         await engine.open()
         drawn = await asyncio.to_thread(drawn_in_a_moment, control)
         ended_before = await asyncio.to_thread(ended_by_length)
-        tasks = [asyncio.create_task(engine.sample(ask([n, 1], max_tokens=500))) for n in range(48)]
         try:
-            while await asyncio.to_thread(drawn_in_a_moment, control) < drawn + 2 * len(tasks):
-                pass
-            assert all(task.cancel() for task in tasks), "none can have ended"
+            for _ in range(8):
+                tasks = [asyncio.create_task(engine.sample(ask([n, 1], max_tokens=500))) for n in range(48)]
+                while (now := await asyncio.to_thread(drawn_in_a_moment, control)) < drawn + 2 * len(tasks):
+                    pass
+                open_ones = await asyncio.to_thread(still_drawing, len(tasks), ended_before)
+                if open_ones:
+                    break
+                drawn, ended_before = now, ended_before + len(tasks)
+            assert open_ones, "in each of eight moments the server has drawn all 500 tokens of 48 requests"
+            for task in tasks:
+                task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             for _ in range(4):
                 await asyncio.to_thread(drawn_in_a_moment, control)
@@ -91,7 +111,7 @@ def test_a_cancelled_request_is_aborted_inside_the_server(vllm_server: Any) -> N
         await engine.sample(ask([7, 1], max_tokens=500))  # as long as any of the cancelled ones would have taken
         await engine.sample(ask([7, 1], max_tokens=1))  # counted after all that ended before it
         await engine.close()
-        return ended_before
+        return ended_before + len(tasks) - open_ones
 
     ended_before = asyncio.run(cancel_many())
     deadline = time.monotonic() + 240
