@@ -5,13 +5,14 @@ In one process each, with the scripted engine or the transformers engine, so tha
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import TrainerCallback
+from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 
 from tests.support.trainings import CREDIT_BY_TURN, recorded, run_to_end, same_weights, step_logs
 from toolgrpo import ToolGRPOTrainer
@@ -19,6 +20,7 @@ from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
+from toolgrpo.trainer.checkpointing import tied_head_expected
 
 pytestmark = pytest.mark.e2e
 
@@ -184,3 +186,15 @@ def test_transformers_deletes_no_folder_at_the_end(tmp_path: Path) -> None:
     assert [c.step for c in complete_checkpoints(tmp_path)] == [1, 3]
     assert (tmp_path / "checkpoint-1-good").is_dir()
     assert trainer.args.save_total_limit == 1
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_missing_head_is_reported_unless_it_is_the_embeddings(tied: bool, caplog: pytest.LogCaptureFixture) -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=16, tie_word_embeddings=tied, **sizes))
+    loads = logging.getLogger("transformers.trainer")
+    said = "There were missing keys in the checkpoint model loaded: ['lm_head.weight']."
+    with caplog.at_level(logging.WARNING, loads.name), tied_head_expected(model):
+        loads.handle(loads.makeRecord(loads.name, logging.WARNING, "", 0, said, (), None))
+    assert not loads.filters
+    assert (said in caplog.messages) is not tied

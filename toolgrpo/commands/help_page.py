@@ -68,16 +68,8 @@ _CORRECTION = (
 _OVERLAP = ("max_staleness", "weights_handover", "carry_over")
 _SAVING = ("output_dir", "save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint")
 _WATCHING = (
-    *(
-        "logging_steps",
-        "doctor_every",
-        "max_infrastructure_failures",
-        "quiet",
-        "report_to",
-        "run_name",
-        "log_completions",
-    ),
-    *("record_episodes", "record_tokens", "dry_run"),
+    *("logging_steps", "doctor_every", "max_infrastructure_failures", "quiet", "report_to", "run_name"),
+    *("log_completions", "record_episodes", "record_tokens", "dry_run"),
 )
 
 # The flags of the first page, where a command has more.

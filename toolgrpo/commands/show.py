@@ -201,9 +201,8 @@ def _show_groups(folder: Path, step: int | None, console: Console) -> None:
         raise ConfigError(f"no line of the recording in {folder} is a whole episode: it is damaged, or has just begun")
     if not shown:
         raise ConfigError(f"no episode in {folder} is of step {step}; there are steps {min(steps)} to {max(steps)}")
-    shown = [
-        record for record in shown if record.get("mode") == "train"
-    ] or shown  # or those of the evaluation after it
+    trained = [record for record in shown if record.get("mode") == "train"]
+    shown = trained or shown  # or those of the evaluation after it
     console.print(group_table(shown))
     example = f"toolgrpo show {folder} {shown[0].get('episode')}"
     _say(console, f"steps {min(steps)} to {max(steps)}; one episode: {example}")

@@ -62,7 +62,7 @@ _HALF_A_CHARACTER = re.compile(r"\\ud[89a-f]", re.IGNORECASE)  # or one of a pai
 
 
 class Speaker(Protocol):
-    """Handler for the requests of one key: a `Session`, or what makes one for each request."""
+    """Handler for the requests of one key: a `GatewaySession`, or what makes one for each request."""
 
     async def chat(self, request: ChatRequest) -> ModelAnswer: ...
 

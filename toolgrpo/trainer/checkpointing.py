@@ -20,9 +20,11 @@ backend can do that, but not the random numbers and places, and says so.
 
 from __future__ import annotations
 
+import logging
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -97,6 +99,25 @@ class RandomNumbers:
         torch.set_rng_state(self.cpu)
         if self.cuda:
             torch.cuda.set_rng_state_all(list(self.cuda))
+
+
+@contextmanager
+def tied_head_expected(model: Any) -> Iterator[None]:
+    """Keep Transformers from reporting the head of a tied model as missing in a checkpoint, which never has it.
+
+    Of a model whose head has weights of its own it is reported: that head would not be restored.
+    """
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not record.getMessage().endswith("model loaded: ['lm_head.weight'].")
+
+    loads, head = logging.getLogger("transformers.trainer"), model.get_output_embeddings()
+    if head is not None and head.weight is model.get_input_embeddings().weight:
+        loads.addFilter(is_news)
+    try:
+        yield
+    finally:
+        loads.removeFilter(is_news)
 
 
 @dataclass(frozen=True, slots=True)

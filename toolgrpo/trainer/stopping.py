@@ -151,10 +151,8 @@ class HeldOutWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
-        if (
-            sum("eval_success" in log and log["step"] == state.global_step for log in state.log_history)
-            < self._n_datasets
-        ):
+        of_this_step = [log for log in state.log_history if "eval_success" in log and log["step"] == state.global_step]
+        if len(of_this_step) < self._n_datasets:
             return
         if self._keeps_best and state.global_step and _rates(state)[-1] > (state.best_metric or -1.0):
             control.should_save = True  # Transformers notes it as the best, and loads it at the end

@@ -49,7 +49,7 @@ from toolgrpo.trainer.assembly import (
 )
 from toolgrpo.trainer.batch_in_training import BatchInTraining
 from toolgrpo.trainer.batches import Batches, EpisodeGrading
-from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
+from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete, tied_head_expected
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.engine_proof import EngineProof
 from toolgrpo.trainer.hardware import check_backend, precision_line
@@ -277,7 +277,8 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             if folder is not None:
                 self.progress.say(f"resuming from {folder}")
             try:
-                with nullcontext() if self.progress.brings_own_log else library_bars_off():
+                bars = nullcontext() if self.progress.brings_own_log else library_bars_off()
+                with bars, tied_head_expected(self.policy.base_model):
                     output = super().train(resume_from_checkpoint=folder, **kwargs)
             except RunIsComplete as complete:
                 self.progress.say(f"{complete}; nothing is left to train")
