@@ -61,6 +61,26 @@ def call_markers_option() -> Any:
     )
 
 
+def prefix_sharing_option() -> Any:
+    """Return the field that says whether a training pass reads what rows have in common once."""
+    return option(
+        "auto",
+        "Read what rows have in common once: auto (where it pays), on (or fail), or off (TRL's pass).",
+        choices=("auto", "on", "off"),
+    )
+
+
+def max_tokens_per_pass_option() -> Any:
+    """Return the field that bounds such a pass."""
+    return option(
+        None,
+        "Most packed tokens of one forward pass of a prefix-shared batch; default: no more than TRL's, and in GRPO on a CPU "
+        "what fits into memory.",
+        allowed=lambda number: number is None or number >= 1,
+        wrong="{name} must be a positive number of tokens, got {value}",
+    )
+
+
 class Options:
     """A theme: its fields are checked one by one when it is made."""
 
@@ -292,18 +312,8 @@ class LearningOptions(Options):
 class PassOptions(Options):
     """Options of the training pass."""
 
-    prefix_sharing: str = option(
-        "auto",
-        "Read a prompt once for all its completions: auto (where it pays), on (or fail), or off (TRL's pass).",
-        choices=("auto", "on", "off"),
-    )
-    max_tokens_per_pass: int | None = option(
-        None,
-        "Most packed tokens of one forward pass of a prefix-shared batch; default: no more than TRL's, and on a CPU what "
-        "fits into memory.",
-        allowed=lambda number: number is None or number >= 1,
-        wrong="{name} must be a positive number of tokens, got {value}",
-    )
+    prefix_sharing: str = prefix_sharing_option()
+    max_tokens_per_pass: int | None = max_tokens_per_pass_option()
     skip_dead_rows: str = option(
         "auto",
         "Leave rows without any advantage out of the training pass: auto (where nothing else needs them) or off. The "

@@ -87,6 +87,30 @@ def test_the_card_says_what_was_taught_and_its_lines_run(
     assert capsys.readouterr().out
 
 
+def test_what_conversations_begin_with_is_read_once_and_the_losses_are_trls(base: Path, tmp_path: Path) -> None:
+    options = (
+        "--max_steps",
+        "3",
+        "--batch_size",
+        "8",
+        "--micro_batch_size",
+        "4",
+        "--learning_rate",
+        "0.01",
+        "--save_steps",
+        "3",
+    )
+    shared, padded = (taught(base, tmp_path / mode, *options, "--prefix_sharing", mode)[0] for mode in ("on", "off"))
+    assert shared.losses == pytest.approx(padded.losses, rel=1e-4) and shared.losses[2] < shared.losses[0]
+    logs = [
+        json.loads((tmp_path / mode / "checkpoint-3" / "trainer_state.json").read_text())["log_history"][:3]
+        for mode in ("on", "off")
+    ]
+    for one, other in zip(*logs, strict=True):
+        for name in ("entropy", "mean_token_accuracy", "grad_norm", "num_tokens"):
+            assert one[name] == pytest.approx(other[name], rel=1e-3), name
+
+
 def test_lora_bf16_checkpointing_and_a_resumed_run_are_as_one(base: Path, tmp_path: Path) -> None:
     options = (
         *("--use_peft", "true", "--lora_r", "4", "--bf16", "true", "--gradient_checkpointing", "true"),

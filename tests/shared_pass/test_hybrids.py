@@ -56,7 +56,7 @@ def test_a_deep_tree_whose_segments_have_one_token_or_some(family: str) -> None:
         logps.sum().backward()
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
-    tree, _ = forward_packing(model, model.config, packing, ids.device)
+    tree, *_ = forward_packing(model, model.config, packing, ids.device)
     ours = gradient(tree)
     labels = ids.masked_fill(last == 0, -100)
     output = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)

@@ -26,7 +26,9 @@ from toolgrpo.options import (
     PassOptions,
     WatchOptions,
     call_markers_option,
+    max_tokens_per_pass_option,
     option,
+    prefix_sharing_option,
 )
 
 if TYPE_CHECKING:
@@ -234,6 +236,8 @@ class SFTOptions(Options):
     )
     logging_steps: float = option(1, "Steps between two entries of the log.")
     call_markers: str = call_markers_option()
+    prefix_sharing: str = prefix_sharing_option()
+    max_tokens_per_pass: int | None = max_tokens_per_pass_option()
 
 
 _TRAINING = (

@@ -37,12 +37,15 @@ from toolgrpo.observe.progress import library_bars_off
 from toolgrpo.options import options_of, with_fields_of
 from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversations
 from toolgrpo.sft.progress import StepProgress
+from toolgrpo.shared_pass.scoring import SharedPass
+from toolgrpo.startup import map_large_blocks
 from toolgrpo.storage import storage_errors
 from toolgrpo.tools import load_tools
 from toolgrpo.trainer.hardware import precision_line, settled_cpu, settled_precision, trains_on_cpu
+from toolgrpo.trainer.memory import PassShape
 from toolgrpo.trainer.model_card import ModelCard, SavesWithCard
 from toolgrpo.trainer.stopping import GracefulStop
-from toolgrpo.trainer.trl.trainer import tune_fused_head
+from toolgrpo.trainer.trl.trainer import sharing_model, tune_fused_head
 
 
 @with_fields_of(SFTOptions)
@@ -77,11 +80,18 @@ class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
 
 
 class CardedSFTTrainer(SavesWithCard, SFTTrainer):  # type: ignore[misc]  # TRL ships no types
-    """Writes `card`, and `tools.json` where there are tools, beside each model that it saves."""
+    """Writes `card`, and `tools.json` where there are tools, beside each model that it saves, and reads once what the
+    conversations of a batch begin with.
+    """
 
-    def __init__(self, *, card: ModelCard, **arguments: Any) -> None:
+    def __init__(self, *, card: ModelCard, args: ToolSFTConfig, **arguments: Any) -> None:
         self.card = card
-        super().__init__(**arguments)
+        self._shared_pass = SharedPass(mode=args.prefix_sharing, max_tokens=args.max_tokens_per_pass)
+        super().__init__(args=args, **arguments)
+        tune_fused_head(self.accelerator.device)
+
+    def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(sharing_model(self, self._shared_pass, model), *args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +199,10 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
         raise
     except (ValueError, ImportError, OSError) as error:
         raise ModelError(f"--model_name_or_path {model.model_name_or_path}: {error}") from error
-    tune_fused_head(trainer.accelerator.device)
+    longest_here = max(len(example.ids) for example in examples)
+    needed = PassShape.of(trainer.model, checkpointing=config.gradient_checkpointing)
+    if needed is not None and needed.is_large(longest_here * config.per_device_train_batch_size):
+        map_large_blocks()
     trainer.remove_callback(PrinterCallback)
     progress.say(
         f"{len(examples)} conversations, {n_tokens} tokens to learn, {_how_long(config)} on {trainer.accelerator.device.type}, {trainer.accelerator.mixed_precision} mixed "

@@ -53,13 +53,11 @@ def is_shared(device_type: str, packed: int, padded: int, width: int) -> bool:
 
 
 class ScoredTokens(NamedTuple):
-    """Log-probabilities and entropies of the kept tokens, both (B, logits_to_keep).
-
-    0 where nothing is scored.
-    """
+    """Values of the kept tokens, each (B, logits_to_keep); 0 where nothing is scored."""
 
     logps: torch.Tensor
     entropies: torch.Tensor | None
+    is_top1: torch.Tensor | None = None  # where the model's head computes it, as TRL's supervised trainer asks
 
 
 def unsupported(config: Any) -> str | None:
@@ -258,16 +256,14 @@ def _score(
         values = torch.cat(parts)
         return values.new_zeros(n_rows * width).index_put((places.to(values.device),), values).view(n_rows, width)
 
-    logps = scatter([logps for logps, _ in outputs])
-    if not compute_entropy:
-        return ScoredTokens(logps, None)
-    return ScoredTokens(logps, scatter([entropies for _, entropies in outputs if entropies is not None]))
+    logps = scatter([one.logps for one in outputs])
+    entropies = [one.entropies for one in outputs if one.entropies is not None] if compute_entropy else []
+    is_top1 = [one.is_top1 for one in outputs if one.is_top1 is not None]
+    return ScoredTokens(logps, scatter(entropies) if entropies else None, scatter(is_top1) if is_top1 else None)
 
 
-def forward_packing(
-    model: Any, config: Any, packing: Packing, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Run one forward pass; return log-probabilities and entropies of the scored places."""
+def forward_packing(model: Any, config: Any, packing: Packing, device: torch.device) -> ScoredTokens:
+    """Run one forward pass; return the values of the scored places, one after another."""
     recurrent: dict[str, RecurrentLayout] = {}
     if is_known_hybrid(config):
         share_recurrences(config.model_type)
@@ -285,12 +281,12 @@ def forward_packing(
     for layout in recurrent.values():
         layout.check(config)
     scored = torch.from_numpy(packing.scored).to(output.log_probs.device)
-    logps = output.log_probs[0, scored]
-    entropies = None if output.entropy is None else output.entropy[0, scored]
-    for value in (logps, entropies):
+    entropies, is_top1 = (None if value is None else value[0, scored] for value in (output.entropy, output.is_top1))
+    found = ScoredTokens(output.log_probs[0, scored], entropies, is_top1)
+    for value in found:
         if value is not None and value.requires_grad:
             keep_for_backward(config, value)
-    return logps, entropies
+    return found
 
 
 def unsupported_model(unwrapped: Any) -> str | None:

@@ -18,6 +18,8 @@ changes):
   `state.best_model_checkpoint` names;
 * `Trainer.evaluation_loop` is overridden: `evaluate` logs the metrics that it returns, with TRL's `_metrics["eval"]`;
 * `trl.trainer.utils.add_fused_lm_head` gives a model the head that scores labels tile by tile, for supervised training;
+  `SFTTrainer.compute_loss` calls `model(labels=..., fused_lm_head=True)` and reads four fields of what it gives
+  (`sharing_model`);
 * `trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE` and `trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE`, the tokens and the
   words of a tile, and `trl.trainer.utils._use_triton`, which there only says whether tokens without a label are left out:
   made for GPUs, all three cost a CPU memory and time (`tune_fused_head`);
@@ -43,7 +45,7 @@ import trl
 from accelerate.utils import send_to_device
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from transformers.trainer_utils import EvalLoopOutput, has_length
-from trl import GRPOTrainer
+from trl import GRPOTrainer, SFTTrainer
 from trl.trainer.utils import generate_model_card
 
 from toolgrpo.engines.adapters import merged_parameters, merges_exactly, persistent_buffers
@@ -397,9 +399,31 @@ def shared_logps(
     return None if scored is None else (scored.logps, scored.entropies, None)
 
 
+def sharing_model(trainer: SFTTrainer, shared_pass: SharedPass, model: Any) -> Callable[..., Any]:
+    """Return what TRL's supervised loss can call for its model: the same values, with what rows begin with read once."""
+
+    def forward(*, labels: Any = None, fused_lm_head: bool = False, use_cache: bool = False, **inputs: Any) -> Any:
+        scored = None
+        if fused_lm_head and inputs.keys() == {"input_ids", "attention_mask"} and not trainer.args.torch_compile:
+            unwrapped = trainer.accelerator.unwrap_model(model)
+            scored = shared_pass.score_tokens(
+                model, **inputs, scored_mask=labels != -100, unwrapped=unwrapped, compute_entropy=True
+            )
+        if scored is None:
+            return model(labels=labels, fused_lm_head=fused_lm_head, use_cache=use_cache, **inputs)
+        return SimpleNamespace(
+            log_probs=scored.logps,
+            entropy=scored.entropies,
+            is_top1=scored.is_top1,
+            label_mask=labels[:, 1:] != -100,
+        )
+
+    return forward
+
+
 def citations(*, supervised: bool) -> str:
     """Return what TRL's own model card asks to cite, for SFT or for GRPO."""
-    of = trl.SFTTrainer if supervised else GRPOTrainer
+    of = SFTTrainer if supervised else GRPOTrainer
     unknown = dict.fromkeys(("base_model", "hub_model_id", "dataset_name", "wandb_url", "trackio_url"))
     cited = {"trainer_name": of._name, "trainer_citation": of._paper.get("citation")}
     card = generate_model_card(**unknown, model_name="", tags=[], **cited)
