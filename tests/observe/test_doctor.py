@@ -185,6 +185,12 @@ def test_broken_calls_are_told_before_the_episodes_that_they_fill() -> None:
     assert told == ["broken_calls", "cut_by_length"]
 
 
+def test_one_cause_is_one_sentence() -> None:
+    shown = {**TROUBLES["broken_calls"][0], **TROUBLES["tool_fails"][0], **TROUBLES["void_turns"][0]}
+    assert list(spoken(run(**shown))) == ["broken_calls"]
+    assert list(spoken(run(**{**shown, "tools/error/raised": 50.0}))) == ["broken_calls", "tool_fails"]
+
+
 @pytest.mark.parametrize(
     "cause", ["infrastructure_fails", "no_tool_calls", "broken_calls", "cut_by_length", "tool_fails"]
 )

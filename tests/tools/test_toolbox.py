@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.tool_calls import call_all
-from toolgrpo.calls import ToolErrorKind, ToolResult
+from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import ConfigError, PluginError, ToolExecutorError
 from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools, run_tool, tool
@@ -168,6 +168,15 @@ def test_run_tool_answers_everything_a_model_can_write(
     assert result.ok == (error is None)
     assert result.content == "3" if error is None else result.content.startswith("Error: ")
     assert len(result.content) < 1100
+
+
+def test_the_form_of_a_call_is_shown_with_a_whole_call_in_it(toolbox: Toolbox) -> None:
+    broken = CallAttempt(
+        AttemptStatus.INVALID_JSON, '{"name": add "a": }', detail='a call is {"name": ..., "arguments": {...}}'
+    )
+    for call in (broken, "add, please"):
+        shown = run_tool(toolbox, call).content
+        assert '{"name": "add", "arguments": {"a": 3, "b": 3}}' in shown and "..." not in shown
 
 
 def test_an_unknown_name_is_answered_with_the_nearest(toolbox: Toolbox) -> None:

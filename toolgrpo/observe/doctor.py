@@ -114,6 +114,10 @@ class Logs:
         return Counter({name.removeprefix("tools/error/"): self.total(name) for name in sorted(names)})
 
     @property
+    def why_broken(self) -> str | None:
+        return why_broken(self.errors, self.calls)
+
+    @property
     def episodes(self) -> float:
         """Return the number of episodes: all sampled tokens, divided by the mean of an episode."""
         pairs = zip(self.each("rollout/sampled_tokens"), self.each("completions/mean_length"), strict=True)
@@ -309,7 +313,7 @@ def _groups_all_alike(logs: Logs) -> Iterator[str]:
 
 def _broken_calls(logs: Logs) -> Iterator[str]:
     calls, errors = logs.calls, Counter({cause: logs.errors[cause] for cause in PARSE_CAUSES})
-    why = why_broken(errors, calls)
+    why = logs.why_broken
     if why is not None:
         by = ", ".join(f"{name} {_percent(n / calls)}" for name, n in errors.most_common() if n >= 0.005 * calls)
         yield f"{_percent(errors.total() / calls)} of the calls {logs.span} cannot be run ({by}){why}"
@@ -327,7 +331,8 @@ def _worst_tool(logs: Logs) -> str:
 
 def _tool_fails(logs: Logs) -> Iterator[str]:
     tool = _worst_tool(logs)
-    if logs.share_failed(tool) >= 0.5:
+    by_form = logs.why_broken is not None and any(cause in PARSE_CAUSES for cause, _ in logs.errors.most_common(1))
+    if logs.share_failed(tool) >= 0.5 and not by_form:  # `broken_calls` says that
         causes = ", ".join(f"{cause} {n / len(logs):.3g}" for cause, n in logs.errors.most_common(3) if n)
         yield (
             f"the tool {tool} fails: {_percent(logs.share_failed(tool))} of its calls {logs.span} (failures of all tools "
@@ -380,7 +385,7 @@ def _cache_is_small(logs: Logs) -> Iterator[str]:
 
 def _void_turns(logs: Logs) -> Iterator[str]:
     share = logs.mean("turns/void")
-    if share >= 0.1:
+    if share >= 0.1 and logs.why_broken is None and not sum(logs.cut.values()) > 0.5:  # others say why
         yield f"{_percent(share)} of the turns {logs.span} hold no call that can be read and no answer"
 
 

@@ -176,6 +176,11 @@ def complaint_of(error: ValidationError, kinds_of: Callable[[Any], Sequence[str]
     return f"{where}: {short(error.message, quote=False)}"
 
 
+def example_of(parameters: Mapping[str, Any]) -> str:
+    """Return arguments that this schema takes, as JSON: those that are required, or all."""
+    return json.dumps(_example({**parameters, "type": "object"}), ensure_ascii=False, default=str)
+
+
 def _like(schema: Any, kind: str) -> str:
     """Return an example of what was wanted; none where the word for it says enough."""
     if kind not in ("integer", "number", "array", "object"):

@@ -9,6 +9,7 @@ session of each backend. The toolbox checks names and arguments and turns every 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import PluginError
-from toolgrpo.tools.arguments import ArgumentChecker, names_near
+from toolgrpo.tools.arguments import ArgumentChecker, example_of, names_near
 from toolgrpo.tools.backends import BackendSession, ToolBackend
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolSession
 from toolgrpo.tools.bounds import read_json
@@ -32,6 +33,7 @@ T = TypeVar("T")
 # A tool call as a model or a test writes it, text or object, as a `CallAttempt`. Never raises.
 
 _FORM = '{"name": "...", "arguments": {...}}'
+_ELIDED_NAME = re.compile(r'"name": ("\.\.\."|\.\.\.)')
 
 
 def parse_call(call: object) -> CallAttempt:
@@ -200,7 +202,8 @@ class ToolboxSession(ToolSession):
 
     async def _answer(self, attempt: CallAttempt) -> ToolResult:
         if attempt.status is not AttemptStatus.OK or attempt.name is None:
-            return self._refuse(attempt, ToolErrorKind(_kind_of(attempt.status)), attempt.detail or "a malformed call")
+            detail = self._filled(attempt.detail or "a malformed call", f"{attempt.name} {attempt.raw}")
+            return self._refuse(attempt, ToolErrorKind(_kind_of(attempt.status)), detail)
         found = self._toolbox.tools.get(attempt.name)
         if found is None:
             close = names_near(attempt.name, self._toolbox.names)
@@ -226,6 +229,17 @@ class ToolboxSession(ToolSession):
             cached=reply.cached,
             ends_episode=spec.ends_episode and reply.error is None,
         )
+
+    def _filled(self, detail: str, said: str) -> str:
+        """Return a complaint that shows the form of a call with a whole call in it: a model copies what it is shown, dots
+        too. It is one of the tool that the model named, or of the first.
+        """
+        tools = self._toolbox.tools
+        if not tools or "{...}" not in detail:
+            return detail
+        name = max((name for name in tools if name in said), key=len, default=next(iter(tools)))
+        whole = _ELIDED_NAME.sub(f'"name": "{name}"', detail)
+        return whole.replace("{...}", example_of(tools[name].spec.parameters))
 
     def _refuse(self, attempt: CallAttempt, kind: ToolErrorKind, detail: str) -> ToolResult:
         shown = cut(f"Error: {detail}", _MAX_ERROR_CHARS)
