@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,28 +14,35 @@ from toolgrpo.engines.adapters import adapter_saver
 from toolgrpo.engines.build import EngineOptions, build_engine, choose_engine
 from toolgrpo.engines.policy import Backend, Policy
 from toolgrpo.engines.transformers import ReplicaEngine, TransformersEngine
+from toolgrpo.engines.vllm_colocate import ColocateOptions
 from toolgrpo.engines.vllm_options import vllm_available, vllm_is_for_cpu
+from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
 from toolgrpo.testing import tiny_trainer
 
 
+def asked_for(engine: str, urls: Sequence[str] = (), lora_sync: str = "merge") -> EngineOptions:
+    colocate = ColocateOptions(lora_sync=lora_sync)
+    return EngineOptions(engine=engine, vllm_server=ServerOptions(urls=tuple(urls)), vllm_colocate=colocate)
+
+
 def test_auto_takes_what_is_there_and_says_why() -> None:
-    choice = choose_engine("auto", server_urls=None)
+    choice = choose_engine(asked_for("auto"))
     expected = ("vllm_colocate", "vLLM is installed") if vllm_available() else ("transformers", "vLLM is not installed")
     assert (choice.name, choice.why) == expected
 
 
 def test_auto_takes_the_servers_it_is_given() -> None:
-    assert choose_engine("auto", server_urls=["http://localhost:8000"]).name == "vllm_server"
+    assert choose_engine(asked_for("auto", ["http://localhost:8000"])).name == "vllm_server"
 
 
 def test_servers_without_urls_are_refused() -> None:
     with pytest.raises(ConfigError, match="--vllm_server_urls"):
-        choose_engine("vllm_server", server_urls=None)
+        choose_engine(asked_for("vllm_server"))
 
 
 def test_what_was_asked_for_is_taken() -> None:
-    assert choose_engine("transformers", server_urls=None).why == "asked for"
+    assert choose_engine(asked_for("transformers")).why == "asked for"
 
 
 ALONE = Backend("NO", 1)
@@ -97,11 +105,11 @@ class Packed(torch.nn.Module):
 def test_packed_weights_are_for_one_engine_and_the_others_say_so() -> None:
     asked = policy(Packed())
     urls = ["http://localhost:8000"]
-    assert choose_engine("auto", server_urls=urls, policy=asked).name == "transformers"
-    assert "packed" in choose_engine("auto", server_urls=None, policy=asked).why or not vllm_available()
-    assert choose_engine("transformers", server_urls=None, policy=asked).name == "transformers"
+    assert choose_engine(asked_for("auto", urls), asked).name == "transformers"
+    assert "packed" in choose_engine(asked_for("auto"), asked).why or not vllm_available()
+    assert choose_engine(asked_for("transformers"), asked).name == "transformers"
     with pytest.raises(ConfigError, match=r"weights are packed.*--engine transformers with --load_in_4bit"):
-        choose_engine("vllm_server", server_urls=urls, policy=asked)
+        choose_engine(asked_for("vllm_server", urls), asked)
     split = policy(Packed(), backend=Backend("FSDP", 2, fsdp_version=2))
     with pytest.raises(ConfigError, match=r"FSDP2 on 2 processes splits the parameters.*packed"):
         build_engine(split, EngineOptions(engine="transformers"))
@@ -110,32 +118,32 @@ def test_packed_weights_are_for_one_engine_and_the_others_say_so() -> None:
 @pytest.mark.skipif(not vllm_available(), reason="vLLM is not installed")
 def test_a_vllm_for_other_devices_than_the_trainers_is_not_taken(tiny_qwen3: Any) -> None:
     other = policy(tiny_qwen3(0), device="cuda" if vllm_is_for_cpu() else "cpu")
-    choice = choose_engine("auto", server_urls=None, policy=other)
+    choice = choose_engine(asked_for("auto"), other)
     assert choice.name == "transformers" and "this build of vLLM runs on" in choice.why
     with pytest.raises(ConfigError, match=r"cannot run here: training is on .*Use --engine transformers"):
-        choose_engine("vllm_colocate", server_urls=None, policy=other)
+        choose_engine(asked_for("vllm_colocate"), other)
     with pytest.raises(ConfigError, match="packed"):
-        choose_engine("vllm_colocate", server_urls=None, policy=policy(Packed()))
+        choose_engine(asked_for("vllm_colocate"), policy(Packed()))
 
 
 @pytest.mark.needs_cpu_vllm
 def test_heads_that_vllm_does_not_compute_on_a_cpu_are_left_to_the_other_engine(tiny_qwen3: Any) -> None:
     model = tiny_qwen3(0)
-    assert choose_engine("auto", server_urls=None, policy=policy(model)).name == "vllm_colocate"
+    assert choose_engine(asked_for("auto"), policy(model)).name == "vllm_colocate"
     model.config.head_dim = 8
-    choice = choose_engine("auto", server_urls=None, policy=policy(model))
+    choice = choose_engine(asked_for("auto"), policy(model))
     assert choice.name == "transformers" and "heads are 8 wide, and vLLM on a CPU computes 32, 64" in choice.why
     with pytest.raises(ConfigError, match=r"cannot run here: the model's attention heads are 8 wide"):
-        choose_engine("vllm_colocate", server_urls=None, policy=policy(model))
+        choose_engine(asked_for("vllm_colocate"), policy(model))
 
 
 def test_weights_that_vllm_does_not_take_are_drawn_from_by_the_other_engine() -> None:
     asked, urls = policy(tiny_family("gpt_oss")), ["http://localhost:8000"]
     for engine in ("vllm_server", "vllm_colocate")[: 1 + vllm_available()]:
         with pytest.raises(ConfigError, match=r"experts and attention sinks of gpt_oss.*--vllm_lora_sync adapter"):
-            choose_engine(engine, server_urls=urls, policy=asked)
-        assert choose_engine(engine, server_urls=urls, policy=asked, adapter_alone=True).name == engine
-    assert choose_engine("auto", server_urls=urls, policy=asked).name == "transformers"
+            choose_engine(asked_for(engine, urls), asked)
+        assert choose_engine(asked_for(engine, urls, lora_sync="adapter"), asked).name == engine
+    assert choose_engine(asked_for("auto", urls), asked).name == "transformers"
 
 
 @pytest.mark.needs_cpu_vllm
@@ -149,9 +157,9 @@ def test_weights_that_vllm_does_not_take_are_drawn_from_by_the_other_engine() ->
 def test_what_vllm_computes_wrongly_on_a_cpu_is_drawn_from_by_the_other_engine(family: str, why: str) -> None:
     asked = policy(tiny_family(family))
     with pytest.raises(ConfigError, match=why + ".* Use --engine transformers"):
-        choose_engine("vllm_colocate", server_urls=None, policy=asked)
-    assert choose_engine("auto", server_urls=None, policy=asked).name == "transformers"
-    assert choose_engine("auto", server_urls=["http://gpu:8000"], policy=asked).name == "vllm_server"
+        choose_engine(asked_for("vllm_colocate"), asked)
+    assert choose_engine(asked_for("auto"), asked).name == "transformers"
+    assert choose_engine(asked_for("auto", ["http://gpu:8000"]), asked).name == "vllm_server"
 
 
 @pytest.mark.needs_cpu_vllm
@@ -159,7 +167,7 @@ def test_a_recurrent_model_that_vllm_computes_on_a_cpu_is_left_to_it(monkeypatch
     asked = replace(policy(tiny_family("qwen3_5")), dtype=torch.bfloat16)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     asked.base_model.config.linear_key_head_dim = 128
-    assert choose_engine("auto", server_urls=None, policy=asked).name == "vllm_colocate"
+    assert choose_engine(asked_for("auto"), asked).name == "vllm_colocate"
 
 
 def test_an_adapter_is_saved_without_asking_a_hub(

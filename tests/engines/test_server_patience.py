@@ -221,10 +221,10 @@ def test_servers_are_named_our_way_or_trls_with_auto_and_by_name(
     config = ToolGRPOConfig(str(tmp_path), engine=engine, report_to="none", use_cpu=True, **given)
     assert config.server_urls() == urls
     if urls:
-        assert choose_engine(engine, server_urls=config.server_urls()).name == "vllm_server"
+        assert choose_engine(config.engine_options()).name == "vllm_server"
     elif engine == "vllm_server":
         with pytest.raises(ConfigError, match="--vllm_server_urls"):
-            choose_engine(engine, server_urls=config.server_urls())
+            choose_engine(config.engine_options())
 
 
 def test_a_blocking_call_works_where_an_event_loop_runs_already(server: StandInVLLM) -> None:

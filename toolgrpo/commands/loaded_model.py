@@ -84,7 +84,7 @@ def load_model(path: Path, init_kwargs: Mapping[str, Any], config: ToolGRPOConfi
 def _policy_of_files(path: Path, kwargs: Mapping[str, Any], config: ToolGRPOConfig) -> Policy | None:
     """Return a policy whose weights are read when the engine gets them; None where it must be whole."""
     options = config.engine_options()
-    if choose_engine(options.engine, server_urls=list(options.vllm_server.urls)).name != "vllm_colocate":
+    if choose_engine(options).name != "vllm_colocate":
         return None
     origin = {"revision": kwargs.get("revision"), "trust_remote_code": kwargs["trust_remote_code"]}
     shape = AutoConfig.from_pretrained(path, **origin)
@@ -100,8 +100,7 @@ def _policy_of_files(path: Path, kwargs: Mapping[str, Any], config: ToolGRPOConf
         weights=partial(_weights_of, files),
     )
     # A vLLM that is for other devices leaves the work to the transformers engine, which wants a model.
-    chosen = choose_engine(options.engine, server_urls=list(options.vllm_server.urls), policy=policy)
-    return policy if chosen.name == "vllm_colocate" else None
+    return policy if choose_engine(options, policy).name == "vllm_colocate" else None
 
 
 def model_without_weights(shape: Any, kwargs: Mapping[str, Any]) -> Any:

@@ -67,23 +67,15 @@ _WRONG_ON_CPU = ("lfm2", "lfm2_moe")  # vLLM hands its rotary kernel for CPUs wh
 
 def build_engine(policy: Policy, options: EngineOptions) -> BuiltEngine:
     """Return the engine for this policy, and why it is that one."""
-    choice = choose_engine(
-        options.engine,
-        server_urls=list(options.vllm_server.urls),
-        policy=policy,
-        adapter_alone=options.vllm_colocate.lora_sync == "adapter",
-    )
+    choice = choose_engine(options, policy)
     bound_time_steps_as_trained(policy.base_model)
     return BuiltEngine(ENGINES[choice.name](policy, options), choice)
 
 
-def choose_engine(
-    engine: str, *, server_urls: list[str] | None, policy: Policy | None = None, adapter_alone: bool = False
-) -> EngineChoice:
-    """Resolve `auto`, and refuse what cannot work here, or for this policy.
-
-    `adapter_alone`: vLLM gets no weights after its start but those of a LoRA adapter.
-    """
+def choose_engine(options: EngineOptions, policy: Policy | None = None) -> EngineChoice:
+    """Resolve `auto`, and refuse what cannot work here, or for this policy."""
+    engine, server_urls = options.engine, options.vllm_server.urls
+    adapter_alone = options.vllm_colocate.lora_sync == "adapter"  # nothing else is sent after vLLM's start
     unsendable = None if policy is None else _unsendable(policy, adapter_alone)
     unfit = None if policy is None or unsendable else _unfit(policy)
     if engine == "auto":

@@ -132,13 +132,7 @@ def suit(
     `max_concurrent` the user's own bound on episodes at a time, and `room` the tokens that an agent
     may put into a prompt of its own beside the row's.
     """
-    choice = choose_engine(
-        options.engine,
-        server_urls=list(options.vllm_server.urls),
-        policy=policy,
-        adapter_alone=options.vllm_colocate.lora_sync == "adapter",
-    )
-    if choice.name != "vllm_colocate":
+    if choose_engine(options, policy).name != "vllm_colocate":
         return Demand(options)
     asked = options.vllm_colocate.vllm
     if policy.device.type != "cpu" and max_concurrent is None:
