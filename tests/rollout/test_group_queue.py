@@ -7,6 +7,8 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from tests.support.rollouts import no_rollout_thread, scripted_rollouts
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.rollout.admission import Admission
@@ -39,8 +41,8 @@ class Worth:
 class World:
     """A step takes two groups of the queue; one may be carried over, and rows are called a, b, c, ..."""
 
-    def __init__(self, *, beyond: int = 1, carried: int = 1, dead: str = "", stalls: str = "") -> None:
-        self.stalls, self.dead = stalls, dead
+    def __init__(self, *, beyond: int = 1, carried: int = 1, dead: str = "", stalls: str = "", fails: str = "") -> None:
+        self.stalls, self.dead, self.fails = stalls, dead, fails
         self.engine = TurnstileEngine(self.script)
         self.rollouts = scripted_rollouts(self.engine, ScriptedTools({"wait": lambda: "waited"}))
         self.ahead = RolloutsAhead(self.rollouts)
@@ -51,6 +53,9 @@ class World:
 
     def script(self, request: SampleRequest, number: int) -> list[int] | ScriptedReply:
         text = ByteChat.text(request.ids)
+        if self.fails and self.fails in text:
+            self.let("ab")  # which could not end before
+            raise AssertionError("a bug")
         if self.stalls and self.stalls in text:
             return ScriptedReply(ByteChat.say("never"), stalls=True)
         return ByteChat.say("call wait {}" if ">tool:" not in text else "an answer")
@@ -116,6 +121,15 @@ def test_a_dead_group_is_judged_once_replaced_at_once_and_given_back() -> None:
     world.queue.renumber(drawn.places)
     assert world.queue.places == (0,) and sorted(world.judged)[:4] == ["a", "b", "c", "d"]
     world.queue.stop()
+
+
+def test_a_group_that_fails_ahead_fails_when_it_is_due() -> None:
+    world = World(fails="<c>", carried=0)
+    assert named(world.take(0, "c")) == "ab"
+    with pytest.raises(AssertionError, match="a bug"):
+        world.take(1, "de")
+    world.queue.stop()
+    assert no_rollout_thread() and not world.engine.is_open
 
 
 def test_stopping_cancels_what_was_carried_over() -> None:

@@ -175,6 +175,7 @@ class GroupQueue(Generic[V]):
         judge: Judge[V],
     ) -> TakenGroups[V]:
         open_ones: dict[asyncio.Task[None], _Standing[V]] = {}
+        failed: dict[_Standing[V], asyncio.Task[None]] = {}
 
         def watch(one: _Standing[V]) -> None:
             open_ones[asyncio.create_task(self._settle(one, judge))] = one
@@ -189,10 +190,14 @@ class GroupQueue(Generic[V]):
                         self._queue.append(begin(next(sets)))
                         watch(self._queue[-1])
                     if not decision.begin:
+                        oldest = next((one for one in self._queue if one.verdict is None), None)
+                        for one in failed:  # ahead, it is told when those before it have been taken
+                            if self.ahead is None or one is oldest:
+                                failed[one].result()
                         done, _ = await asyncio.wait(open_ones, return_when=asyncio.FIRST_COMPLETED)
+                        failed |= {open_ones[task]: task for task in done if task.exception() is not None}
                         for task in done:
                             del open_ones[task]
-                            task.result()  # or its own error
             except BaseException:
                 if self.ahead is None:
                     self._queue, self._ended = [], []
