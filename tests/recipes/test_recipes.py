@@ -50,6 +50,10 @@ PROMISED: dict[str, dict[str, Any]] = {
         **{"lora_r": 16, "lora_alpha": 32, "learning_rate": 1e-5, "num_generations": 4, "beta": 0.1},
         **{"enable_thinking": True, "tools_script": "tools_funcs/calculator_tools.py", "reward": ["gsm8k"]},
     },
+    "gsm8k_qwen2.5_0.5b": {
+        **{"use_peft": True, "learning_rate": 1e-4, "reward": ["tool_result", "gsm8k"], "max_steps": 40},
+        **{"tools_script": "tools_funcs/calculator_tools.py", "max_turns": 3},
+    },
     "mbpp_qwen3_1.7b": {"tools_script": "tools_funcs/python_tools.py", "reward": ["code_exec"]},
     "aime_qwen2.5_0.5b": {
         **{"lora_r": 128, "engine": "vllm_colocate", "report_to": "wandb"},
