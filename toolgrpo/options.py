@@ -74,8 +74,7 @@ def max_tokens_per_pass_option() -> Any:
     """Return the field that bounds such a pass."""
     return option(
         None,
-        "Most packed tokens of one forward pass of a prefix-shared batch; default: no more than TRL's, and in GRPO on a CPU "
-        "what fits into memory.",
+        "Most packed tokens of one forward pass; default: no more than TRL's, and in GRPO on a CPU what fits into memory.",
         allowed=lambda number: number is None or number >= 1,
         wrong="{name} must be a positive number of tokens, got {value}",
     )

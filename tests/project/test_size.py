@@ -37,8 +37,8 @@ LINES = {
     "sft": 280,
     "shared_pass": 1450,
     "testing": 1000,
-    "tools": 5300,
-    "trainer": 5250,
+    "tools": 5310,
+    "trainer": 5275,
     "(itself)": 2650,
 }
 MOST = {
@@ -46,7 +46,7 @@ MOST = {
     "modules with one importer": 58,
     "files that import TRL": 6,
     "fields of our own": 48,
-    "lines of tests": 41_300,
+    "lines of tests": 41_400,
     "lines of benchmarks": 5_700,
     "lines of pages": 4_000,
     "words of pages": 30_000,
