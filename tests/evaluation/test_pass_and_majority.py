@@ -161,6 +161,8 @@ def test_what_the_episodes_met_is_said_with_the_flag_that_helps() -> None:
     raised = replace(found, episodes=(episode(0, False, call("add", ToolErrorKind.RAISED, 0.0)),))
     ends, calls = raised.lines(Path("out"))
     assert ends == "ends      finished 1 of 1 episodes" and calls.endswith("toolgrpo show out --cause raised has them")
+    died = replace(found, episodes=(episode(0, False, call("add", ToolErrorKind.DIED, 0.0)),))
+    assert died.lines(Path("out"))[2].startswith("lost      1 calls got no result from this machine")
 
 
 def test_two_models_side_by_side_as_json_and_as_a_table() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.table import Table
 
-from toolgrpo.calls import NO_NAME, WITHOUT_MARKERS, AttemptStatus, Call
+from toolgrpo.calls import INFRASTRUCTURE_CAUSES, NO_NAME, WITHOUT_MARKERS, AttemptStatus, Call
 from toolgrpo.evaluation.measures import Difference, Share, majority_at_k, pass_at_k
 
 _UNKNOWN = "(names of no tool)"
@@ -163,6 +163,10 @@ class ModelReport:
         if calls:
             failed = f"{causes.total()} of {len(calls)} failed"
             lines.append(f"calls     {failed}{f': {_counts(causes)}' if causes else ''}{_help(causes, folder)}")
+        if lost := sum(causes[cause] for cause in INFRASTRUCTURE_CAUSES):
+            lines.append(
+                f"lost      {lost} calls got no result from this machine, and count as failures; measure again without other load"
+            )
         if repeat:
             lines.append(f"repeats   {repeat} of {n} episodes make a call again whose result they have; {teach}")
         if copy:
