@@ -1,4 +1,4 @@
-"""Hybrids train through the transformers engine: with tools, and with prompts shared."""
+"""Hybrids train with tools and with prompts shared: through the transformers engine, and through vLLM where it has kernels."""
 
 from __future__ import annotations
 
@@ -26,9 +26,17 @@ def add(a: int, b: int) -> int:
 
 @pytest.mark.parametrize("adapter", [False, True], ids=["whole", "lora"])
 @pytest.mark.parametrize(
-    "family", [*HYBRIDS[:3], *(pytest.param(name, marks=pytest.mark.slow) for name in HYBRIDS[3:])]
+    ("family", "engine"),
+    [
+        *((name, "transformers") for name in HYBRIDS[:3]),
+        *(pytest.param(name, "transformers", marks=pytest.mark.slow) for name in HYBRIDS[3:]),
+        *(
+            pytest.param(name, "vllm_colocate", marks=[pytest.mark.slow, pytest.mark.needs_cpu_vllm])
+            for name in ("nemotron_h_dense", "granite4_dense")
+        ),
+    ],
 )
-def test_two_steps_with_tools(tmp_path: Path, family: str, adapter: bool) -> None:
+def test_two_steps_with_tools(tmp_path: Path, family: str, engine: str, adapter: bool) -> None:
     def by_length(completions: list[Any], **_: Any) -> list[float]:
         return [float(number % 4) for number in range(len(completions))]
 
@@ -41,7 +49,7 @@ def test_two_steps_with_tools(tmp_path: Path, family: str, adapter: bool) -> Non
         None,
         model=tiny_family(family),
         parts=parts,
-        engine="transformers",
+        engine=engine,
         prefix_sharing="on",
         max_completion_length=24,
         router_aux_loss_coef=0.0,
@@ -53,3 +61,5 @@ def test_two_steps_with_tools(tmp_path: Path, family: str, adapter: bool) -> Non
     assert any(not torch.equal(a, b) for a, b in zip(after, before, strict=True))
     steps = trainer.state.log_history[:2]
     assert all(0 < step["grad_norm"] < 1e3 for step in steps) and len(steps) == 2
+    if engine != "transformers":
+        assert all(step["sampling/sampling_logp_difference/max"] < 1e-4 for step in steps)
