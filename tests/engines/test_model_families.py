@@ -27,6 +27,7 @@ from toolgrpo.engines.server_weights import DiskWeights  # noqa: E402
 from toolgrpo.engines.vllm_colocate import VLLMColocateEngine  # noqa: E402
 from toolgrpo.engines.vllm_options import VLLMOptions, served_config  # noqa: E402
 from toolgrpo.engines.vllm_seam import start_vllm  # noqa: E402
+from toolgrpo.errors import EngineError  # noqa: E402
 
 REQUESTS = [
     SampleRequest(ids=list(range(5, 5 + n)), max_tokens=24, stop_ids=(316,), options=SamplingOptions())
@@ -92,6 +93,17 @@ def test_a_servers_experts_follow_too(tmp_path: Path) -> None:
         for _ in range(2):
             engine.load_weights(own_weights(trained))
             assert difference(trained, ask(engine)) < 1e-4
+        engine.shutdown()
+
+
+@pytest.mark.slow
+def test_weights_that_vllm_has_no_name_for_are_told() -> None:
+    model = tiny_family("granite4")
+    engine = VLLMColocateEngine(start_vllm(served_config(model), VLLMOptions(max_model_len=256, max_num_seqs=16)))
+    try:
+        with pytest.raises(EngineError, match=r"no weight 'layers.*router.*--engine transformers"):
+            engine.load_weights(own_weights(model))
+    finally:
         engine.shutdown()
 
 

@@ -335,9 +335,14 @@ class StepEngine:
         """Replace all weights, under their checkpoint names, and drop every cached prefix."""
         self._wake("weights")  # alone: the cache would take memory that gathering needs
         with torch_threads_kept(), _without_expected_gaps(self._engine):
-            self._engine.collective_rpc(
-                "reload_weights", kwargs={"weights_iterator": iter(weights), "is_checkpoint_format": True}
-            )
+            try:
+                self._engine.collective_rpc(
+                    "reload_weights", kwargs={"weights_iterator": iter(weights), "is_checkpoint_format": True}
+                )
+            except KeyError as error:
+                raise EngineError(
+                    f"vLLM's own form of this model has no weight {error}, which is trained; use --engine transformers"
+                ) from error
             self._engine.apply_model(repack_tied_heads)
             self.forget_prefixes()
         self.needs_weights = False
