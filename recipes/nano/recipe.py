@@ -67,8 +67,16 @@ class NanoRecipe:
         return sum(phase.steps for phase in self.phases)
 
 
-HYBRID = replace(NanoRecipe(), layers=4, layer_types=(*["linear_attention"] * 3, "full_attention"))
-"""The same lessons for a model of Qwen3.5's shape: three layers of Gated DeltaNet, then one of full attention."""
+_LONGER = {"chains": 400}
+HYBRID = replace(
+    NanoRecipe(),
+    layers=4,
+    layer_types=(*["linear_attention"] * 3, "full_attention"),
+    phases=tuple(replace(phase, steps=_LONGER.get(phase.name, phase.steps)) for phase in NanoRecipe().phases),
+)
+"""The same lessons for a model of Qwen3.5's shape, three layers of Gated DeltaNet, then one of full attention: more chains,
+or it takes one operation for another in the second call, which no reward mends in some hundred steps.
+"""
 
 MINI = NanoRecipe(
     hidden_size=64,

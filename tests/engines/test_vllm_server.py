@@ -75,17 +75,17 @@ def test_a_cancelled_request_is_aborted_inside_the_server(vllm_server: Any) -> N
     def ended_by_length() -> float:
         return counted(vllm_server.url, "vllm:request_success_total", 'finished_reason="length"')
 
-    def still_drawing(n: int, ended_before: float) -> float:
-        """Wait until the paused server has counted all `n` requests, ended or not; return how many have not."""
+    def running() -> float:
+        return counted(vllm_server.url, "vllm:num_requests_running")
+
+    def still_drawing(n: int, drawn: float, ended_before: float) -> float:
+        """Let moments pass until all `n` requests draw or have ended, a few tokens each; return how many have not ended."""
         deadline = time.monotonic() + 240
-        while (
-            ended_by_length() - ended_before + (open_ones := counted(vllm_server.url, "vllm:num_requests_running")) != n
-        ):
+        while drawn_in_a_moment(control) < drawn + 2 * n or ended_by_length() - ended_before + running() != n:
             assert time.monotonic() < deadline, (
-                f"{open_ones} requests run, and {ended_by_length() - ended_before} ended"
+                f"{running()} requests run, and {ended_by_length() - ended_before} ended"
             )
-            time.sleep(0.05)
-        return open_ones
+        return running()
 
     async def cancel_many() -> float:
         await engine.open()
@@ -94,12 +94,10 @@ def test_a_cancelled_request_is_aborted_inside_the_server(vllm_server: Any) -> N
         try:
             for _ in range(8):
                 tasks = [asyncio.create_task(engine.sample(ask([n, 1], max_tokens=500))) for n in range(48)]
-                while (now := await asyncio.to_thread(drawn_in_a_moment, control)) < drawn + 2 * len(tasks):
-                    pass
-                open_ones = await asyncio.to_thread(still_drawing, len(tasks), ended_before)
+                open_ones = await asyncio.to_thread(still_drawing, len(tasks), drawn, ended_before)
                 if open_ones:
                     break
-                drawn, ended_before = now, ended_before + len(tasks)
+                drawn, ended_before = await asyncio.to_thread(drawn_in_a_moment, control), ended_before + len(tasks)
             assert open_ones, "in each of eight moments the server has drawn all 500 tokens of 48 requests"
             for task in tasks:
                 task.cancel()
