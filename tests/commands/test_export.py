@@ -12,8 +12,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from toolgrpo import ToolGRPOTrainer
 from toolgrpo.commands.export import export_lines, modelfile
-from toolgrpo.errors import ConfigError, ToolGRPOError
+from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
 from toolgrpo.models import NANO
 from toolgrpo.tools import load_tools
 from toolgrpo.trainer.model_card import ModelCard, write_beside_model
@@ -71,6 +72,11 @@ def test_merged_weights_give_the_logits_of_base_and_adapter_and_bring_tools_and_
     assert "library_name: transformers" in card and "merged into it" in card
     with pytest.raises(ToolGRPOError, match="converter failed: Model FooForCausalLM is not supported"):
         list(export_lines([str(to), "--gguf", "bf16"]))
+
+
+def test_a_training_does_not_begin_with_an_adapter(adapter: tuple[Path, torch.Tensor]) -> None:
+    with pytest.raises(ModelError, match=r"LoRA adapter, and a training begins.*export .*--merge"):
+        ToolGRPOTrainer(str(adapter[0]), "tool_result")
 
 
 def test_ollama_prints_what_the_model_saw_in_training(adapter: tuple[Path, torch.Tensor]) -> None:

@@ -29,6 +29,7 @@ import yaml
 
 from toolgrpo.chat.base import ChatFormat, tool_message
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
+from toolgrpo.models import is_adapter
 from toolgrpo.storage import storage_errors, write_whole
 from toolgrpo.trainer.model_card import CARD_FILE, TOOLS_FILE, merged_card
 
@@ -53,11 +54,11 @@ def export_lines(argv: Sequence[str]) -> Iterator[str]:
     """Do what is asked for, and yield a line for each file or folder that was written."""
     given = _parser().parse_args(list(argv))
     source: Path = given.output_dir
-    if not (source / "config.json").is_file() and not _is_adapter(source):
+    if not (source / "config.json").is_file() and not is_adapter(source):
         raise ConfigError(f"{source} holds no trained model; give the output_dir of a training that has ended")
-    if given.merge is None and _is_adapter(source):
+    if given.merge is None and is_adapter(source):
         raise ConfigError(f"{source} holds a LoRA adapter; say where the whole weights go with --merge FOLDER")
-    if given.merge is not None and not _is_adapter(source):
+    if given.merge is not None and not is_adapter(source):
         raise ConfigError(f"{source} has whole weights already, so there is nothing to merge; leave --merge out")
     converter = None if given.gguf is None else _converter()  # missed before a merge, not after it
     folder = source
@@ -160,10 +161,6 @@ def _template(chat: ChatFormat, tokenizer: Any, schemas: Sequence[Mapping[str, A
         f"{{{{ else if .System }}}}{opening(True, [])}{{{{ else }}}}{opening(False, [])}{{{{ end }}}}"
         f'{_TURNS}{{{{ if ne $role "assistant" }}}}{header}{{{{ end }}}}'
     )
-
-
-def _is_adapter(folder: Path) -> bool:
-    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
 
 
 def _config_of(folder: Path) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ModelError
 from toolgrpo.evaluation.run import policy_of_model
 from toolgrpo.hub import settle_hub
-from toolgrpo.models import missing_folder
+from toolgrpo.models import is_adapter, missing_folder
 from toolgrpo.models.untrained_markers import output_rows, output_rows_in, weight_files
 from toolgrpo.rollout import Player
 from toolgrpo.tools.base import ToolProvider
@@ -57,16 +57,16 @@ def load_model(path: Path, init_kwargs: Mapping[str, Any], config: ToolGRPOConfi
     """
     check_backend(Accelerator(cpu=config.use_cpu))
     unset_hf_deepspeed_config()  # else ZeRO-3 would split the parameters while they are loaded
-    is_adapter = (path / "adapter_config.json").is_file() and not (path / "config.json").is_file()
+    without_base = is_adapter(path)
     kwargs = {"trust_remote_code": config.trust_remote_code, **init_kwargs}
     settle_hub(path)
     try:
-        policy = None if is_adapter else _policy_of_files(path, kwargs, config)
-        policy = policy or _policy_of_whole(path, kwargs, config, is_adapter=is_adapter)
+        policy = None if without_base else _policy_of_files(path, kwargs, config)
+        policy = policy or _policy_of_whole(path, kwargs, config, without_base=without_base)
     except (OSError, ValueError, ImportError) as error:
         what = (
             f"the adapter in {path} cannot be loaded onto its base model"
-            if is_adapter
+            if without_base
             else f"the model {path} cannot be loaded"
         )
         raise ModelError(missing_folder(str(path)) or f"{what}: {error}") from error
@@ -118,8 +118,8 @@ def _weights_of(files: Sequence[Path]) -> Iterator[tuple[str, torch.Tensor]]:
                 yield name, opened.get_tensor(name)
 
 
-def _policy_of_whole(path: Path, kwargs: Mapping[str, Any], config: ToolGRPOConfig, *, is_adapter: bool) -> Policy:
-    if is_adapter:
+def _policy_of_whole(path: Path, kwargs: Mapping[str, Any], config: ToolGRPOConfig, *, without_base: bool) -> Policy:
+    if without_base:
         from peft import AutoPeftModelForCausalLM
 
         model = AutoPeftModelForCausalLM.from_pretrained(path, **kwargs).merge_and_unload()

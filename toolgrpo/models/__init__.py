@@ -38,6 +38,11 @@ def folder_of(model: Any, say: Callable[[str], None] | None = None) -> Any:
     return model
 
 
+def is_adapter(folder: str | Path) -> bool:
+    """Return whether a folder holds an adapter without the model that it belongs to."""
+    return (Path(folder) / "adapter_config.json").is_file() and not (Path(folder) / "config.json").is_file()
+
+
 def check_weights(folder: str | Path) -> None:
     """Raise ModelError where a file of weights is cut short; nothing but its head is read."""
     for file in sorted(Path(folder).glob("*.safetensors")):

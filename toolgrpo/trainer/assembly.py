@@ -27,9 +27,9 @@ from toolgrpo.data.table import as_dataset
 from toolgrpo.engines.base import CacheRoom, Engine, HasCache
 from toolgrpo.engines.build import BuiltEngine, EngineChoice
 from toolgrpo.engines.policy import Policy
-from toolgrpo.errors import ConfigError
+from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.learning.turn_rewards import TurnRewards, get_turn_reward, load_turn_reward
-from toolgrpo.models import folder_of
+from toolgrpo.models import folder_of, is_adapter
 from toolgrpo.observe.doctor import Finding
 from toolgrpo.observe.metrics import Known, MetricsLog
 from toolgrpo.observe.progress import RunProgress, loaded_lines
@@ -96,6 +96,11 @@ def take_parts(
     """
     args = args or ToolGRPOConfig("toolgrpo-output")
     named_model, model, reward_funcs = model, folder_of(model), named_rewards(reward_funcs)
+    if isinstance(model, str) and is_adapter(model):
+        raise ModelError(
+            f"{model} is a LoRA adapter, and a training begins with whole weights: toolgrpo export {model} --merge "
+            f"{model}-merged, then give that folder"
+        )
     train_dataset = as_dataset(train_dataset, "train_dataset")
     eval_dataset = as_dataset(eval_dataset, "eval_dataset")
     trl_jobs.refuse_images(train_dataset)
