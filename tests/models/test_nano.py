@@ -40,7 +40,10 @@ def test_the_same_lessons_make_a_model_of_qwen3_5s_shape(tmp_path: Path) -> None
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert (model.config.model_type, tuple(model.config.layer_types)) == ("qwen3_5_text", layers)
     assert (tmp_path / "tokenizer.json").read_text() == (NANO / "tokenizer.json").read_text()
-    assert set(HYBRID.layer_types) == set(layers) and HYBRID.phases == NanoRecipe().phases
+    assert set(HYBRID.layer_types) == set(layers)
+    assert [replace(phase, steps=0) for phase in HYBRID.phases] == [
+        replace(phase, steps=0) for phase in NanoRecipe().phases
+    ]
 
 
 def test_weights_that_are_cut_short_are_named(tmp_path: Path) -> None:
