@@ -7,6 +7,8 @@ Not covered: how calls are written (`toolgrpo.chat`), how they are run (`toolgrp
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -139,3 +141,16 @@ class Call:
     def ok(self) -> bool:
         """Well formed, answered, and without an error."""
         return self.status in RUNNABLE and self.result is not None and self.error is None
+
+
+_ELIDED = re.compile(r'("name": )(?:\.\.\.|"\.\.\.")|\{\.\.\.\}')
+
+
+def written(form: str, name: str | None, arguments: Mapping[str, Any] | None) -> str:
+    """Return a text with this call wherever it shows the form of one: a model copies what it is shown, dots too."""
+
+    def said(found: re.Match[str]) -> str:
+        shown = name if found[1] else dict(arguments or {})
+        return (found[1] or "") + json.dumps(shown, ensure_ascii=False, default=str)
+
+    return _ELIDED.sub(said, form)

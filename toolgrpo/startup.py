@@ -41,9 +41,8 @@ def prepare(arguments: Sequence[str] = ()) -> None:
     os.environ.setdefault("VLLM_DO_NOT_TRACK", "1")
     _divide_compiled_code()
     logging.getLogger("DeepSpeed").addFilter(_is_news)
-    warnings.filterwarnings(
-        "ignore", "TRL currently supports vLLM", UserWarning
-    )  # TRL's own way to it is not used here
+    # TRL's own way to vLLM, whose versions it lists, is not used here.
+    warnings.filterwarnings("ignore", "TRL currently supports vLLM", UserWarning)
     if os.path.exists(_DRIVER) and not any(name in os.environ for name in _ALLOCATOR):
         os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
     if sys.platform.startswith("linux") and (not os.path.exists(_DRIVER) or _asks_for_cpu(arguments)):

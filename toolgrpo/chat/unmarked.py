@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from toolgrpo.calls import AttemptStatus, CallAttempt
-from toolgrpo.chat.attempts import CallForm, is_call, json_attempts, load_json, written
+from toolgrpo.calls import AttemptStatus, CallAttempt, written
+from toolgrpo.chat.attempts import CallForm, is_call, json_attempts, load_json
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.call_bodies import objects_at_end
 from toolgrpo.tools.arguments import ArgumentChecker
@@ -57,7 +57,7 @@ def unmarked_call(
         return None
     if form is None:
         return CallAttempt(AttemptStatus.ACCEPTED, raw, read.name, read.arguments)
-    detail = f"the call was not run, because it does not stand in the form of a call. Write it as {written(form, read)}"
+    detail = f"the call was not run, because it does not stand in the form of a call. Write it as {written(form, read.name, read.arguments)}"
     return CallAttempt(AttemptStatus.UNMARKED, raw, read.name, read.arguments, detail)
 
 

@@ -176,9 +176,10 @@ def complaint_of(error: ValidationError, kinds_of: Callable[[Any], Sequence[str]
     return f"{where}: {short(error.message, quote=False)}"
 
 
-def example_of(parameters: Mapping[str, Any]) -> str:
-    """Return arguments that this schema takes, as JSON: those that are required, or all."""
-    return json.dumps(_example({**parameters, "type": "object"}), ensure_ascii=False, default=str)
+def example_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return arguments that this schema takes: those that are required, or all."""
+    found: Mapping[str, Any] = _example({**parameters, "type": "object"})
+    return found
 
 
 def _like(schema: Any, kind: str) -> str:

@@ -9,13 +9,12 @@ session of each backend. The toolbox checks names and arguments and turns every 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, TypeVar, overload
 
-from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult, written
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker, example_of, names_near
 from toolgrpo.tools.backends import BackendSession, ToolBackend
@@ -33,7 +32,6 @@ T = TypeVar("T")
 # A tool call as a model or a test writes it, text or object, as a `CallAttempt`. Never raises.
 
 _FORM = '{"name": "...", "arguments": {...}}'
-_ELIDED_NAME = re.compile(r'"name": ("\.\.\."|\.\.\.)')
 
 
 def parse_call(call: object) -> CallAttempt:
@@ -231,15 +229,12 @@ class ToolboxSession(ToolSession):
         )
 
     def _filled(self, detail: str, said: str) -> str:
-        """Return a complaint that shows the form of a call with a whole call in it: a model copies what it is shown, dots
-        too. It is one of the tool that the model named, or of the first.
-        """
+        """Return a complaint with a whole call for the form that it shows: of the tool that the model named, or the first."""
         tools = self._toolbox.tools
         if not tools or "{...}" not in detail:
             return detail
         name = max((name for name in tools if name in said), key=len, default=next(iter(tools)))
-        whole = _ELIDED_NAME.sub(f'"name": "{name}"', detail)
-        return whole.replace("{...}", example_of(tools[name].spec.parameters))
+        return written(detail, name, example_of(tools[name].spec.parameters))
 
     def _refuse(self, attempt: CallAttempt, kind: ToolErrorKind, detail: str) -> ToolResult:
         shown = cut(f"Error: {detail}", _MAX_ERROR_CHARS)

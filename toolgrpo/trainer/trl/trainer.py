@@ -381,10 +381,7 @@ def shared_logps(
     if odd:
         shared_pass.fall_back_to_padded(f"the batch holds more than text ({', '.join(odd)})")
         return None
-    if trainer.args.torch_compile:
-        shared_pass.fall_back_to_padded(
-            "torch_compile would compile each batch's layout anew; leave one of the two out"
-        )
+    if _is_compiled(trainer, shared_pass):
         return None
     scored = shared_pass.score_completions(
         model,
@@ -399,12 +396,23 @@ def shared_logps(
     return None if scored is None else (scored.logps, scored.entropies, None)
 
 
+def _is_compiled(trainer: GRPOTrainer | SFTTrainer, shared_pass: SharedPass) -> bool:
+    if trainer.args.torch_compile:
+        shared_pass.fall_back_to_padded(
+            "torch_compile would compile each batch's layout anew; leave one of the two out"
+        )
+    return bool(trainer.args.torch_compile)
+
+
 def sharing_model(trainer: SFTTrainer, shared_pass: SharedPass, model: Any) -> Callable[..., Any]:
     """Return what TRL's supervised loss can call for its model: the same values, with what rows begin with read once."""
 
     def forward(*, labels: Any = None, fused_lm_head: bool = False, use_cache: bool = False, **inputs: Any) -> Any:
         scored = None
-        if fused_lm_head and inputs.keys() == {"input_ids", "attention_mask"} and not trainer.args.torch_compile:
+        odd = sorted(inputs.keys() - {"input_ids", "attention_mask"})
+        if fused_lm_head and odd:
+            shared_pass.fall_back_to_padded(f"the model is asked for more than its text ({', '.join(odd)})")
+        elif fused_lm_head and not _is_compiled(trainer, shared_pass):
             unwrapped = trainer.accelerator.unwrap_model(model)
             scored = shared_pass.score_tokens(
                 model, **inputs, scored_mask=labels != -100, unwrapped=unwrapped, compute_entropy=True
