@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import random
 from pathlib import Path
 
@@ -35,6 +36,26 @@ def test_past_its_size_a_file_is_set_aside_gzipped_and_read_as_one(tmp_path: Pat
     assert written(path) == [*lines, "one more"]
     assert again.sync() == sum(len(line.encode()) + 1 for line in [*lines, "one more"])
     again.close()
+
+
+def test_a_part_that_is_gzipped_while_the_folder_is_listed_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("two\n")
+    aside = tmp_path / "a.jsonl.0001"
+    aside.write_text("one\n")
+    listed = os.listdir
+
+    def then_gzipped(folder: Path) -> list[str]:
+        names = listed(folder)
+        if aside.is_file():
+            aside.with_name("a.jsonl.0001.gz").write_bytes(gzip.compress(aside.read_bytes()))
+            aside.unlink()
+        return names
+
+    monkeypatch.setattr(os, "listdir", then_gzipped)
+    assert written(path) == ["one", "two"]
 
 
 @pytest.mark.property

@@ -78,8 +78,12 @@ def _set_aside(path: Path) -> dict[int, Path]:
     if path.parent.is_dir():
         for name in sorted(os.listdir(path.parent)):
             match = pattern.fullmatch(name)
-            if match is not None and path.with_name(name).is_file():
-                found[int(match[1])] = path.with_name(name)  # the gzipped one, where both are there
+            if match is None:
+                continue
+            for form in (name, f"{name}.gz"):  # it may have been gzipped since the folder was listed
+                if path.with_name(form).is_file():
+                    found[int(match[1])] = path.with_name(form)  # the gzipped one, where both were listed
+                    break
     return found
 
 
