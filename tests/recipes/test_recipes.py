@@ -54,6 +54,10 @@ PROMISED: dict[str, dict[str, Any]] = {
         **{"use_peft": True, "learning_rate": 1e-4, "reward": ["tool_result", "gsm8k"], "max_steps": 40},
         **{"tools_script": "tools_funcs/calculator_tools.py", "max_turns": 3},
     },
+    "mbpp_qwen2.5_0.5b": {
+        **{"use_peft": True, "learning_rate": 1e-4, "reward": ["code_exec", "tool_use"], "max_turns": 3},
+        **{"tools_script": "tools_funcs/python_tools.py", "eval_split": "test"},
+    },
     "mbpp_qwen3_1.7b": {"tools_script": "tools_funcs/python_tools.py", "reward": ["code_exec"]},
     "aime_qwen2.5_0.5b": {
         **{"lora_r": 128, "engine": "vllm_colocate", "report_to": "wandb"},
@@ -86,6 +90,7 @@ def offline_data(spec: str) -> str:
     """The same format from disk, for a recipe that would ask the hub."""
     ours = {"gsm8k": "gsm8k_30", "mbpp": "mbpp_10", "aime": "aime_10"}
     real = {"gsm8k": REAL / "gsm8k_train_40.jsonl", "mbpp": REAL / "mbpp_sanitized_30.jsonl"}
+    spec = "mbpp" if spec == "recipes/data/mbpp_with_examples.yaml" else spec
     if spec not in ours:
         return spec
     file = real.get(spec)
