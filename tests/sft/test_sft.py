@@ -43,7 +43,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_chat_model_learns_conversations_and_can_be_loaded(base: Path) -> None:
     done = _sft(
         *("--model_name_or_path", str(base / "model"), "--dataset_id_or_path", str(base / "rows.jsonl")),
-        *("--tools_script", "tools_funcs/arithmetic_tools.py", "--output_dir", str(base / "out")),
+        *("--tools_script", "arithmetic", "--output_dir", str(base / "out")),
         *("--max_steps", "12", "--batch_size", "8", "--micro_batch_size", "4", "--learning_rate", "0.01"),
         *("--call_markers", "spelled"),
     )

@@ -13,6 +13,7 @@ import os
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from toolgrpo.commands.arguments import DataArguments, ScriptArguments, flags_of
@@ -98,7 +99,8 @@ def _as_the_model_sees(model: str | None, script: ScriptArguments, opened: ExitS
 
     tokenizer = load_tokenizer(str(folder_of(model)))
     chat = resolve_format(tokenizer)
-    sources = script.tools_script or script.tool_functions_module, script.environment, script.mcp_config
+    file = Path(script.tools_script) if script.tools_script else None
+    sources = file or script.tool_functions_module, script.environment, script.mcp_config
     tools = load_tools(sources[0], environment=sources[1], mcp_config=sources[2]) if any(sources) else None
     if tools is not None:
         opened.callback(tools.close)

@@ -285,7 +285,8 @@ def _schemas(sft: SFTArguments) -> Sequence[Mapping[str, Any]]:
     """Return the tools that conversations without their own are rendered with."""
     if not (sft.tools_script or sft.environment or sft.mcp_config):
         return ()
-    toolbox = load_tools(sft.tools_script, environment=sft.environment, mcp_config=sft.mcp_config)
+    tools = Path(sft.tools_script) if sft.tools_script else None  # a path, or the bare name of a file that is shipped
+    toolbox = load_tools(tools, environment=sft.environment, mcp_config=sft.mcp_config)
     try:
         return toolbox.schemas
     finally:
