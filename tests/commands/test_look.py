@@ -13,8 +13,6 @@ from toolgrpo.commands.look import data_lines, environment_lines
 from toolgrpo.commands.main import main
 from toolgrpo.errors import ConfigError
 
-TOOLS = str(Path(__file__).parents[2] / "tools_funcs" / "arithmetic_tools.py")
-
 
 @pytest.fixture
 def rows(tmp_path: Path) -> str:
@@ -48,7 +46,7 @@ def test_rows_as_the_reward_and_as_the_model_see_them(rows: str, capsys: pytest.
     assert (
         "  system: Be short.\n  user: What is 0+1?" in said and '  answer: "2"' in said and '  tools: ["add"]' in said
     )
-    seen = "\n".join(data_lines([rows, "--show", "1", "--model", "nano", "--tools_script", TOOLS]))
+    seen = "\n".join(data_lines([rows, "--show", "1", "--model", "nano", "--tools_script", "arithmetic"]))
     assert '"name": "add"' in seen and '"name": "divide"' not in seen and "<|im_start|>user\nWhat is 0+1?" in seen
 
 

@@ -86,11 +86,14 @@ def flat(path: Path) -> dict[str, Any]:
     return {key: value for heading in yaml.safe_load(path.read_text()).values() for key, value in heading.items()}
 
 
-def offline_data(spec: str) -> str:
-    """The same format from disk, for a recipe that would ask the hub."""
+def offline_data(spec: str, folder: Path) -> str:
+    """The same format from disk, for a recipe that would ask the hub; of a mixture, a copy in this folder."""
     ours = {"gsm8k": "gsm8k_30", "mbpp": "mbpp_10", "aime": "aime_10"}
     real = {"gsm8k": REAL / "gsm8k_train_40.jsonl", "mbpp": REAL / "mbpp_sanitized_30.jsonl"}
-    spec = "mbpp" if spec == "recipes/data/mbpp_with_examples.yaml" else spec
+    if spec == "recipes/data/mbpp_with_examples.yaml":
+        text = (ROOT / spec).read_text().replace("data: mbpp\n", f"data: mbpp:{ROOT}/recipes/data/mbpp_10.jsonl\n")
+        (folder / "mixture.yaml").write_text(text)
+        return str(folder / "mixture.yaml")
     if spec not in ours:
         return spec
     file = real.get(spec)
@@ -146,7 +149,7 @@ def test_a_recipe_trains(path: Path, roomy_nano: Path, tmp_path: Path, monkeypat
     script, config, model = parse_arguments(
         [
             *("--config", str(path), "--model_name_or_path", str(roomy_nano), "--output_dir", str(out)),
-            *("--dataset_id_or_path", offline_data(recipe["dataset_id_or_path"]), "--eval_questions", "0"),
+            *("--dataset_id_or_path", offline_data(recipe["dataset_id_or_path"], tmp_path), "--eval_questions", "0"),
             *("--max_steps", "2", "--max_completion_length", "40", "--engine", "transformers"),
             *(*ON_A_CPU, "--dtype", "float32", "--save_strategy", "no", "--gradient_accumulation_steps", "1"),
             *("--per_device_train_batch_size", "2", "--num_generations", "2"),
