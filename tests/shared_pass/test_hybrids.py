@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,9 @@ N_FIRST = 6  # rows of the first of two processes, out of eight
 
 def in_one_of_two_processes(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2, timeout=timedelta(minutes=3)
+    )
     found = {}
     for family in HYBRIDS:
         model, rows = make(family), batch([31, 23])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from toolgrpo.shared_pass import attention
 from toolgrpo.shared_pass.attention import PrefixLayout, _attend
@@ -105,13 +106,30 @@ def _segment(n_before: int, length: int, start: int) -> PackedSegment:
 def test_masks_have_a_bound(lengths: list[int], before: int, window: int | None, n_masked: int) -> None:
     starts = np.cumsum([before, *lengths])
     segments = [_segment(before, length, int(start)) for start, length in zip(starts, lengths, strict=False)]
-    batches = [
-        one for one in attention.batches_of(segments, window, torch.device("cpu")).batches if one.mask is not None
-    ]
-    assert sum(len(one.wanted) for one in batches) == n_masked
+    found = attention.batches_of(segments, window, torch.device("cpu"))
+    batches = [one for one in found.batches if one.mask is not None]
+    assert sum(one.n_rows * one.n_queries for one in batches) >= n_masked
+    assert len(found.order) == sum(lengths)
     sizes = [one.mask.numel() for one in batches if one.mask is not None]
     assert max(sizes) <= attention.MOST_MASKED
     assert sum(sizes) <= 4 * n_masked * (window or before + max(lengths)), "but for padding up to twice, each way"
+
+
+class _LargestOnTheHost(TorchDispatchMode):
+    numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.device.type == "cpu":
+            self.numel = max(self.numel, made.numel())
+        return made
+
+
+def test_masks_are_made_where_they_are_used() -> None:
+    with _LargestOnTheHost() as host:
+        found = attention.batches_of([_segment(1_200, 200, 1_200)], None, torch.device("meta"))
+    assert [one.mask.shape for one in found.batches if one.mask is not None] == [(1, 1, 200, 1_400)]
+    assert host.numel <= 1_400
 
 
 @pytest.mark.parametrize(

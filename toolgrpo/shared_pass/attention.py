@@ -58,20 +58,23 @@ MOST_MASKED = 2**26  # of one call; the kernels make 16 or 32 bits of each
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Segments that are attended to together; padding stands on the right."""
+    """Rows that are attended to together; padding stands on the right."""
 
-    queries: torch.Tensor  # (B, Q) places in the packed sequence
-    keys: torch.Tensor  # (B, K)
+    n_rows: int
+    n_queries: int  # of each row
+    n_keys: int
     mask: torch.Tensor | None  # (B, 1, Q, K) bool; None: causal, queries and keys are the same
-    wanted: torch.Tensor  # of the B * Q answers, those of the segments' own tokens
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentBatches:
-    """All segments of a packed sequence."""
+    """All segments of a packed sequence; places are gathered at once, for on a GPU each step of a small pass costs
+    its launch."""
 
     batches: tuple[_Batch, ...]
-    order: torch.Tensor  # (n_tokens,) where among the wanted answers each place's is
+    queries: torch.Tensor  # places in the packed sequence, row after row, batch after batch
+    keys: torch.Tensor
+    order: torch.Tensor  # (n_tokens,) which of the queries answers for each place
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +92,17 @@ def batches_of(segments: Sequence[PackedSegment], window: int | None, device: to
             key = (masked, row.n_queries.bit_length(), len(row.places).bit_length())
             sorted_in.setdefault(key, []).append(row)
     batches = []
-    for (masked, queries, keys), rows in sorted_in.items():
-        at_a_time = max(1, MOST_MASKED >> (queries + keys)) if masked else len(rows)
-        for start in range(0, len(rows), at_a_time):
-            batches.append(_batch(rows[start : start + at_a_time], masked, window, device))
-    answered = torch.cat([batch.queries.flatten()[batch.wanted] for batch in batches])
-    return SegmentBatches(tuple(batches), answered.argsort())
+    for (masked, query_bits, key_bits), rows in sorted_in.items():
+        at_a_time = max(1, MOST_MASKED >> (query_bits + key_bits)) if masked else len(rows)
+        batches += [(masked, rows[start : start + at_a_time]) for start in range(0, len(rows), at_a_time)]
+    made, places = [], [_places(rows) for _, rows in batches]
+    for (masked, rows), (row_queries, _, row_keys) in zip(batches, places, strict=True):
+        sizes = (row_queries.shape[1], row_keys.shape[1])
+        made.append(_Batch(len(rows), *sizes, _visible(rows, *sizes, window, device) if masked else None))
+    queries, wanted, keys = (torch.cat([one.flatten() for one in parts]) for parts in zip(*places, strict=True))
+    answers = wanted.nonzero()[:, 0]
+    order = answers[queries[answers].argsort()]
+    return SegmentBatches(tuple(made), queries.to(device), keys.to(device), order.to(device))
 
 
 def _rows_of(segment: PackedSegment, window: int | None) -> Iterator[tuple[bool, _Row]]:
@@ -112,29 +120,28 @@ def _rows_of(segment: PackedSegment, window: int | None) -> Iterator[tuple[bool,
         yield True, _Row(places[max(0, start - seen + 1) : end], end - start, end - start)
 
 
-def _batch(rows: Sequence[_Row], masked: bool, window: int | None, device: torch.device) -> _Batch:
+def _places(rows: Sequence[_Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the places of the queries (B, Q), which of them are wanted, and those of the keys (B, K)."""
     n_queries, n_keys = max(row.n_queries for row in rows), max(len(row.places) for row in rows)
-    queries, keys = (
-        torch.zeros(len(rows), n_queries, dtype=torch.long),
-        torch.zeros(len(rows), n_keys, dtype=torch.long),
-    )
+    queries, keys = (torch.zeros(len(rows), n, dtype=torch.long) for n in (n_queries, n_keys))
     wanted = torch.zeros(len(rows), n_queries, dtype=torch.bool)
-    visible = torch.zeros(len(rows), 1, n_queries, n_keys, dtype=torch.bool) if masked else None
     for index, row in enumerate(rows):
         length = len(row.places)
         keys[index, :length] = row.places
         queries[index, : row.n_queries] = row.places[length - row.n_queries :]
         wanted[index, row.n_queries - row.n_own : row.n_queries] = True
-        if visible is not None:
-            own, seen = torch.arange(length - row.n_queries, length)[:, None], torch.arange(length)
-            visible[index, 0, : row.n_queries, :length] = (seen <= own) & (seen > own - (window or length))
-            visible[index, 0, row.n_queries :, 0] = True  # padding sees something, so that it is a number
-    return _Batch(
-        queries.to(device),
-        keys.to(device),
-        None if visible is None else visible.to(device),
-        wanted.flatten().nonzero()[:, 0].to(device),
-    )
+    return queries, wanted, keys
+
+
+def _visible(
+    rows: Sequence[_Row], n_queries: int, n_keys: int, window: int | None, device: torch.device
+) -> torch.Tensor:
+    """Return which keys each query sees. It is made on the device: a host takes longer for it than a GPU for the pass."""
+    counts, lengths = torch.tensor([(row.n_queries, len(row.places)) for row in rows], device=device).T[..., None]
+    number, seen = torch.arange(n_queries, device=device), torch.arange(n_keys, device=device)
+    own = torch.where(number < counts, number + lengths - counts, 0)[:, None, :, None]  # padding sees the first key
+    visible = seen <= own
+    return visible if window is None else visible & (seen > own - window)
 
 
 def attend_in_batches(
@@ -151,13 +158,16 @@ def attend_in_batches(
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else query.dtype
     grouped = flash_takes_groups(capability, dtype, query.shape[-1])
+    sizes = [batch.n_rows * batch.n_queries for batch in batches.batches]
+    all_queries = torch.split(_gathered(query[0], batches.queries), sizes, 1)
+    sizes = [batch.n_rows * batch.n_keys for batch in batches.batches]
+    all_keys, all_values = (torch.split(_gathered(states[0], batches.keys), sizes, 1) for states in (key, value))
     answers = []
-    for batch in batches.batches:
-        queries = _gathered(query[0], batch.queries)
-        keys, values = (_gathered(states[0], batch.keys) for states in (key, value))
+    for batch, *states in zip(batches.batches, all_queries, all_keys, all_values, strict=True):
+        queries, keys, values = (torch.unflatten(one, 1, (batch.n_rows, -1)).transpose(0, 1) for one in states)
         in_groups = groups > 1 and grouped and batch.mask is None
         if groups > 1 and not in_groups:
-            keys, values = (states.repeat_interleave(groups, 1) for states in (keys, values))
+            keys, values = (one.repeat_interleave(groups, 1) for one in (keys, values))
         answer = F.scaled_dot_product_attention(
             queries,
             keys,
@@ -168,7 +178,7 @@ def attend_in_batches(
             scale=scale,
             enable_gqa=in_groups,
         )
-        answers.append(answer.transpose(1, 2).flatten(0, 1).index_select(0, batch.wanted))
+        answers.append(answer.transpose(1, 2).flatten(0, 1))
     return torch.cat(answers).index_select(0, batches.order)[None]
 
 
@@ -181,7 +191,7 @@ def flash_takes_groups(capability: tuple[int, int] | None, dtype: torch.dtype, h
 
 
 def _gathered(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return the states (heads, n_tokens, head_dim) at these places (B, N), as (B, heads, N, head_dim)."""
+    """Return the states (heads, n_tokens, head_dim) at these places, (heads, N, head_dim)."""
     gathered: torch.Tensor = _Gathered.apply(states, places)  # type: ignore[no-untyped-call]
     return gathered
 
@@ -195,15 +205,14 @@ class _Gathered(torch.autograd.Function):
     def forward(ctx: Any, states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(places)
         ctx.n_tokens = states.shape[1]
-        gathered = states.index_select(1, places.flatten())
-        return gathered.view(len(states), *places.shape, states.shape[-1]).transpose(0, 1)
+        return states.index_select(1, places)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (places,), (grad,) = ctx.saved_tensors, grads
-        heads, exact = grad.transpose(0, 1).flatten(1, 2), _summed_in(grad.dtype)
-        total = torch.zeros(heads.shape[0], ctx.n_tokens, heads.shape[2], dtype=exact, device=grad.device)
-        return total.index_add_(1, places.flatten(), heads.to(exact)).to(grad.dtype), None
+        exact = _summed_in(grad.dtype)
+        total = torch.zeros(grad.shape[0], ctx.n_tokens, grad.shape[2], dtype=exact, device=grad.device)
+        return total.index_add_(1, places, grad.to(exact)).to(grad.dtype), None
 
 
 # Exact attention over a packed prefix tree on the CPU, every pair of tokens computed once.

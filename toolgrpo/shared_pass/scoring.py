@@ -36,19 +36,18 @@ from toolgrpo.shared_pass.recurrent_seam import RecurrentLayout, is_known_hybrid
 logger = logging.getLogger(__name__)
 
 MODES = ("auto", "on", "off")
-_LONG_ROW = 2048  # tokens
+_WORTH_LAUNCHING = 4096  # tokens
 
 
-def is_shared(device_type: str, packed: int, padded: int, width: int) -> bool:
-    """Return whether `auto` packs, from the tokens of both passes and the width of the padded one.
+def is_shared(device_type: str, packed: int, padded: int) -> bool:
+    """Return whether `auto` packs, from the tokens of both passes.
 
-    A packing is never the longer one, for it has no padding, also where nothing is shared. On a CPU it
-    must save a tenth (benchmarks/training_pass.py). On an accelerator gathering takes about as much;
-    but the padded pass has a mask there, without which attention over long rows takes a fraction of
-    the time. Both numbers for accelerators are estimates, not measured.
+    On a CPU it must save a tenth (benchmarks/training_pass.py). A GPU computes small passes faster than a host
+    launches their steps, of which the packed one has more, so there it must save so many tokens (`speed` and
+    `speed_whole` of benchmarks/gpu_proof.py, on an H100).
     """
-    if device_type != "cpu" and width > _LONG_ROW:
-        return packed <= padded
+    if device_type != "cpu":
+        return padded - packed >= _WORTH_LAUNCHING
     return packed <= 0.9 * padded
 
 
@@ -171,10 +170,10 @@ class SharedPass:
         at_a_time = min(batch_size or n_rows, n_rows)
         budget = self.max_tokens or (None if at_a_time == n_rows else at_a_time * width)
         packings = pack_in_passes(rows, budget)
-        plan = _agree_on_plan(packings, n_rows * width, width, input_ids.device)
+        plan = _agree_on_plan(packings, n_rows * width, input_ids.device)
         device = input_ids.device.type
         fits = self.max_tokens is None or plan.most_padded_tokens <= self.max_tokens
-        shared = is_shared(device, plan.packed_tokens, plan.padded_tokens, plan.width)
+        shared = is_shared(device, plan.packed_tokens, plan.padded_tokens)
         if self.mode == "auto" and fits and not shared:
             self._tell("prefix sharing: rows with too little in common and little padding use the padded pass")
             return None
@@ -202,13 +201,12 @@ class _Plan(NamedTuple):
     padded_tokens: int  # of all processes
     most_padded_tokens: int  # of any process
     n_passes: int  # of every process
-    width: int  # the largest of any process
 
 
-def _agree_on_plan(packings: list[Packing], padded_tokens: int, width: int, device: torch.device) -> _Plan:
+def _agree_on_plan(packings: list[Packing], padded_tokens: int, device: torch.device) -> _Plan:
     """Settle the passes of all processes: each is collective under DDP, FSDP and ZeRO-3."""
     totals = torch.tensor([sum(packing.n_tokens for packing in packings), padded_tokens], device=device)
-    largest = torch.tensor([padded_tokens, max(1, len(packings)), width], device=device)
+    largest = torch.tensor([padded_tokens, max(1, len(packings))], device=device)
     if _several_processes():
         dist.all_reduce(totals, op=dist.ReduceOp.SUM)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
