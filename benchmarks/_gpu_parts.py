@@ -108,7 +108,13 @@ PARTS: dict[str, Part] = {
     "ipc": Part(about="Weights to a server by IPC", limit_s=1200, gpus=1, run=engines("transfer", backend="ipc")),
     "nccl": Part(about="Weights to a server by NCCL", limit_s=1200, gpus=2, run=engines("transfer", backend="nccl")),
     "adapter": processes(
-        "An adapter alone to vLLM", "single_gpu", 1, {"lora": True}, vllm_lora_sync="adapter", learning_rate=3e-2
+        "An adapter alone to vLLM",
+        "single_gpu",
+        1,
+        {"lora": True},
+        vllm_lora_sync="adapter",
+        learning_rate=3e-2,
+        bf16=True,  # vLLM's kernels for GPUs compute adapters in 16 bits
     ),
     "overlap": processes("Two processes, max_staleness 1", "multi_gpu", **STALE),
     "fsdp2": processes("Two processes, FSDP2", "fsdp2"),

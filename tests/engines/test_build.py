@@ -11,7 +11,7 @@ import torch
 
 from tests.support.model_families import tiny_family
 from toolgrpo.engines.adapters import adapter_saver
-from toolgrpo.engines.build import EngineOptions, build_engine, choose_engine
+from toolgrpo.engines.build import ENGINES, EngineOptions, build_engine, choose_engine
 from toolgrpo.engines.policy import Backend, Policy
 from toolgrpo.engines.transformers import ReplicaEngine, TransformersEngine
 from toolgrpo.engines.vllm_colocate import ColocateOptions
@@ -94,6 +94,12 @@ def test_an_adapter_alone_is_only_sent_where_there_is_a_plain_one(tiny_qwen3: An
     odd = get_peft_model(tiny_qwen3(0), LoraConfig(r=4, target_modules=["q_proj"], use_dora=True))
     with pytest.raises(ConfigError, match="use_dora=True"):
         adapter_saver(policy(odd))
+
+
+def test_an_adapter_alone_wants_16_bits_on_a_gpu(tiny_qwen3: Any) -> None:
+    wanted = EngineOptions(engine="vllm_colocate", vllm_colocate=ColocateOptions(lora_sync="adapter"))
+    with pytest.raises(ConfigError, match="this model computes in float32; add --dtype bfloat16"):
+        ENGINES["vllm_colocate"](policy(tiny_qwen3(0), device="cuda"), wanted)
 
 
 class Packed(torch.nn.Module):

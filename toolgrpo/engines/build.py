@@ -182,6 +182,11 @@ def _vllm_colocate(policy: Policy, options: EngineOptions) -> Engine:
     start = replace(asked.vllm, dtype=policy.dtype, seed=asked.vllm.seed + policy.process_index)
     if asked.lora_sync == "merge":
         return VLLMColocateEngine(start_vllm(config, start))
+    if policy.device.type == "cuda" and policy.dtype == torch.float32:
+        raise ConfigError(
+            "vllm_lora_sync adapter needs 16 bits on a GPU, for vLLM's kernels there compute adapters in no other, and this "
+            "model computes in float32; add --dtype bfloat16 (or --bf16 true), or set vllm_lora_sync to merge"
+        )
     save_adapter = adapter_saver(policy)
     start = replace(start, lora_rank=adapter_config(policy.model).r)
     return VLLMColocateEngine(start_vllm(config, start, base_weights(base)), save_adapter)
