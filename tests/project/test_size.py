@@ -46,7 +46,7 @@ MOST = {
     "modules with one importer": 58,
     "files that import TRL": 6,
     "fields of our own": 48,
-    "lines of tests": 41_440,
+    "lines of tests": 41_460,
     "lines of benchmarks": 5_700,
     "lines of pages": 4_000,
     "words of pages": 30_000,
