@@ -112,7 +112,7 @@ def test_a_file_in_the_way_of_the_cache_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "on_cpu", "exact"), [(torch.float32, False, "ieee"), (torch.bfloat16, False, None)])
-def test_fp32_on_a_gpu_is_no_tf32(
+def test_on_a_gpu_fp32_is_no_tf32_and_no_sampler_is_compiled(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, on_cpu: bool, exact: str | None
 ) -> None:
     from toolgrpo.engines.vllm_seam import _prepare_environment
@@ -121,3 +121,4 @@ def test_fp32_on_a_gpu_is_no_tf32(
         patched.setattr(os, "environ", {})
         _prepare_environment(VLLMOptions(dtype=dtype, on_cpu=on_cpu))
         assert os.environ.get("TRITON_F32_DEFAULT") == exact
+        assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"

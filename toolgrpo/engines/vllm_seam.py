@@ -152,7 +152,10 @@ def _prepare_environment(options: VLLMOptions) -> None:
     logging.getLogger("vllm.utils.jit_monitor").setLevel(logging.ERROR)
     if options.dtype is torch.float32 and not options.on_cpu:
         os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # else its attention computes in TF32, to three digits
-    if options.on_cpu:
+    if not options.on_cpu:
+        # FlashInfer's sampler knows no log-probabilities, so it is never used here; a start would compile or download it.
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    else:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(options.kv_cache_gib))
 
