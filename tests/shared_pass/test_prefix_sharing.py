@@ -388,17 +388,18 @@ def test_what_only_trls_pass_computes_is_left_to_it_and_said_once(
 
 
 @pytest.mark.parametrize(
-    ("device", "packed", "padded", "packs"),
+    ("device", "packed", "padded", "n_passes", "packs"),
     [
-        ("cpu", 90, 100, True),
-        ("cpu", 91, 100, False),
-        ("cuda", 5_904, 10_000, True),
-        ("cuda", 905, 5_000, False),
-        ("mps", 40_000, 40_000, False),
+        ("cpu", 90, 100, 4, True),
+        ("cpu", 91, 100, 1, False),
+        ("cuda", 5_904, 10_000, 1, True),
+        ("cuda", 905, 5_000, 1, False),
+        ("cuda", 5_904, 10_000, 2, False),
+        ("mps", 40_000, 48_192, 2, True),
     ],
 )
-def test_what_auto_packs(device: str, packed: int, padded: int, packs: bool) -> None:
-    assert is_shared(device, packed, padded) is packs
+def test_what_auto_packs(device: str, packed: int, padded: int, n_passes: int, packs: bool) -> None:
+    assert is_shared(device, packed, padded, n_passes) is packs
 
 
 def test_padding_alone_is_worth_a_packing() -> None:

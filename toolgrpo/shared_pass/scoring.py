@@ -36,18 +36,18 @@ from toolgrpo.shared_pass.recurrent_seam import RecurrentLayout, is_known_hybrid
 logger = logging.getLogger(__name__)
 
 MODES = ("auto", "on", "off")
-_WORTH_LAUNCHING = 4096  # tokens
+_WORTH_LAUNCHING = 4096  # tokens saved by a pass
 
 
-def is_shared(device_type: str, packed: int, padded: int) -> bool:
-    """Return whether `auto` packs, from the tokens of both passes.
+def is_shared(device_type: str, packed: int, padded: int, n_passes: int) -> bool:
+    """Return whether `auto` packs, from the tokens of both ways and the passes of the packed one, over all processes.
 
     On a CPU it must save a tenth (benchmarks/training_pass.py). A GPU computes small passes faster than a host
-    launches their steps, of which the packed one has more, so there it must save so many tokens (`speed` and
+    launches their steps, of which the packed one has more, so there each must save so many tokens (`speed` and
     `speed_whole` of benchmarks/gpu_proof.py, on an H100).
     """
     if device_type != "cpu":
-        return padded - packed >= _WORTH_LAUNCHING
+        return padded - packed >= _WORTH_LAUNCHING * n_passes
     return packed <= 0.9 * padded
 
 
@@ -173,7 +173,8 @@ class SharedPass:
         plan = _agree_on_plan(packings, n_rows * width, input_ids.device)
         device = input_ids.device.type
         fits = self.max_tokens is None or plan.most_padded_tokens <= self.max_tokens
-        shared = is_shared(device, plan.packed_tokens, plan.padded_tokens)
+        n_passes = plan.n_passes * (dist.get_world_size() if _several_processes() else 1)
+        shared = is_shared(device, plan.packed_tokens, plan.padded_tokens, n_passes)
         if self.mode == "auto" and fits and not shared:
             self._tell("prefix sharing: rows with too little in common and little padding use the padded pass")
             return None
