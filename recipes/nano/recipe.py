@@ -67,7 +67,7 @@ class NanoRecipe:
         return sum(phase.steps for phase in self.phases)
 
 
-_LONGER = {"chains": 400}
+_LONGER = {"chains": 650}
 HYBRID = replace(
     NanoRecipe(),
     layers=4,
