@@ -107,10 +107,8 @@ def test_masks_have_a_bound(lengths: list[int], before: int, window: int | None,
     starts = np.cumsum([before, *lengths])
     segments = [_segment(before, length, int(start)) for start, length in zip(starts, lengths, strict=False)]
     found = attention.batches_of(segments, window, torch.device("cpu"))
-    batches = [one for one in found.batches if one.mask is not None]
-    assert sum(one.n_rows * one.n_queries for one in batches) >= n_masked
-    assert len(found.order) == sum(lengths)
-    sizes = [one.mask.numel() for one in batches if one.mask is not None]
+    sizes = [one.mask.numel() for one in found.batches if one.mask is not None]
+    assert len(sizes) == len(found.batches) and len(found.order.unique()) == n_masked, "all of them are masked"
     assert max(sizes) <= attention.MOST_MASKED
     assert sum(sizes) <= 4 * n_masked * (window or before + max(lengths)), "but for padding up to twice, each way"
 

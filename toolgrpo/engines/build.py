@@ -62,6 +62,7 @@ class BuiltEngine(NamedTuple):
 
 _NOT_RELOADED = ("gpt_oss",)  # vLLM writes experts and sinks past its own reload, on every device
 _DELTA_RULE = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+_WRONG_ON_GPU = ("nemotron_h",)  # decoded by the transformers engine (tests/engines/test_engine_contract.py)
 _WRONG_ON_CPU = ("lfm2", "lfm2_moe")  # vLLM hands its rotary kernel for CPUs what that one misreads
 
 
@@ -216,6 +217,11 @@ def _vllm_server(policy: Policy, options: EngineOptions) -> Engine:
 def _transformers(policy: Policy, options: EngineOptions) -> Engine:
     from toolgrpo.engines.transformers import ReplicaEngine, TransformersEngine
 
+    if policy.device.type == "cuda" and _kind(policy) in _WRONG_ON_GPU:
+        raise ConfigError(
+            f"engine transformers does not draw from {_kind(policy)} on a GPU: on an H100 its log-probabilities were up to "
+            f"2.1 from the trainer's, and nobody knows why. Use --engine vllm_colocate or vllm_server"
+        )
     seed = options.seed + policy.process_index
     base = policy.base_model
     if policy.backend.splits_parameters or options.own_copy:

@@ -68,8 +68,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class SegmentBatches:
-    """All segments of a packed sequence; places are gathered at once, for on a GPU each step of a small pass costs
-    its launch."""
+    """All segments of a packed sequence. Places are gathered at once: on a GPU each step costs its launch."""
 
     batches: tuple[_Batch, ...]
     queries: torch.Tensor  # places in the packed sequence, row after row, batch after batch
