@@ -236,7 +236,9 @@ def test_weights_arrive_by_four_phases_and_a_restarted_server_is_met_again(
 
     monkeypatch.setattr(nccl_engine, "packed_nccl_broadcast_producer", broadcast)
     monkeypatch.setattr(
-        nccl_engine, "open_trainer_endpoint", lambda info: SimpleNamespace(available=True, group=meet(info).group)
+        nccl_engine,
+        "open_trainer_endpoint",
+        lambda info: SimpleNamespace(available=True, group=meet(info).group, destroy=lambda: None),
     )
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(server_weights, "_CHUNK_BYTES", 50_000)
