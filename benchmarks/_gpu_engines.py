@@ -96,7 +96,11 @@ def transfer(place: Place, *, backend: str) -> Iterator[Figure]:
         if backend == "nccl":
             os.environ["CUDA_VISIBLE_DEVICES"] = _second_gpu()  # for the server alone: PyTorch has read it here
         os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # which IPC's handles need
-        extra = ("--weight-transfer-config", json.dumps({"backend": backend}), "--gpu-memory-utilization", "0.5")
+        extra = (
+            "--weight-transfer-config",
+            json.dumps({"backend": backend}),
+            f"--gpu-memory-utilization={place.vllm_share(12)}",
+        )
         with VLLMServerProcess(
             Path(folder) / "served", max_model_len=1024, dtype="bfloat16", extra_args=extra, ready_timeout_s=600
         ) as server:
@@ -141,7 +145,10 @@ def _engine(place: Place, model: Any, *, max_model_len: int, sleeps: bool = Fals
 
     config = served_config(model)
     options = VLLMOptions(
-        dtype=model.dtype, max_model_len=max_model_len, gpu_memory_utilization=0.4, enable_sleep_mode=sleeps
+        dtype=model.dtype,
+        max_model_len=max_model_len,
+        gpu_memory_utilization=place.vllm_share(24),
+        enable_sleep_mode=sleeps,
     )
     engine = VLLMColocateEngine(start_vllm(config, options))
     engine.load_weights(model.named_parameters())

@@ -64,6 +64,10 @@ class Place:
 
         return torch.cuda.get_device_properties(0).total_memory / 2**30 if self.n_gpus else 0.0
 
+    def vllm_share(self, gib: float) -> float:
+        """The share of the GPU that is so many GiB, for a vLLM beside other work on it; on a CPU it means nothing."""
+        return min(0.5, gib / (self.gpu_gib or 80.0))
+
     def wait(self) -> None:
         """Wait until the GPU has done what it was asked, so that a clock can be read."""
         import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -65,11 +66,19 @@ class Trained:
         yield Figure("requests that vLLM preempted", self.preempted)
         yield Figure("peak of main memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, "GiB")
         if torch.cuda.is_available():
-            free, whole = torch.cuda.mem_get_info()
             yield Figure("peak of PyTorch's memory", torch.cuda.max_memory_allocated() / GIB, "GiB")
             yield Figure("peak of what it keeps", torch.cuda.max_memory_reserved() / GIB, "GiB")
-            beside = (whole - free - torch.cuda.memory_reserved()) / GIB
-            yield Figure("beside it in use", beside, "GiB")
+            yield Figure("beside it in use", (_used_by_this_process() - torch.cuda.memory_reserved()) / GIB, "GiB")
+
+
+def _used_by_this_process() -> int:
+    """Return its bytes of the first GPU as the driver counts them: other processes may be there too."""
+    pynvml = importlib.import_module("pynvml")  # of requirements-cuda.lock
+    pynvml.nvmlInit()
+    processes = pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(0))
+    own = [process.usedGpuMemory for process in processes if process.pid == os.getpid()]
+    free, whole = torch.cuda.mem_get_info()
+    return own[0] if own and own[0] else whole - free  # a container may hide them
 
 
 def _trained(
@@ -80,6 +89,7 @@ def _trained(
         "engine": "vllm_colocate" if on_gpu or vllm_is_for_cpu() else "transformers", "use_cpu": not on_gpu, "bf16": on_gpu,
         "gradient_checkpointing": True, "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True,
         "model_init_kwargs": {"dtype": dtype if on_gpu else "float32"}, "rollout_correction": "bypass",
+        "vllm_gpu_memory_utilization": place.vllm_share(12),
     }  # fmt: skip
     trainer = ToolGRPOTrainer(
         folder,

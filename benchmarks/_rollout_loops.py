@@ -30,6 +30,7 @@ def prepare_vllm() -> None:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # for TRL's vLLM, as our engine has it
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 

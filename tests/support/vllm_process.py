@@ -43,7 +43,7 @@ class VLLMServerProcess:
             "--model", str(model), "--skip-tokenizer-init", "--dtype", dtype,
             "--max-model-len", str(max_model_len), "--max-num-seqs", "64", "--enforce-eager",
             "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm",
-            "--worker-extension-cls", WORKER_EXTENSION, *extra_args,
+            "--worker-extension-cls", WORKER_EXTENSION, "--gpu-memory-utilization", "0.3", *extra_args,
         ]  # fmt: skip
         self._ready_timeout_s = ready_timeout_s
         self._port = free_port()
