@@ -76,9 +76,15 @@ def test_each_process_draws_with_numbers_of_its_own(tiny_qwen3: Any) -> None:
 
 
 def test_split_parameters_get_a_whole_copy_whose_numbers_are_not_the_trainers(tiny_qwen3: Any) -> None:
-    split = Backend("FSDP", 2, fsdp_version=2)
-    built = build_engine(policy(tiny_qwen3(0), backend=split), EngineOptions(engine="transformers"))
-    assert isinstance(built.engine, ReplicaEngine) and not built.engine.same_numbers_as_trainer
+    model = tiny_qwen3(0).eval()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()  # and the angles of positions in fp32: so transformers loads a model
+    split = replace(policy(model, backend=Backend("FSDP", 2, fsdp_version=2)), dtype=torch.bfloat16)
+    engine = build_engine(split, EngineOptions(engine="transformers")).engine
+    assert isinstance(engine, ReplicaEngine) and not engine.same_numbers_as_trainer
+    engine.load_weights(model.named_parameters())
+    ids = torch.arange(400)[None] % 50
+    assert torch.equal(engine._replica(ids).logits, model(ids).logits)
 
 
 def test_an_adapter_alone_is_only_sent_where_there_is_a_plain_one(tiny_qwen3: Any) -> None:

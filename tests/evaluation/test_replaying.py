@@ -6,15 +6,12 @@ from dataclasses import replace
 
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
-from toolgrpo.evaluation.replaying import Answer, SessionAgain, calls_again, episode_again, first_parting, rewards_again
+from toolgrpo.evaluation.replaying import SessionAgain, calls_again, episode_again, first_parting, rewards_again
 from toolgrpo.rollout import EpisodeLimits, Rollouts
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
+from toolgrpo.tools.base import AfterTurn
 
 ADD = {"add": lambda a, b: str(a + b)}
-
-
-def contents(*answers: Answer) -> list[str]:
-    return [answer.content for answer in answers if isinstance(answer, ToolResult)]
 
 
 def errors(again: SessionAgain) -> list[ToolErrorKind | None]:
@@ -24,12 +21,15 @@ def errors(again: SessionAgain) -> list[ToolErrorKind | None]:
 def test_calls_are_made_in_one_session_and_refusals_again() -> None:
     turns = ['call add {"a": 1, "b": 2}', 'call nothing {"a": 1}', 'call add {"a": 5, "b": 5}', "end"]
     then = run_episode(ScriptedEngine([ByteChat.say(turn) for turn in turns]), ScriptedTools(ADD), max_tool_calls=2)
-    tools = ScriptedTools({"add": lambda a, b: str(a + b + 1)})
+    rewards = iter([1.0, 2.0, 3.0])
+    tools = ScriptedTools({"add": lambda a, b: str(a + b + 1)}, after_turn=lambda row: AfterTurn(next(rewards)))
     again = calls_again(tools, {"prompt": "q"}, then)
     assert tools.calls[0] == ("add", {"a": 1, "b": 2}) and tools.closed_sessions == 1
     assert [one.turn for one in again.answers] == [0, 1], "what was over the budget was never called"
     assert [one.same for one in again.answers] == [False, True]
-    assert contents(again.answers[0].then, again.answers[0].now) == ["3", "4"]
+    shown = (again.answers[0].then, again.answers[0].now)
+    assert [one.content for one in shown if isinstance(one, ToolResult)] == ["3", "4"]
+    assert next(rewards) == 3.0, "the environment moves on after the calls of both turns"
     assert errors(again) == [None, ToolErrorKind.UNKNOWN_TOOL]
     without = calls_again(ScriptedTools(ADD), {"prompt": "q", "tools": []}, then)
     assert set(errors(without)) == {ToolErrorKind.UNKNOWN_TOOL}, "this row is offered none"

@@ -231,7 +231,11 @@ def _transformers(policy: Policy, options: EngineOptions) -> Engine:
                 f"engine's whole copy cannot be; use DDP or ZeRO-2, or leave --load_in_4bit and --load_in_8bit out"
             )
         # With a config of its own: the shared pass names its attention in the trainer's while the copy may decode.
-        replica = type(base)(copy.deepcopy(base.config)).to(policy.device, policy.dtype)
+        replica = type(base)(copy.deepcopy(base.config)).to(policy.device)
+        for (
+            parameter
+        ) in replica.parameters():  # not the buffers: angles of positions stay in fp32, as the trainer's are
+            parameter.data = parameter.data.to(policy.dtype)
         return ReplicaEngine(replica, max_model_len=options.max_model_len, max_rows=options.max_rows, seed=seed)
     if not policy.is_quantized:
         base.to(policy.device)  # DeepSpeed does it when training begins; episodes may come before

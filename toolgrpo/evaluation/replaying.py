@@ -73,6 +73,8 @@ def calls_again(
                     if result.error is not ToolErrorKind.LIMIT
                 ]
                 now = await session.call([attempt for attempt, _ in pairs]) if pairs else ()
+                if now and not any(again.error is ToolErrorKind.DROPPED for again in now):
+                    await session.after_turn()  # an environment may move on when it is asked
                 made += [
                     Again(number, attempt, then, cut(again)) for (attempt, then), again in zip(pairs, now, strict=True)
                 ]
