@@ -28,6 +28,7 @@ from toolgrpo.data.load import Mixture, is_mixture, source_rows
 from toolgrpo.data.rows import OnBadRow, Row, raise_bad_row
 from toolgrpo.errors import ChatFormatError, DataError
 from toolgrpo.named_files import located, no_conversations
+from toolgrpo.observe.doctor import page_here
 from toolgrpo.trajectory import Message
 
 Schemas = Sequence[Mapping[str, Any]]
@@ -84,9 +85,12 @@ def _checked(spec: str, split: str) -> Iterator[dict[str, Any]]:
         if messages is None and isinstance(columns.get("prompt"), list) and isinstance(columns.get("completion"), list):
             messages = [*columns["prompt"], *columns["completion"]]
         if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
+            page = page_here("where-every-try-fails", "docs/background/dead_groups.md")
             raise DataError(
                 f"{row.where}: no conversation; `messages` (or `prompt` and `completion`) must be a list of "
                 f"messages with a role, got the columns {', '.join(columns)}"
+                + f"; {page} leads to what makes them of `gold_calls`"
+                * ("gold_calls" in columns)
             )
         if not any(message["role"] == "assistant" for message in messages):
             raise DataError(f"{row.where}: no assistant message, so there is nothing to learn from")
@@ -100,9 +104,7 @@ _OPENED, _CLOSED = "<think>", "\n</think>\n\n"  # of templates that open the thi
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One assistant turn: what the model says,
-    and the thinking switch under which its header begins so.
-    """
+    """One assistant turn: what the model says, and the thinking switch under which its header begins so."""
 
     said: list[int]
     enable_thinking: bool | None
