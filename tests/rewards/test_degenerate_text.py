@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from timeit import timeit
 from typing import Any, NamedTuple
 
 import pytest
@@ -279,9 +280,7 @@ VALUE_READERS: dict[str, tuple[Callable[[Any], object], tuple[Case, ...]]] = {
 
 
 def seconds(read: Callable[[Any], object], made: Any) -> float:
-    started = time.thread_time()
-    read(made)
-    return time.thread_time() - started
+    return timeit(lambda: read(made), timer=time.thread_time, number=1)  # without passes of the garbage collector
 
 
 def what_is_wrong(read: Callable[[Any], object], case: Case, n: int) -> str | None:

@@ -131,7 +131,7 @@ def _start_workers(
             if fd != control.fileno():  # a worker has ended
                 poller.unregister(fd)
                 os.close(fd)
-                del workers[fd]
+                scratch.remove_of(workers.pop(fd), settings["scratch"])
                 continue
             message, fds, _, _ = socket.recv_fds(control, 1, 1)
             if not message:

@@ -76,7 +76,7 @@ def serve(launcher: Launcher, channel: socket.socket, folder: str, limits: dict[
 class _Worker:
     def __init__(self, launcher: Launcher, folder: str) -> None:
         self._launcher = launcher
-        self._base = os.path.join(folder, f"w{os.getpid()}-{time.monotonic_ns()}-")
+        self._base = os.path.join(folder, f"{scratch.prefix_of(os.getpid())}{time.monotonic_ns()}-")
         # Of each folder the rules that name it, built once for many runs: opening some fifteen paths costs
         # more than the rest of the confinement together.
         self._rules: dict[str, Any] = {}

@@ -22,6 +22,7 @@ import secrets
 import stat
 import tempfile
 import time
+from contextlib import suppress
 
 _PREFIX = "toolgrpo-scratch-"
 _ENTRY_BYTES = 4096  # what a file costs at least, so that a million empty ones are not free
@@ -53,6 +54,22 @@ def make(path: str, owner: int | None) -> None:
     os.mkdir(path, 0o700)
     if owner is not None:
         os.chown(path, owner, owner)
+
+
+def prefix_of(pid: int) -> str:
+    """Return how the names of a worker's folders begin."""
+    return f"w{pid}-"
+
+
+def remove_of(pid: int, parent: str) -> None:
+    """Remove the folders of a worker that has ended, which it could not if it was killed.
+
+    One that is still written to stays until the sandbox ends.
+    """
+    for name in os.listdir(parent):
+        if name.startswith(prefix_of(pid)):
+            with suppress(OSError):
+                remove(os.path.join(parent, name), patience_s=0.0)
 
 
 def empty(folder: str) -> None:
