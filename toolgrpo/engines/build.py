@@ -232,9 +232,7 @@ def _transformers(policy: Policy, options: EngineOptions) -> Engine:
             )
         # With a config of its own: the shared pass names its attention in the trainer's while the copy may decode.
         replica = type(base)(copy.deepcopy(base.config)).to(policy.device)
-        for (
-            parameter
-        ) in replica.parameters():  # not the buffers: angles of positions stay in fp32, as the trainer's are
+        for parameter in replica.parameters():  # not the buffers, of which angles of positions stay in fp32
             parameter.data = parameter.data.to(policy.dtype)
         return ReplicaEngine(replica, max_model_len=options.max_model_len, max_rows=options.max_rows, seed=seed)
     if not policy.is_quantized:
