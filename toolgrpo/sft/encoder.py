@@ -89,8 +89,7 @@ def _checked(spec: str, split: str) -> Iterator[dict[str, Any]]:
             raise DataError(
                 f"{row.where}: no conversation; `messages` (or `prompt` and `completion`) must be a list of "
                 f"messages with a role, got the columns {', '.join(columns)}"
-                + f"; {page} leads to what makes them of `gold_calls`"
-                * ("gold_calls" in columns)
+                + (f"; rows with `gold_calls` can be made into such: {page}" if "gold_calls" in columns else "")
             )
         if not any(message["role"] == "assistant" for message in messages):
             raise DataError(f"{row.where}: no assistant message, so there is nothing to learn from")
