@@ -46,6 +46,7 @@ def test_flags_over_yaml_over_defaults(tmp_path: Path) -> None:
     assert parse(tmp_path, "reward: x") == Script(reward=["x"]), "one of what may be several"
     assert parse(tmp_path, "reward: [x]\nlimit: null") == Script(reward=["x"], limit=None)
     assert parse(tmp_path, None, "--limit", "none", "--no_lively") == Script(limit=None, lively=False)
+    assert parse(tmp_path, "reward: [x]", "--reward", "none").reward is None
 
 
 def test_another_name_of_the_completion_length(tmp_path: Path) -> None:
@@ -91,6 +92,7 @@ def test_the_traps_of_yaml(tmp_path: Path) -> None:
         (None, ["--rows", "many"], "--rows must be a whole number, got 'many'"),
         (None, ["--rows"], "--rows needs a value after it"),
         (None, ["--kind", "b"], "--kind must be one of"),
+        (None, ["--reward", "x", "none"], "--reward takes none alone, got 'x none'"),
         (None, ["stray"], "'stray' belongs to no flag"),
         (None, ["--config"], "--config needs a file"),
         (None, ["--config", "a.yaml", "--config", "b.yaml"], "--config is given 2 times"),

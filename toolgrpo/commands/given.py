@@ -128,9 +128,12 @@ def _value(flag: Flag, behind_it: Any) -> Any:
         return True
     if behind_it is _NOTHING or behind_it == []:
         raise ValueError("needs a value after it")
-    if isinstance(behind_it, list) and (flag.takes_several or len(behind_it) > 1):
-        return [flag.from_text(one) for one in behind_it]
-    return flag.from_text(behind_it[0] if isinstance(behind_it, list) else behind_it)
+    if not isinstance(behind_it, list):
+        return flag.from_text(behind_it)
+    values = [flag.from_text(one) for one in behind_it]
+    if None in values and len(values) > 1:
+        raise ValueError(f"takes none alone, got {' '.join(behind_it)!r}")
+    return values if len(values) > 1 or (flag.takes_several and values != [None]) else values[0]
 
 
 def _unknown_words(rest: Sequence[str], known: Iterable[str]) -> list[str]:
