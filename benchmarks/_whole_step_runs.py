@@ -341,7 +341,7 @@ def train_ours(job: Job, clock: Clock) -> dict[str, Any]:
     clock.before_first.append(decisions.begun.clear)
     engine: dict[str, Any] = {}
     if job.server_url:
-        engine = {"engine": "vllm_server", "vllm_server_urls": [job.server_url], "weights_handover": "drain"}
+        engine = {"engine": "vllm_server", "vllm_server_urls": [job.server_url]}
     args = ToolGRPOConfig(
         **arguments(job),
         **engine,

@@ -230,12 +230,6 @@ class OverlapOptions(Options):
         allowed=lambda steps: steps >= 0,
         wrong="{name} must be at least 0, got {value}",
     )
-    weights_handover: str = option(
-        "keep",
-        "With max_staleness: new weights reach the engine between two of its steps, and episodes in flight keep going "
-        "(keep), or when those have ended (drain).",
-        choices=("keep", "drain"),
-    )
     carry_over: float = option(
         0.0,
         "So large a share of the groups of a step may be left over to the next one, where they go on: the step begins "
@@ -319,11 +313,6 @@ class PassOptions(Options):
         "gradient is the same.",
         choices=("auto", "off"),
     )
-    loss_denominator: str = option(
-        "all",
-        "What the loss is divided by: all (tokens or rows, as TRL does) or live (those of rows that have an advantage).",
-        choices=("all", "live"),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,12 +338,6 @@ class WatchOptions(Options):
 
     success_threshold: float = option(1.0, "An episode counts as a success if its reward is at least this.")
     quiet: bool = option(False, "Show nothing but errors: no lines, no bar, no warnings.")
-    doctor_every: int = option(
-        20,
-        "Steps until the same trouble of a run is told again; 0: no trouble is told.",
-        allowed=lambda steps: steps >= 0,
-        wrong="{name} must be a number of steps, 0 or more, got {value}",
-    )
     max_infrastructure_failures: float | None = option(
         0.5,
         "Share of a rollout's episodes that infrastructure may fail (engine lost, tool timed out or died) before the run stops.",

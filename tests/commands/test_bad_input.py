@@ -152,7 +152,6 @@ TABLE: list[tuple[str, str]] = [
     ("--max_tool_calling_iterations 5", "has no effect here; use max_turns"),
     ("--chat_template_kwargs thinking", "must be a dictionary (on the command line in JSON), got 'thinking'"),
     ("--record_tokens -1", "record_tokens must be a number of episodes, 0 or more, got -1"),
-    ("--doctor_every -1", "doctor_every must be"),
     # credit by turn, and tokens of another policy
     ("--credit turns --turn_reward good_call", "there is no turn reward 'good_call'; there are gold_call"),
     ("--credit turns --turn_reward gold_call --turn_reward_weights 1 2", "has 2 numbers for 1 turn rewards"),
@@ -162,7 +161,6 @@ TABLE: list[tuple[str, str]] = [
     ("--max_staleness -1", "max_staleness must be at least 0, got -1"),
     ("--carry_over 0.5 --num_generations 8", "at least 2 a step"),
     ("--carry_over 1", "carry_over must be from 0 to below 1, a share of the groups of a step, got 1"),
-    ("--carry_over 0.5 --weights_handover drain", "weights_handover drain ends every episode before a step"),
     (
         "--rollout_correction bypass --vllm_importance_sampling_mode token_mask",
         "vllm_importance_sampling_mode belongs to TRL's own correction, but rollout_correction is bypass",
@@ -170,8 +168,6 @@ TABLE: list[tuple[str, str]] = [
     ("--correction_band 1.0", "correction_band must be two numbers around 1"),
     ("--max_infrastructure_failures 2", "max_infrastructure_failures must be"),
     # what a step teaches
-    ("--loss_denominator live --loss_type bnpo", "loss_denominator live needs a loss that counts tokens or rows"),
-    ("--loss_denominator live --beta 0.1", "with beta 0.1 every row has a part in the loss"),
     ("--max_groups_drawn 0.5", "max_groups_drawn must be at least 1 times the groups of a step, got 0.5"),
     ('--penalty {"turns":2}', "the penalty on turns must be between 0 and 1, got 2"),
     ('--overlong {"buffer":8}', "overlong needs buffer (tokens) and penalty, and nothing else; got buffer"),

@@ -41,8 +41,6 @@ def facts(*totals: float | None, own: slice = slice(0, 2), **changes: Any) -> Fa
         "shaping": Shaping(),
         "credit": Credit(),
         "correction": Correction(method="off", why="a test"),
-        "loss_type": "dapo",
-        "denominator": "all",
         "dead_by_rewards": True,
         "skips_rows": True,
     }
@@ -123,13 +121,10 @@ def test_a_row_that_was_not_read_and_has_an_advantage_is_an_error() -> None:
         left_out(batch(old_logps=half), known)
 
 
-def test_the_live_denominator_counts_tokens_or_rows() -> None:
-    half = batch(advantages=torch.tensor([0.0, 0.2]))
-    assert denominator(half, facts(0.0, 1.0)).denominator == 5
-    assert denominator(half, facts(0.0, 1.0, denominator="live")).denominator == 3
-    by_rows = denominator(half, facts(0.0, 1.0, denominator="live", loss_type="grpo"))
-    assert by_rows.denominator == 5 and by_rows.advantages.tolist() == [0.0, pytest.approx(0.4)]
-    assert by_rows.metrics == {"signal/rows_skipped": 0.5, "signal/tokens_skipped": pytest.approx(5 / 12)}
+def test_the_denominator_counts_the_tokens_of_every_row() -> None:
+    half = denominator(batch(advantages=torch.tensor([0.0, 0.2])), facts(0.0, 1.0))
+    assert half.denominator == 5
+    assert half.metrics == {"signal/rows_skipped": 0.5, "signal/tokens_skipped": pytest.approx(5 / 12)}
 
 
 def test_a_row_is_live_if_a_token_that_is_trained_has_an_advantage() -> None:

@@ -45,7 +45,7 @@ MOST = {
     "modules": 267,
     "modules with one importer": 58,
     "files that import TRL": 6,
-    "fields of our own": 48,
+    "fields of our own": 45,
     "lines of tests": 41_460,
     "lines of benchmarks": 5_700,
     "lines of pages": 4_000,

@@ -133,11 +133,11 @@ def test_an_engine_that_cannot_is_refused() -> None:
 
     for engine, sentence in (
         (TransformersEngine(tiny_qwen3), "decodes with the trainer's, which change"),
-        (Plain(script), "set weights_handover drain"),
+        (Plain(script), "set carry_over to 0"),
     ):
         with pytest.raises(ConfigError, match=sentence):
-            check_engine(engine, "keep")
-    check_engine(Plain(script), "drain")
+            check_engine(engine, carry_over=0.5)
+    check_engine(Plain(script), carry_over=0)
 
 
 CARRY: dict[str, Any] = {

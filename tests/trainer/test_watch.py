@@ -8,6 +8,7 @@ import logging
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
+from unittest import mock
 
 import pytest
 from rich.console import Console
@@ -31,7 +32,7 @@ def never_calls(request: SampleRequest, number: int) -> list[int]:
 def test_the_summary_tells_what_still_holds_from_what_is_over() -> None:
     from toolgrpo.commands.train import doctor_summary
 
-    watch = DoctorWatch(lambda said: None, every=1)
+    watch = DoctorWatch(lambda said: None)
     for step in range(1, 9):
         dead = 1.0 if step <= 3 else 0.0
         log = {"reward": 0.0, "success": 0.0, "reward/groups_without_spread": dead, "turns/void": 0.5}
@@ -58,7 +59,8 @@ def run(folder: Path, script: Any, parts: dict[str, Any] | None = None, **config
 @pytest.fixture(scope="module")
 def learns_nothing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str, Path]:
     folder = tmp_path_factory.mktemp("nothing")
-    trainer, shown = run(folder, never_calls, max_steps=5, unmarked_calls="ignore", doctor_every=2)
+    with mock.patch("toolgrpo.observe.watch.TOLD_EVERY", 2):
+        trainer, shown = run(folder, never_calls, max_steps=5, unmarked_calls="ignore")
     return trainer, shown, folder
 
 
@@ -142,7 +144,7 @@ def test_a_quiet_run_shows_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[
 
 def test_every_other_process_is_silent() -> None:
     said: list[str] = []
-    watch = DoctorWatch(said.append, every=1)
+    watch = DoctorWatch(said.append)
     state = TrainerState(global_step=3, is_world_process_zero=False)
     for _ in range(4):
         watch.on_log(

@@ -102,7 +102,6 @@ class CheckRun:
             push_to_hub=False,
             record_episodes=False,
             resume_from_checkpoint=None,
-            doctor_every=0,
             max_infrastructure_failures=None,
         )
         self.parts = RunParts(script, one_step, model, terminal.in_log_only())

@@ -56,7 +56,7 @@ _TRAINING = (
     *("num_iterations", "beta", "epsilon", "epsilon_high", "loss_type", "scale_rewards", "max_grad_norm"),
     *("mask_truncated_completions", "gradient_checkpointing", "prefix_sharing", "max_tokens_per_pass", "seed"),
 )
-_DRAWING = (*("dynamic_sampling", "max_groups_drawn", "skip_dead_rows", "loss_denominator"),)
+_DRAWING = (*("dynamic_sampling", "max_groups_drawn", "skip_dead_rows"),)
 _CREDIT = (
     *("advantage", "credit", "turn_reward", "turn_reward_fn", "turn_reward_weights", "penalty", "overlong"),
     *("void_turns", "max_dropped_share"),
@@ -65,10 +65,10 @@ _CORRECTION = (
     *("rollout_correction", "correction_band", "importance_sampling_level", "vllm_importance_sampling_mode"),
     *("vllm_importance_sampling_clip_max", "off_policy_mask_threshold"),
 )
-_OVERLAP = ("max_staleness", "weights_handover", "carry_over")
+_OVERLAP = ("max_staleness", "carry_over")
 _SAVING = ("output_dir", "save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint")
 _WATCHING = (
-    *("logging_steps", "doctor_every", "max_infrastructure_failures", "quiet", "report_to", "run_name"),
+    *("logging_steps", "max_infrastructure_failures", "quiet", "report_to", "run_name"),
     *("log_completions", "record_episodes", "record_tokens", "dry_run"),
 )
 

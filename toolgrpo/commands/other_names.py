@@ -110,6 +110,9 @@ REMOVED: dict[str, str] = {
     "correction_k3": "geo_tis keeps episodes by correction_band",
     "correction_band_tokens": "correction_band is for 1,000 tokens, and wider for fewer; leave it out",
     "text_prompts": "a prompt that is plain text is a user's message; to continue raw text, use TRL's GRPOTrainer",
+    "loss_denominator": "the loss is divided by all tokens or rows, as TRL does; leave it out",
+    "weights_handover": "episodes in flight go on with new weights where the engine can, and end first where not; leave it out",
+    "doctor_every": "the same trouble is told every 20 steps; leave it out",
     "profile": "use `toolgrpo report OUTPUT_DIR`, which draws the seconds of each phase of every step",
 }
 

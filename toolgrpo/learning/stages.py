@@ -76,8 +76,6 @@ class LearningRule:
     shaping: Shaping
     credit: Credit
     correction: Correction
-    loss_type: str
-    denominator: str  # all, live
     dead_by_rewards: bool  # a group whose rewards are all alike has no advantage
     skips_rows: bool  # those without an advantage
 
@@ -186,23 +184,17 @@ def left_out(batch: TrainBatch, facts: Facts) -> TrainBatch:
 
 
 def denominator(batch: TrainBatch, facts: Facts) -> TrainBatch:
-    """The loss is divided by all tokens or rows, or by the live ones; both are counted over all processes."""
-    mask, live = batch.mask, batch.live
-    counts = (torch.tensor(len(live), device=live.device), live.sum(), mask.sum(), mask[live].sum())
+    """The loss is divided by the tokens of all rows, those without an advantage too, over all processes."""
+    live = batch.live
+    counts = (torch.tensor(len(live), device=live.device), live.sum(), batch.mask.sum())
     read = (batch.n_read.sum(), batch.n_read[live].sum())
-    rows, live_rows, tokens, live_tokens, read_tokens, live_read = facts.summed(torch.stack([*counts, *read]))
-    batch = replace(batch, denominator=tokens)
-    if facts.rule.denominator == "live":
-        if facts.rule.loss_type in TOKEN_LOSSES:
-            batch = replace(batch, denominator=live_tokens)
-        elif facts.rule.loss_type in ROW_LOSSES:
-            batch = replace(batch, advantages=batch.advantages * (rows / live_rows.clamp(min=1)))
+    rows, live_rows, tokens, read_tokens, live_read = facts.summed(torch.stack([*counts, *read]))
     skips = facts.rule.skips_rows
     shares = {
         "signal/rows_skipped": 1 - (live_rows / rows).item() if skips else 0.0,
         "signal/tokens_skipped": 1 - (live_read / read_tokens).item() if skips else 0.0,
     }
-    return batch.told(**shares)
+    return replace(batch, denominator=tokens).told(**shares)
 
 
 WORTH: tuple[Stage, ...] = (drops, estimator, dead_groups, turn_credit)

@@ -1,6 +1,6 @@
 """Ask the doctor's rules at each log of a training, and stop a run whose infrastructure fails.
 
-Invariants: the same trouble is told at most once in `every` steps; what was told is kept, for the
+Invariants: the same trouble is told at most once in TOLD_EVERY steps; what was told is kept, for the
 summary and the recording; only infrastructure failures stop a run, and then in all processes after
 the same rollout.
 
@@ -18,17 +18,16 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from toolgrpo.errors import InfrastructureError
 from toolgrpo.observe.doctor import LOGS_KEPT, Finding, Log, findings, infrastructure_failures
 
+TOLD_EVERY = 20  # steps until the same trouble is told again
+
 _ALL = 1 - 1e-6
 
 
 class DoctorWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
-    """Ask the rules at each log of a training; nothing is told if `every` is 0."""
+    """Ask the rules at each log of a training."""
 
-    def __init__(
-        self, say: Callable[[str], None], *, every: int, record: Callable[[Finding], None] | None = None
-    ) -> None:
+    def __init__(self, say: Callable[[str], None], *, record: Callable[[Finding], None] | None = None) -> None:
         self._say = say
-        self._every = every
         self._record = record
         self._begin()
 
@@ -64,9 +63,9 @@ class DoctorWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         self._logs.append({**numbers, "step": float(state.global_step)})
         self._n_logs += 1
         self._n_without_spread += numbers.get("reward/groups_without_spread", 0.0) >= _ALL
-        for finding in findings(list(self._logs)) if self._every and state.is_world_process_zero else ():
+        for finding in findings(list(self._logs)) if state.is_world_process_zero else ():
             before = self._told_at.get(finding.rule)
-            if before is None or finding.step - before >= self._every:
+            if before is None or finding.step - before >= TOLD_EVERY:
                 self._told_at[finding.rule] = finding.step
                 self._tell(finding)
 

@@ -146,10 +146,12 @@ class RolloutsAhead:
         self._begun.remove(begun)
 
     def hand_over(self, weights: Iterable[tuple[str, torch.Tensor]], step: int) -> None:
-        """Go on with these weights, of a step; what is being drawn goes on with them, too."""
+        """Go on with these weights, of a step, and what is being drawn too; an engine that cannot ends its rollouts first."""
         loop, _ = self._started()
         engine = self._engine
         assert engine is not None
+        if not engine.takes_weights_while_open:
+            self.settle()
 
         async def load() -> None:
             engine.load_weights(weights, step)

@@ -301,7 +301,7 @@ def open_watchers(
             args.shaping(),
         ),
         tables=tables,
-        doctor=DoctorWatch(progress.say, every=args.doctor_every, record=record),
+        doctor=DoctorWatch(progress.say, record=record),
     )
 
 

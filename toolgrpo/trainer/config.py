@@ -27,7 +27,6 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.learning.advantages import ESTIMATORS
 from toolgrpo.learning.correction import set_fields_of_trl
 from toolgrpo.learning.shaping import Shaping, overlong_of, penalty_of
-from toolgrpo.learning.stages import ROW_LOSSES, TOKEN_LOSSES
 from toolgrpo.learning.turn_rewards import BUILT_IN_TURN_REWARDS
 from toolgrpo.learning.turns import LOSSES_BY_TOKEN, Credit
 from toolgrpo.options import THEMES, RecordedShare, batch_of_parts, options_of, with_fields_of
@@ -325,25 +324,9 @@ COMBINATIONS: tuple[tuple[Callable[[Any], Any], str], ...] = (
         "use eval_success or eval_reward",
     ),
     (
-        lambda c: c.loss_denominator == "live" and c.loss_type not in TOKEN_LOSSES | ROW_LOSSES,
-        f"loss_denominator live needs a loss that counts tokens or rows over the whole batch "
-        f"({', '.join(sorted(TOKEN_LOSSES | ROW_LOSSES))}); {{c.loss_type}} is divided by what each micro-batch holds. Set "
-        f"loss_denominator to all, or loss_type to dapo",
-    ),
-    (
-        lambda c: c.loss_denominator == "live" and c.beta != 0,
-        "loss_denominator live counts only rows that have an advantage, but with beta {c.beta:g} every row has a part in "
-        "the loss; set loss_denominator to all, or beta to 0",
-    ),
-    (
         lambda c: c.rollout_correction in ("bypass", "geo_tis", "off") and set_fields_of_trl(c),
         "{found[0]} belongs to TRL's own correction, but rollout_correction is {c.rollout_correction}; leave one of the two "
         "out",
-    ),
-    (
-        lambda c: c.carry_over and c.weights_handover == "drain",
-        "weights_handover drain ends every episode before a step, so that carry_over would carry nothing over; leave one of "
-        "the two out",
     ),
     (
         lambda c: c.runs_ahead and c.vllm_enable_sleep_mode,

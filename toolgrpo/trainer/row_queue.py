@@ -64,7 +64,6 @@ class QueueOptions:
     most_groups: float = 1.0
     staleness: int = 0
     carry_over: float = 0.0
-    drains: bool = False  # before new weights
 
     @property
     def runs_ahead(self) -> bool:
@@ -240,8 +239,6 @@ class RowQueue:
         if ahead is None:
             return training.load_weights()
         step = training.step()
-        if self.options.drains:
-            ahead.settle()
         ahead.hand_over(training.weights(), step)
         return step
 
@@ -284,18 +281,17 @@ class RowQueue:
         raise PeerError(f"process {failed[0]} failed first, so this one cannot go on: {failed[1]}")
 
 
-def check_engine(engine: Engine, handover: str) -> None:
+def check_engine(engine: Engine, carry_over: float) -> None:
     """Raise ConfigError if an engine cannot draw while its policy is trained."""
     if engine.same_numbers_as_trainer:
         raise ConfigError(
             f"max_staleness and carry_over need an engine with weights of their own, but {engine.name} decodes with the "
             f"trainer's, which change while it draws; leave `engine` to the config, or these at 0"
         )
-    if handover == "keep" and not engine.takes_weights_while_open:
+    if carry_over and not engine.takes_weights_while_open:
         raise ConfigError(
-            f"weights_handover keep gives an engine new weights between two of its steps, which {engine.name} does not "
-            f"take as it is set up here; set weights_handover drain, and carry_over 0 (vLLM takes whole weights so, no "
-            f"adapters)"
+            f"carry_over leaves episodes open over a step, but {engine.name} as it is set up here takes new weights only "
+            f"when every episode has ended (vLLM takes whole weights at any time, adapters not); set carry_over to 0"
         )
 
 
@@ -328,7 +324,6 @@ def open_queue(
         most_groups=args.max_groups_drawn,
         staleness=args.max_staleness,
         carry_over=args.carry_over,
-        drains=args.weights_handover == "drain",
     )
     order = RowOrder(len(rows), lambda epoch: order_of(len(rows), epoch))
     return RowQueue(rollouts, order, row_of, options, training, processes)

@@ -173,7 +173,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
         trl_batch.correct_by(self, self.correction)
         trl_rewards.check_models(self)
         if args.runs_ahead:
-            check_engine(built.engine, args.weights_handover)
+            check_engine(built.engine, args.carry_over)
         return built
 
     def _fit(self, given: GivenParts, built: BuiltEngine) -> None:

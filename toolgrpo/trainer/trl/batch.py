@@ -92,8 +92,6 @@ def learning_rule(trainer: GRPOTrainer) -> LearningRule:
         shaping=args.shaping(),
         credit=args.credits(),
         correction=trainer.correction,
-        loss_type=trainer.loss_type,
-        denominator=args.loss_denominator,
         dead_by_rewards=dead_by_rewards_alone(args),
         skips_rows=skips_rows(trainer),
     )
