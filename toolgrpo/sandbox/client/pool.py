@@ -27,9 +27,8 @@ from typing import Any, TypeVar
 from toolgrpo.errors import ConfigError, SandboxError, WorkerLostError
 from toolgrpo.processes.wire import hang_up, receive, send
 from toolgrpo.sandbox.base import Limits, Rung, RunStatus, SandboxResult
-from toolgrpo.sandbox.client.host_process import Host
+from toolgrpo.sandbox.client.host_process import Host, choose_rung
 from toolgrpo.sandbox.literals import MOST_HASHED, NotPlainError, decode
-from toolgrpo.sandbox.rungs.ladder import choose_rung
 
 logger = logging.getLogger(__name__)
 SHARED_WORKERS = max(2, min(8, os.cpu_count() or 2))

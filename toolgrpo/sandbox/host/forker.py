@@ -31,10 +31,7 @@ import landlockpy
 from toolgrpo.processes.linux import die_with_parent
 from toolgrpo.processes.wire import receive, send
 from toolgrpo.sandbox.base import NOBODY, Rung
-from toolgrpo.sandbox.host.run_process import Launcher, Process, kernel_limits, open_pipes
-from toolgrpo.sandbox.host.scratch import make
-from toolgrpo.sandbox.inside import cells
-from toolgrpo.sandbox.rungs.confine import (
+from toolgrpo.sandbox.host.confine import (
     SyscallRules,
     confine_files,
     confine_syscalls,
@@ -43,6 +40,9 @@ from toolgrpo.sandbox.rungs.confine import (
     file_rules,
     syscall_filter,
 )
+from toolgrpo.sandbox.host.run_process import Launcher, Process, kernel_limits, open_pipes
+from toolgrpo.sandbox.host.scratch import make
+from toolgrpo.sandbox.inside import cells
 
 _MESSAGE_BYTES = 4096  # more than a process number in JSON
 _MOST_FDS = 1024  # more than a forker ever holds

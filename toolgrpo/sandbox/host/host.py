@@ -28,8 +28,8 @@ from typing import Any
 from toolgrpo.processes.linux import adopt_orphans, die_with_parent
 from toolgrpo.sandbox.base import Rung
 from toolgrpo.sandbox.host import scratch
+from toolgrpo.sandbox.host.confine import leave_network
 from toolgrpo.sandbox.host.run_process import mapped_now
-from toolgrpo.sandbox.rungs.confine import leave_network
 
 _WARM_UPS = (
     50  # the interpreter rewrites code that it runs often: better once here than in a copy of the page each time
