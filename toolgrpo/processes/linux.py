@@ -24,19 +24,19 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def adopt_orphans() -> None:
     """Make descendants whose parent ends children of this process, not of init."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int | None = None) -> None:
     """Have this process killed when its parent ends; at once where `parent` has ended already."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:  # it ended before the kernel was told to watch it
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def outlive_parent() -> None:
     """Undo `die_with_parent`."""
-    _prctl(_PR_SET_PDEATHSIG, 0)
+    prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def name_process(name: str) -> None:
@@ -148,7 +148,8 @@ def _entries(folder: str) -> list[str]:
         return []
 
 
-def _prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int) -> None:
+    """Set an option of this process; OSError where the kernel refuses it."""
     if _LINUX and _libc.prctl(option, value, 0, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"prctl({option}): {os.strerror(code)}")

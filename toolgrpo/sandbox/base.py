@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,13 @@ class Limits:
             value = getattr(self, name)
             if not value > 0:
                 raise ValueError(f"{name} must be greater than 0; got {value!r}")
+
+
+def limits_of_run(limits: Limits, timeout_s: float | None, memory_mb: int | None) -> Limits:
+    """Return the limits of a run that names some of its own."""
+    if timeout_s is not None:
+        limits = replace(limits, timeout_s=timeout_s)
+    return limits if memory_mb is None else replace(limits, memory_mb=memory_mb)
 
 
 @dataclass(frozen=True, slots=True)

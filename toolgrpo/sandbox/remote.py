@@ -24,11 +24,10 @@ import math
 import time
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 from toolgrpo.errors import ConfigError, SandboxError
-from toolgrpo.sandbox.base import Limits, RunStatus, SandboxResult
+from toolgrpo.sandbox.base import Limits, RunStatus, SandboxResult, limits_of_run
 
 logger = logging.getLogger(__name__)
 _GRACE_S = 15.0  # for the way there and back, and for queueing at the service
@@ -64,8 +63,7 @@ class RemoteSandbox:
         self, code: str, *, stdin: str = "", timeout: float | None = None, memory_mb: int | None = None
     ) -> SandboxResult:
         """Run code once, from a fresh state."""
-        limits = self.limits if timeout is None else replace(self.limits, timeout_s=timeout)
-        limits = limits if memory_mb is None else replace(limits, memory_mb=memory_mb)
+        limits = limits_of_run(self.limits, timeout, memory_mb)
         job = {
             "code": code,
             "language": "python",

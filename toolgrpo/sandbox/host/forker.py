@@ -76,13 +76,12 @@ class ForkLauncher(Launcher):
             _serve(settings, theirs)
         theirs.close()
 
-    def prepare_scratch(self, path: str) -> str:
+    def prepare_scratch(self, path: str) -> None:
         make(path, NOBODY if os.getuid() == 0 else None)
         self._ask({"prepare_scratch": path})
-        return path
 
-    def start(self, rules: str, path: str, limits: dict[str, int]) -> Process:
-        send(self._forker, {"start": rules, "limits": limits})
+    def start(self, path: str, limits: dict[str, int]) -> Process:
+        send(self._forker, {"start": path, "limits": limits})
         message, fds, _, _ = socket.recv_fds(self._forker, _MESSAGE_BYTES, 6)
         if not message:
             raise RuntimeError("the process that forks for a sandbox worker is gone")

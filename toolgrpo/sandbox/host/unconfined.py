@@ -44,7 +44,7 @@ class _Launcher(Launcher):
     def __init__(self) -> None:
         self.programs: dict[int, subprocess.Popen[bytes]] = {}
 
-    def start(self, rules: None, path: str, limits: dict[str, int]) -> Process:
+    def start(self, path: str, limits: dict[str, int]) -> Process:
         ours, theirs = open_pipes()
         ended, ends = os.pipe()
         program = subprocess.Popen(
