@@ -1,4 +1,4 @@
-"""The pool's records: a call on its way, a worker as the trainer sees it, the pool's options."""
+"""The pool's records: a call on its way, and a worker as the trainer sees it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,8 @@ from typing import Any
 from toolgrpo.errors import ToolExecutorError
 from toolgrpo.tools.base import Reply
 from toolgrpo.tools.workers.connections import WorkerLink
-from toolgrpo.tools.workers.tool_worker import WorkerLimits
 
 _FROZEN_AFTER_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class PoolOptions:
-    """The number of workers, and the limits of each."""
-
-    workers: int = 4
-    limits: WorkerLimits = field(default_factory=WorkerLimits)
-    load_timeout_s: float = 120.0
 
 
 @dataclass(slots=True, eq=False)

@@ -40,13 +40,11 @@ from typing import Any
 from toolgrpo.errors import UserError
 from toolgrpo.processes import linux
 from toolgrpo.processes.wire import FrameReader, pack, receive
-from toolgrpo.tools.plugin.loaded_plugin import Plugin, load_plugin
-from toolgrpo.tools.plugin.plugin_file import PluginSource
+from toolgrpo.tools.plugin.plugin_file import Plugin, PluginSource, load_plugin
 from toolgrpo.tools.plugin.secret_variables import asked_for
 from toolgrpo.tools.plugin.tool_source import HEAVY
 from toolgrpo.tools.render import describe_exception
-from toolgrpo.tools.workers.health import what_is_loaded
-from toolgrpo.tools.workers.tool_worker import Worker, WorkerLimits
+from toolgrpo.tools.workers.tool_worker import PoolOptions, Worker, what_is_loaded
 
 _PATHS = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
 _MAIN = "from toolgrpo.tools.workers.supervisor import main; main(sys.argv)"
@@ -70,7 +68,7 @@ def main(argv: list[str]) -> None:
         linux.die_with_parent(int(argv[5]))
         with os.fdopen(int(argv[4])) as file:
             hello = json.load(file)
-        Worker(sock, _load(hello), WorkerLimits(**hello["limits"])).serve()
+        Worker(sock, _load(hello), PoolOptions(**hello["options"])).serve()
     trainer = int(argv[4])
     if trainer >= 0:
         os.set_inheritable(trainer, False)
@@ -87,7 +85,7 @@ class Supervisor:
         # while these live so does this process: the trainer, and the reaper, its parent
         self._watched = [fd for fd in (trainer, linux.watch_process(os.getppid())) if fd >= 0]
         self._hello = hello
-        self._limits = WorkerLimits(**hello["limits"])
+        self._options = PoolOptions(**hello["options"])
         self._plugin = Plugin()
         self._forkable = False
         self._workers: dict[int, int] = {}  # pid -> number
@@ -118,7 +116,7 @@ class Supervisor:
         gc.collect()
         gc.freeze()
         spec = replace(self._plugin.spec, import_s=import_s, heavy_imports=tuple(HEAVY & sys.modules.keys()))
-        self._send({"op": "loaded", "plugin": asdict(spec), "forkable": self._forkable})
+        self._send({"op": "loaded", "plugin": asdict(spec)})
         try:
             self._serve()
         finally:
@@ -168,7 +166,7 @@ class Supervisor:
                 for other in (*self._wakeup, *self._sockets, *self._watched):
                     os.close(other)
                 _reseed()
-                Worker(socket.socket(fileno=descriptor), self._plugin, self._limits).serve()
+                Worker(socket.socket(fileno=descriptor), self._plugin, self._options).serve()
             finally:
                 os._exit(1)
         return pid
