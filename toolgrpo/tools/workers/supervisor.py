@@ -13,7 +13,7 @@ and a GPU. So: the trainer starts this process by exec, and it
   left alone;
 * kills everything below it when the trainer goes away, however that happens, forks of the trainer
   that live on included;
-* has a reaper above it (`processes/reaper.py`), which does the same when the supervisor itself is
+* has a reaper above it (`processes/linux.py`), which does the same when the supervisor itself is
   killed, alone or with the trainer, or hangs in the plugin's import.
 
 It runs no user code after the import. It speaks frames over one socket: `spawn` (with the worker's
@@ -50,7 +50,7 @@ _PATHS = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
 _MAIN = "from toolgrpo.tools.workers.supervisor import main; main(sys.argv)"
 # the reaper first, while the process is small: it keeps what is imported before the fork
 BOOTSTRAP = (
-    _PATHS + "from toolgrpo.processes.reaper import fork_under_reaper; fork_under_reaper(int(sys.argv[4])); " + _MAIN
+    _PATHS + "from toolgrpo.processes.linux import fork_under_reaper; fork_under_reaper(int(sys.argv[4])); " + _MAIN
 )
 _WORKER_BOOTSTRAP = _PATHS + _MAIN
 _SWEEP_S = 1.0
