@@ -84,6 +84,11 @@ class SandboxResult:
         return self.status is RunStatus.OK
 
 
+def shown(text: str, most: int) -> str:
+    """Return output of a run, cut to its first characters."""
+    return text if len(text) <= most else f"{text[:most]}\n[output cut: {len(text) - most} more characters]"
+
+
 def python_command(module: str, function: str, settings: Any) -> list[str]:
     """Return the command of a new interpreter that imports our package from where it lies, forgets that
     place, and calls a function, which finds `settings` as JSON in its last argument.

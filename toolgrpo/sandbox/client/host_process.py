@@ -133,9 +133,7 @@ class Host:
         if not hello:
             self.close()
             raise SandboxError("the sandbox's host process did not start; its own words are on stderr above")
-        greeting = json.loads(hello)
-        self.missing: list[str] = greeting["missing"]
-        self.scratch = greeting["scratch"]
+        self.scratch = json.loads(hello)
 
     @property
     def pid(self) -> int:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolgrpo.processes.wire import pack, receive, send
+from toolgrpo.sandbox.base import shown
 from toolgrpo.sandbox.host import scratch
 from toolgrpo.sandbox.host.run_process import Launcher, Process
 
@@ -214,8 +215,8 @@ class Run:
             "verdict": self._verdict,
             "code": code,
             "frame": frame.decode("latin-1"),
-            "stdout": _shown(stdout, self._request["output_chars"]),
-            "stderr": _shown(stderr, self._request["output_chars"]),
+            "stdout": shown(stdout.decode("utf-8", "replace"), self._request["output_chars"]),
+            "stderr": shown(stderr.decode("utf-8", "replace"), self._request["output_chars"]),
             "state_lost": self._request["keep"] and self.gone,
         }
 
@@ -270,10 +271,3 @@ class Run:
     def _is_complete(self) -> bool:
         results = self._held[self._process.results]
         return len(results) >= 4 and len(results) >= 4 + int.from_bytes(results[:4], "big")
-
-
-def _shown(raw: bytearray, most: int) -> str:
-    text = raw.decode("utf-8", "replace")
-    if len(text) <= most:
-        return text
-    return f"{text[:most]}\n[output cut: {len(text) - most} more characters]"
