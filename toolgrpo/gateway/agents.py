@@ -32,8 +32,7 @@ from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.runner import Episode, EpisodeRunner
 from toolgrpo.tools.backends import EnvironmentBackend, EnvironmentSession
 from toolgrpo.tools.plugin.plugin_file import PluginSource
-from toolgrpo.tools.plugin.secret_variables import asked_for
-from toolgrpo.tools.plugin.tool_source import environment_source
+from toolgrpo.tools.plugin.tool_source import asked_for, environment_source
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.workers.output_log import OutputLog
 from toolgrpo.tools.workers.pool import WorkerPool

@@ -21,7 +21,7 @@ from toolgrpo.errors import PluginError, ToolExecutorError
 from toolgrpo.processes.linux import kill_marked, watch_process
 from toolgrpo.processes.wire import FrameReader, WireError, pack
 from toolgrpo.tools.plugin.plugin_file import PluginSource, PluginSpec
-from toolgrpo.tools.plugin.secret_variables import is_secret, withheld_hint
+from toolgrpo.tools.plugin.tool_source import is_secret, withheld_hint
 from toolgrpo.tools.workers.output_log import OutputLog
 from toolgrpo.tools.workers.supervisor import BOOTSTRAP
 

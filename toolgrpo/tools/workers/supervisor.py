@@ -41,8 +41,7 @@ from toolgrpo.errors import UserError
 from toolgrpo.processes import linux
 from toolgrpo.processes.wire import FrameReader, pack, receive
 from toolgrpo.tools.plugin.plugin_file import Plugin, PluginSource, load_plugin
-from toolgrpo.tools.plugin.secret_variables import asked_for
-from toolgrpo.tools.plugin.tool_source import HEAVY
+from toolgrpo.tools.plugin.tool_source import HEAVY, asked_for
 from toolgrpo.tools.render import describe_exception
 from toolgrpo.tools.workers.tool_worker import PoolOptions, Worker, what_is_loaded
 
@@ -208,8 +207,6 @@ class Supervisor:
     def _kill_everything(self) -> None:
         for pid in (*self._workers, *self._left_alone):
             linux.kill_group(pid)
-        self._workers.clear()
-        self._left_alone.clear()
         linux.end_children()
 
     def _ask_for_secrets(self) -> None:

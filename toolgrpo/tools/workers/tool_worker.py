@@ -87,7 +87,7 @@ class Worker:
         self._health = Health(self._options.threads)  # with the limits of its life
         offer_to_oom_killer(1000)
         signal.signal(signal.SIGINT, lambda *_: None)  # a tool may interrupt the main thread, which is ours
-        os.register_at_fork(after_in_child=self._forget_socket)
+        os.register_at_fork(after_in_child=self._sock.close)  # a child that a tool forks has no part in it
         faulthandler.enable()
         self._send({"op": "ready"})
         while (message := receive(self._sock)) is not None:
@@ -232,10 +232,6 @@ class Worker:
             self._loop = LoopThread("tool-async")
             self._loop.loop.call_soon_threadsafe(own_directory_per_thread)
         return self._loop
-
-    def _forget_socket(self) -> None:
-        """Close our socket in a child that a tool forked."""
-        self._sock.close()
 
     def _leave_forked_child(self) -> None:
         """End a child that a tool forked and that came back from the tool's function.
