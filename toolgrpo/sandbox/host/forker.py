@@ -129,12 +129,13 @@ def _oom_kills(vmstat: int | None) -> int | None:
 def _serve(settings: dict[str, Any], worker: socket.socket) -> NoReturn:
     """Fork, kill and wait for processes until the worker is gone; does not return."""
     rules: dict[str, landlockpy.Ruleset | None] = {}
+    with_landlock = settings["rung"] in (Rung.NAMESPACES, Rung.LANDLOCK)
     try:
         die_with_parent()
         while (message := receive(worker)) is not None:
             match message:
                 case {"prepare_scratch": str(scratch)}:
-                    rules[scratch] = _rules(settings, scratch)
+                    rules[scratch] = file_rules(settings["readable"], scratch) if with_landlock else None
                     send(worker, True)
                 case {"start": str(scratch), "limits": dict(limits)}:
                     pid, *fds = _fork_confined(settings, rules[scratch], scratch, limits)
@@ -157,11 +158,6 @@ def _serve(settings: dict[str, Any], worker: socket.socket) -> NoReturn:
         sys.stderr.flush()
     finally:
         os._exit(0)
-
-
-def _rules(settings: dict[str, Any], scratch: str) -> landlockpy.Ruleset | None:
-    with_landlock = settings["rung"] in (Rung.NAMESPACES, Rung.LANDLOCK)
-    return file_rules(settings["readable"], scratch) if with_landlock else None
 
 
 def _kill(pid: int) -> None:

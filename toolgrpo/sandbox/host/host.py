@@ -156,10 +156,8 @@ def _start_worker(settings: dict[str, Any], channel: socket.socket, not_its_own:
 def _end_all(pidfds: list[int]) -> None:
     """Kill the workers, and with them all they started, and wait until everything is gone."""
     for pidfd in pidfds:
-        try:
+        with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
     while True:
         try:
             os.waitpid(-1, 0)

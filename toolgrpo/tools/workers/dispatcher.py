@@ -138,9 +138,8 @@ class Dispatcher:
         self._log.close()
 
     def _break(self, reason: str) -> None:
-        printed = (
-            f"The last that was printed there:\n{self._log.tail}" if self._log.tail else "Nothing was printed there."
-        )
+        tail = self._log.tail
+        printed = f"The last that was printed there:\n{tail}" if tail else "Nothing was printed there."
         self.broken = ToolExecutorError(f"{reason}. {printed}")
         _logger.error("%s", self.broken)
         never_begin = [job for worker in self._workers.values() if not worker.ready for job in worker.waiting]

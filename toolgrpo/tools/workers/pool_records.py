@@ -77,9 +77,8 @@ class WorkerRecord:
     touched: bool = field(default=False, init=False)  # code of a tool has run there
     silent_s: float | None = field(default=None, init=False)  # since it was pinged
     hung_up: bool = field(default=False, init=False)
-    jobs: dict[int, Job] = field(
-        default_factory=dict, init=False
-    )  # an answered job stays until its reply or the worker's end
+    # an answered job stays until its reply or the worker's end
+    jobs: dict[int, Job] = field(default_factory=dict, init=False)
 
     @property
     def waiting(self) -> list[Job]:

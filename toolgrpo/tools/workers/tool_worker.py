@@ -50,7 +50,6 @@ _STRAY_DESCRIPTORS = 4096  # where the limit is higher: what leaks takes the mac
 _STRAY_THREADS = 128  # beyond those that run calls
 _NAMES = ("NOFILE", "AS", "DATA", "FSIZE", "STACK", "CPU", "NPROC")
 _LIMITS = tuple(getattr(resource, f"RLIMIT_{name}") for name in _NAMES if hasattr(resource, f"RLIMIT_{name}"))
-_Limits = dict[int, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +117,8 @@ class Worker:
                 keep = tool.spec.keep_processes
                 self._start(call_id, lambda: tool.call(message["args"]), is_async=tool.spec.is_async, keep=keep)
             case "open":
-                render = partial(_spoken, "reset")
-                self._start(call_id, lambda: self._opened(message["row"]), is_async=False, render=render)
+                reset = partial(self._opened, message["row"])
+                self._start(call_id, reset, is_async=False, render=partial(_spoken, "reset"))
             case "method":
                 assert self._plugin.environment is not None
                 tool = self._plugin.environment.tools[message["tool"]]
@@ -291,7 +290,7 @@ class Health:
         self._folder = os.getcwd()
         self._umask = os.umask(0o022)
         os.umask(self._umask)
-        self._limits: _Limits = {kind: resource.getrlimit(kind) for kind in _LIMITS}
+        self._limits = {kind: resource.getrlimit(kind) for kind in _LIMITS}
         self._most_threads = threading.active_count() + threads + _STRAY_THREADS
         first_free, most = _first_free_descriptor(), self._limits[resource.RLIMIT_NOFILE][0]
         self._last_descriptor = first_free + min(_SPENT * (most - first_free), _STRAY_DESCRIPTORS)
