@@ -29,9 +29,8 @@ from _reporting import benchmark, parser_of, progress, save
 from _rows import Figure, Row
 
 from toolgrpo.sandbox import Rung, Sandbox
-from toolgrpo.sandbox.grading import grade
-from toolgrpo.sandbox.grading.split_plan import Suite
-from toolgrpo.sandbox.rungs.ladder import probe
+from toolgrpo.sandbox.client.host_process import probe
+from toolgrpo.sandbox.grading import Suite, grade
 
 CODE = "print(1 + 1)"
 IMPORTS = "import numpy, sympy\nprint(numpy.arange(3).sum())"

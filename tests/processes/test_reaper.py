@@ -15,8 +15,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reapers are Lin
 
 _TREE = """
 import os, subprocess, sys, time
-from toolgrpo.processes.linux import outlive_parent
-from toolgrpo.processes.reaper import fork_under_reaper
+from toolgrpo.processes.linux import fork_under_reaper, outlive_parent
 fork_under_reaper(int(sys.argv[1]))
 below = subprocess.Popen(["sleep", "555"], start_new_session=True)
 print(os.getppid(), os.getpid(), below.pid, flush=True)

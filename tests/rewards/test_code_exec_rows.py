@@ -15,8 +15,7 @@ from toolgrpo.rewards import get_reward
 from toolgrpo.rewards.base import Score
 from toolgrpo.rewards.code_exec import rows_refused
 from toolgrpo.sandbox import Sandbox
-from toolgrpo.sandbox.grading import grade
-from toolgrpo.sandbox.grading.split_plan import Suite
+from toolgrpo.sandbox.grading import Suite, grade
 
 NAMES = sorted(
     name

@@ -30,7 +30,7 @@ from toolgrpo.rewards.code_exec import program_of
 from toolgrpo.rewards.gym import bare_answer
 from toolgrpo.rewards.numerals import all_numbers, boxed, last_number, marked_answer
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
-from toolgrpo.sandbox.grading.split_plan import Suite, plan
+from toolgrpo.sandbox.grading import Suite, plan
 from toolgrpo.sandbox.literals import MOST_HASHED, NotPlainError, decode, encode
 from toolgrpo.tools.arguments import ArgumentChecker
 from toolgrpo.tools.render import cut, render_result

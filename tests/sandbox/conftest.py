@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from toolgrpo.sandbox import Rung, Sandbox
-from toolgrpo.sandbox.rungs.ladder import probe
+from toolgrpo.sandbox.client.host_process import probe
 
 
 @pytest.fixture(scope="module", params=(Rung.NAMESPACES, Rung.LANDLOCK, Rung.SECCOMP))

@@ -11,8 +11,7 @@ from toolgrpo.errors import RewardError
 from toolgrpo.rewards import get_reward
 from toolgrpo.rewards.base import Score
 from toolgrpo.sandbox import Sandbox
-from toolgrpo.sandbox.grading import grade
-from toolgrpo.sandbox.grading.split_plan import Suite
+from toolgrpo.sandbox.grading import Suite, grade
 
 STATEMENTS = {  # each needs a function of its own in the solution's process
     "a loop with a lambda": Suite(("for i in range(3):\n    assert apply(lambda x: x + i, i) == 2 * i",)),

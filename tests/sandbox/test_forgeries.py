@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from toolgrpo.sandbox import Sandbox
-from toolgrpo.sandbox.grading import grade
-from toolgrpo.sandbox.grading.split_plan import Suite
+from toolgrpo.sandbox.grading import Suite, grade
 
 ADD = Suite(tests=("assert add(2, 3) == 5", "assert add(-1, 1) == 0", "assert not add(0, 0)"))
 LIAR = """

@@ -11,8 +11,7 @@ from toolgrpo.errors import DataError, RewardError
 from toolgrpo.rewards import get_reward
 from toolgrpo.rewards.code_exec import program_of
 from toolgrpo.sandbox import Sandbox
-from toolgrpo.sandbox.grading import grade
-from toolgrpo.sandbox.grading.split_plan import Suite
+from toolgrpo.sandbox.grading import Suite, grade
 
 ADD = Suite(tests=("assert add(2, 3) == 5", "assert add(-1, 1) == 0", "assert not add(0, 0)"))
 CHECK = Suite(

@@ -20,8 +20,7 @@ from toolgrpo.rewards import get_reward
 from toolgrpo.rewards.code_exec import program_of
 from toolgrpo.sandbox import Sandbox
 from toolgrpo.sandbox.client import host_process as launch
-from toolgrpo.sandbox.grading import grade
-from toolgrpo.sandbox.grading.split_plan import Suite
+from toolgrpo.sandbox.grading import Suite, grade
 from toolgrpo.sandbox.literals import NotPlainError, decode, encode
 
 MODULUS = 2**61 - 1  # integers that differ by a multiple of it have one hash

@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from toolgrpo.sandbox import Sandbox
-from toolgrpo.sandbox.grading import grade
-from toolgrpo.sandbox.grading.split_plan import Suite
+from toolgrpo.sandbox.grading import Suite, grade
 
 SEARCH = Path(__file__).with_name("searching.py").read_text()
 PLANTED = "needle-[0-9a-f]{32}"

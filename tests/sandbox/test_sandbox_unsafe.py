@@ -22,8 +22,7 @@ import pytest
 from tests.support.processes import all_end, family_of, wait_for
 from toolgrpo.errors import SandboxError
 from toolgrpo.sandbox import Limits, Rung, RunStatus, Sandbox
-from toolgrpo.sandbox.grading import grade
-from toolgrpo.sandbox.grading.split_plan import Suite
+from toolgrpo.sandbox.grading import Suite, grade
 
 ROOT = str(Path(__file__).parents[2])
 ADD = Suite(tests=("assert add(2, 3) == 5", "assert add(-1, 1) == 0"))
@@ -209,8 +208,7 @@ def test_on_macos_it_refuses_unless_told_otherwise(like_macos: str, tmp_path: Pa
 def test_on_macos_it_runs_when_told_so(like_macos: str, tmp_path: Path) -> None:
     told = """
 import json
-from toolgrpo.sandbox.grading import grade
-from toolgrpo.sandbox.grading.split_plan import Suite
+from toolgrpo.sandbox.grading import Suite, grade
 with Sandbox(workers=2, allow_unsafe=True) as sandbox:
     answers = [sandbox.rung.value, sandbox.run("6 * 7").value]
     with sandbox.session() as session:

@@ -124,7 +124,7 @@ class Silent(Launcher):
     def __init__(self, per_look_s: float = 0.0) -> None:
         self.per_look_s, self.used_s = per_look_s, 0.0
 
-    def start(self, rules: None, path: str, limits: dict[str, int]) -> Process:
+    def start(self, path: str, limits: dict[str, int]) -> Process:
         ours, self.theirs = open_pipes()
         ended, self.alive = os.pipe()
         return Process(self, 1, ended, *ours)
@@ -150,7 +150,7 @@ def test_what_ends_a_run_that_says_nothing(verdict: str, per_look_s: float, tmp_
         if verdict == "abandoned":
             ours.close()
         launcher = Silent(per_look_s)
-        process = launcher.start(None, str(tmp_path), {})
+        process = launcher.start(str(tmp_path), {})
         run = Run(process, REQUEST, str(tmp_path))
         run.watch(theirs)
     assert run.answer()["verdict"] == verdict

@@ -15,8 +15,7 @@ import pytest
 from toolgrpo.errors import PluginError
 from toolgrpo.tools import load_tools, run_tool
 from toolgrpo.tools.open_toolbox import slow_import
-from toolgrpo.tools.plugin.loaded_plugin import load_plugin
-from toolgrpo.tools.plugin.plugin_file import PluginSource, load_functions
+from toolgrpo.tools.plugin.plugin_file import PluginSource, load_functions, load_plugin
 from toolgrpo.tools.plugin.tool_source import environment_source, source_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "tools"

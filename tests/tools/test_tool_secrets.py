@@ -9,7 +9,7 @@ import pytest
 
 from toolgrpo.errors import PluginError
 from toolgrpo.tools import load_tools, run_tool
-from toolgrpo.tools.plugin.secret_variables import is_secret
+from toolgrpo.tools.plugin.tool_source import is_secret
 
 _FILE = """
 import os

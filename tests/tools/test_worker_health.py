@@ -15,7 +15,7 @@ from toolgrpo.calls import ToolErrorKind
 from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.loop_thread import LoopThread
-from toolgrpo.tools.workers.health import Health
+from toolgrpo.tools.workers.tool_worker import Health
 
 TOOLS = Path(__file__).parents[1] / "fixtures" / "tools" / "wearing_tools.py"
 HONEST = (

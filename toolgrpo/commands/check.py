@@ -52,7 +52,7 @@ from toolgrpo.evaluation.before_training import WRITINGS, nonsense, rehearse, sc
 from toolgrpo.rewards import Reward, check_gold
 from toolgrpo.rollout import RolloutBatch
 from toolgrpo.rollout.row_tools import offered_tools
-from toolgrpo.sandbox.rungs.ladder import choose_rung
+from toolgrpo.sandbox.client.host_process import choose_rung
 from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 from toolgrpo.trainer.memory import Device, Estimate

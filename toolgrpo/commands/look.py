@@ -33,7 +33,7 @@ def environment_lines() -> Iterator[str]:
     import psutil
     import torch
 
-    from toolgrpo.sandbox.rungs.ladder import choose_rung
+    from toolgrpo.sandbox.client.host_process import choose_rung
 
     yield f"python       {platform.python_version()} on {platform.platform()}"
     for package in _PACKAGES:

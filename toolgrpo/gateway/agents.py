@@ -30,15 +30,13 @@ from toolgrpo.gateway.agent_process import CommandAgent, PythonAgent
 from toolgrpo.gateway.session import GatewaySession
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.runner import Episode, EpisodeRunner
-from toolgrpo.tools.environments import EnvironmentBackend, EnvironmentSession
+from toolgrpo.tools.backends import EnvironmentBackend, EnvironmentSession
 from toolgrpo.tools.plugin.plugin_file import PluginSource
-from toolgrpo.tools.plugin.secret_variables import asked_for
-from toolgrpo.tools.plugin.tool_source import environment_source
+from toolgrpo.tools.plugin.tool_source import asked_for, environment_source
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.workers.output_log import OutputLog
 from toolgrpo.tools.workers.pool import WorkerPool
-from toolgrpo.tools.workers.pool_records import PoolOptions
-from toolgrpo.tools.workers.tool_worker import WorkerLimits
+from toolgrpo.tools.workers.tool_worker import PoolOptions
 from toolgrpo.trajectory import StopReason, Trajectory
 
 if TYPE_CHECKING:
@@ -75,8 +73,7 @@ def load_agent(
     if isinstance(made, PythonAgent):
         source = replace(source, secrets=asked_for(PluginSource(path=made.path)))
         memory_mb = _MEMORY_MB
-    limits = WorkerLimits(memory_mb=memory_mb)
-    options = PoolOptions(1, limits, load_timeout_s=load_timeout_s)
+    options = PoolOptions(workers=1, memory_mb=memory_mb, load_timeout_s=load_timeout_s)
     pool = WorkerPool({"tools": None, "environment": asdict(source)}, options, OutputLog(log_path))
     return AgentPlayer(pool, made.__name__, host)
 

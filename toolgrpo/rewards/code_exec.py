@@ -8,7 +8,7 @@ own does not pass, a row is refused and its episodes dropped), and
 `allow_forgeable`: true for a row whose tests give the solution objects of theirs or compare objects
 of it, which scores 0 otherwise.
 
-Invariants: grading cannot be forged by the program (toolgrpo/sandbox/grading/grade.py says how) but
+Invariants: grading cannot be forged by the program (toolgrpo/sandbox/grading.py says how) but
 in rows that allow it; a sandbox that fails is opened anew once, then the error stops the training:
 it is never a score. A program that takes two workers down, on a machine whose sandbox runs others,
 scores 0. Logged are the shares of rows with such tests (`code_exec/forgeable`), of programs that did
@@ -34,8 +34,7 @@ from toolgrpo.rewards.base import Score
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.sandbox import Sandbox
 from toolgrpo.sandbox.client.pool import SHARED_WORKERS, SharedSandbox
-from toolgrpo.sandbox.grading import forgeable_because, grade
-from toolgrpo.sandbox.grading.split_plan import Suite, is_program
+from toolgrpo.sandbox.grading import Suite, forgeable_because, grade, is_program
 from toolgrpo.trajectory import Message
 
 logger = logging.getLogger(__name__)

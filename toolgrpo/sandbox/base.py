@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,13 @@ class Limits:
                 raise ValueError(f"{name} must be greater than 0; got {value!r}")
 
 
+def limits_of_run(limits: Limits, timeout_s: float | None, memory_mb: int | None) -> Limits:
+    """Return the limits of a run that names some of its own."""
+    if timeout_s is not None:
+        limits = replace(limits, timeout_s=timeout_s)
+    return limits if memory_mb is None else replace(limits, memory_mb=memory_mb)
+
+
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
     """Result of one run.
@@ -75,6 +82,11 @@ class SandboxResult:
     @property
     def ok(self) -> bool:
         return self.status is RunStatus.OK
+
+
+def shown(text: str, most: int) -> str:
+    """Return output of a run, cut to its first characters."""
+    return text if len(text) <= most else f"{text[:most]}\n[output cut: {len(text) - most} more characters]"
 
 
 def python_command(module: str, function: str, settings: Any) -> list[str]:

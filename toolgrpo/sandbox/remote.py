@@ -24,11 +24,10 @@ import math
 import time
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 from toolgrpo.errors import ConfigError, SandboxError
-from toolgrpo.sandbox.base import Limits, RunStatus, SandboxResult
+from toolgrpo.sandbox.base import Limits, RunStatus, SandboxResult, limits_of_run, shown
 
 logger = logging.getLogger(__name__)
 _GRACE_S = 15.0  # for the way there and back, and for queueing at the service
@@ -64,8 +63,7 @@ class RemoteSandbox:
         self, code: str, *, stdin: str = "", timeout: float | None = None, memory_mb: int | None = None
     ) -> SandboxResult:
         """Run code once, from a fresh state."""
-        limits = self.limits if timeout is None else replace(self.limits, timeout_s=timeout)
-        limits = limits if memory_mb is None else replace(limits, memory_mb=memory_mb)
+        limits = limits_of_run(self.limits, timeout, memory_mb)
         job = {
             "code": code,
             "language": "python",
@@ -139,7 +137,7 @@ def _result(answer: Any, limits: Limits) -> SandboxResult:
     if not isinstance(ran, dict) or answer.get("status") not in ("Success", "Failed"):
         said = answer.get("message") or answer.get("status") if isinstance(answer, dict) else answer
         raise _ServiceFailed(f"the service could not run the code: {str(said)[:300]}")
-    code, seconds = ran.get("return_code"), ran.get("execution_time")
+    code, seconds, stdout, stderr = (ran.get(key) for key in ("return_code", "execution_time", "stdout", "stderr"))
     if ran.get("status") == "TimeLimitExceeded":
         status = RunStatus.TIMEOUT
     elif ran.get("status") != "Finished" or type(code) is not int:
@@ -149,16 +147,11 @@ def _result(answer: Any, limits: Limits) -> SandboxResult:
     elif code < 0 or code > 128:
         status = RunStatus.KILLED
     else:
-        status = RunStatus.MEMORY if "MemoryError" in str(ran.get("stderr"))[-500:] else RunStatus.ERROR
+        status = RunStatus.MEMORY if "MemoryError" in str(stderr)[-500:] else RunStatus.ERROR
     return SandboxResult(
         status=status,
-        stdout=_shown(ran.get("stdout"), limits.output_chars),
-        stderr=_shown(ran.get("stderr"), limits.output_chars),
+        stdout=shown(stdout if isinstance(stdout, str) else "", limits.output_chars),
+        stderr=shown(stderr if isinstance(stderr, str) else "", limits.output_chars),
         exit_code=code if type(code) is int and code >= 0 and status is not RunStatus.TIMEOUT else None,
         duration=float(seconds) if isinstance(seconds, int | float) and math.isfinite(seconds) else 0.0,
     )
-
-
-def _shown(text: Any, most: int) -> str:
-    words = text if isinstance(text, str) else ""
-    return words if len(words) <= most else f"{words[:most]}\n[output cut: {len(words) - most} more characters]"

@@ -12,7 +12,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 from toolgrpo.calls import CallAttempt, ToolErrorKind, ToolResult
@@ -108,9 +107,7 @@ class ToolSession(EpisodeHooks, ABC):
         return self
 
     @abstractmethod
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None: ...
+    async def __aexit__(self, *raised: object) -> None: ...
 
 
 @runtime_checkable

@@ -12,9 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from toolgrpo.errors import ConfigError
-from toolgrpo.tools.backends import FunctionBackend, InProcessBackend, ToolBackend
+from toolgrpo.tools.backends import EnvironmentBackend, FunctionBackend, InProcessBackend, ToolBackend
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, TOOL_WORKERS
-from toolgrpo.tools.environments import EnvironmentBackend
 from toolgrpo.tools.mcp.config_file import read_mcp_config
 from toolgrpo.tools.plugin.plugin_file import LoadedTool, PluginSource, load_functions, tools_of
 from toolgrpo.tools.plugin.tool_source import environment_source, source_of
@@ -22,8 +21,7 @@ from toolgrpo.tools.plugin.tool_spec import ToolSpec, options_of
 from toolgrpo.tools.toolbox import Toolbox
 from toolgrpo.tools.workers.output_log import OutputLog
 from toolgrpo.tools.workers.pool import WorkerPool
-from toolgrpo.tools.workers.pool_records import PoolOptions
-from toolgrpo.tools.workers.tool_worker import WorkerLimits
+from toolgrpo.tools.workers.tool_worker import PoolOptions
 
 _SLOW_S = 5.0
 ToolSource = str | Path | ModuleType | Sequence[Callable[..., Any]]
@@ -75,8 +73,7 @@ def load_tools(
         backends: list[ToolBackend] = []
         if chosen.source is not None or stateful is not None:
             hello = {"tools": chosen.source and asdict(chosen.source), "environment": stateful and asdict(stateful)}
-            limits = WorkerLimits(threads_per_worker, memory_mb, max_result_chars)
-            options = PoolOptions(workers, limits, load_timeout_s=load_timeout_s)
+            options = PoolOptions(workers, threads_per_worker, memory_mb, max_result_chars, load_timeout_s)
             pool = WorkerPool(hello, options, OutputLog(log_file))
             undo.callback(pool.close)
             label = ", ".join(one.label for one in (chosen.source, stateful) if one is not None)

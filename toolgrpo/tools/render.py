@@ -120,8 +120,4 @@ def _plain(value: Any) -> Any:
 
 
 def _encodable(text: str) -> str:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "replace").decode("utf-8")
-    return str(text)
+    return text.encode("utf-8", "replace").decode("utf-8")

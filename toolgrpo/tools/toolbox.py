@@ -17,10 +17,9 @@ from typing import Any, NamedTuple, TypeVar, overload
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult, written
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker, example_of, names_near
-from toolgrpo.tools.backends import BackendSession, ToolBackend
+from toolgrpo.tools.backends import BackendSession, EnvironmentSession, ToolBackend
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolSession
 from toolgrpo.tools.bounds import read_json
-from toolgrpo.tools.environments import EnvironmentSession
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.render import RenderedText, cut
@@ -201,7 +200,10 @@ class ToolboxSession(ToolSession):
     async def _answer(self, attempt: CallAttempt) -> ToolResult:
         if attempt.status is not AttemptStatus.OK or attempt.name is None:
             detail = self._filled(attempt.detail or "a malformed call", f"{attempt.name} {attempt.raw}")
-            return self._refuse(attempt, ToolErrorKind(_kind_of(attempt.status)), detail)
+            nameless = attempt.status is AttemptStatus.OK
+            return self._refuse(
+                attempt, ToolErrorKind.MISSING_NAME if nameless else ToolErrorKind(attempt.status), detail
+            )
         found = self._toolbox.tools.get(attempt.name)
         if found is None:
             close = names_near(attempt.name, self._toolbox.names)
@@ -258,7 +260,3 @@ def run_tool(toolbox: Toolbox, call: object, *, row: Mapping[str, Any] | None = 
         if row is not None and isinstance(call, list):
             return [session.run(one) for one in call]
         return session.run(call)
-
-
-def _kind_of(status: AttemptStatus) -> str:
-    return ToolErrorKind.MISSING_NAME if status is AttemptStatus.OK else status.value

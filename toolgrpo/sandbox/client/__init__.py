@@ -1,3 +1,3 @@
-"""Runs in the process that opened the sandbox: asks the host for workers, hands them code, checks
-what they answer.
+"""Runs in the process that opened the sandbox: finds the rung, asks the host for workers, hands them
+code, checks what they answer.
 """

@@ -1,5 +1,8 @@
-"""The sandbox's processes on our side: started by exec with a clean environment, asked for workers,
-closed.
+"""The sandbox's processes on our side: the rung that this machine can hold, found by trying, and the
+host, which is started by exec with a clean environment, asked for workers, closed.
+
+The ladder of rungs never steps down silently: what was chosen is one log line that says what it does
+not promise, and with nothing to hold code the sandbox refuses to start unless `allow_unsafe=True`.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ import sys
 import sysconfig
 import tempfile
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from toolgrpo.errors import SandboxError
+from toolgrpo.errors import ConfigError, SandboxError
 from toolgrpo.processes.wire import hang_up
 from toolgrpo.sandbox.base import Rung, python_command
 from toolgrpo.sandbox.host import scratch
@@ -29,6 +33,63 @@ _ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "PATH": "",
 }
+_PROBE_S = 60.0
+_STRONGEST_FIRST = (Rung.NAMESPACES, Rung.LANDLOCK, Rung.SECCOMP)
+_NO_LINUX = f"this is {sys.platform}, and every rung that confines needs Linux"
+_PROMISE = {
+    Rung.NAMESPACES: "not promised: no protection from kernel bugs; metadata (names, sizes) of files outside can be read",
+    Rung.LANDLOCK: (
+        "not promised: no protection from kernel bugs; metadata (names, sizes) of files outside can be read; the kernel's "
+        "process table and network are shared, and out of reach by system-call filter and Landlock alone"
+    ),
+    Rung.SECCOMP: (
+        "not promised: as landlock; and code has no files at all: no scratch folder and no imports beyond the preloaded ones"
+    ),
+    Rung.UNSAFE: (
+        "promised: NOTHING but limits of time and memory: code reads, writes and starts whatever this user can, and what it "
+        "starts can live on"
+    ),
+}
+
+
+def choose_rung(wanted: Rung | str, *, allow_unsafe: bool) -> tuple[Rung, str]:
+    """Return the rung to use and the line that says so; refuse to confine less than asked."""
+    if wanted != "auto":
+        try:
+            rung = Rung(wanted)
+        except ValueError:
+            names = ", ".join(["auto", *Rung])
+            raise ConfigError(f"there is no sandbox rung {wanted!r}; choose one of {names}") from None
+        if rung is Rung.UNSAFE and not allow_unsafe:
+            raise ConfigError("the rung 'unsafe' confines nothing; say allow_unsafe=True if that is what you want")
+        reason = None if rung is Rung.UNSAFE else probe(rung)
+        if reason is not None:
+            raise SandboxError(f"this machine cannot hold the sandbox rung {rung.value!r}: {reason}")
+        return rung, f"sandbox rung {rung.value} (asked for); {_PROMISE[rung]}"
+    refused = [] if sys.platform == "linux" else [_NO_LINUX]
+    for rung in _STRONGEST_FIRST if sys.platform == "linux" else ():
+        reason = probe(rung)
+        if reason is None:
+            stronger = f" (not here: {'; '.join(refused)})" if refused else ""
+            return rung, f"sandbox rung {rung.value}{stronger}; {_PROMISE[rung]}"
+        refused.append(f"{rung.value}: {reason}")
+    if allow_unsafe:
+        return Rung.UNSAFE, f"sandbox rung unsafe ({'; '.join(refused)}); {_PROMISE[Rung.UNSAFE]}"
+    raise SandboxError(
+        f"nothing on this machine can confine model-written code ({'; '.join(refused)}). Run on Linux with seccomp and "
+        "Landlock (a container will do), use a remote sandbox service (toolgrpo.sandbox.RemoteSandbox), or say "
+        "allow_unsafe=True (TOOLGRPO_ALLOW_UNSAFE=1 in the environment of a recipe) to run it unconfined"
+    )
+
+
+@cache
+def probe(rung: Rung) -> str | None:
+    """Try a rung in a throw-away process; None where this machine holds it, else why not."""
+    if sys.platform != "linux":
+        return _NO_LINUX
+    command = python_command("host.confine", "probe_rung", rung)
+    done = subprocess.run(command, env={}, capture_output=True, text=True, timeout=_PROBE_S)
+    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it died"])[-1]
 
 
 class Host:
@@ -72,9 +133,7 @@ class Host:
         if not hello:
             self.close()
             raise SandboxError("the sandbox's host process did not start; its own words are on stderr above")
-        greeting = json.loads(hello)
-        self.missing: list[str] = greeting["missing"]
-        self.scratch = greeting["scratch"]
+        self.scratch = json.loads(hello)
 
     @property
     def pid(self) -> int:

@@ -21,15 +21,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from toolgrpo.errors import ConfigError, SandboxError, WorkerLostError
 from toolgrpo.processes.wire import hang_up, receive, send
-from toolgrpo.sandbox.base import Limits, Rung, RunStatus, SandboxResult
-from toolgrpo.sandbox.client.host_process import Host
+from toolgrpo.sandbox.base import Limits, Rung, RunStatus, SandboxResult, limits_of_run
+from toolgrpo.sandbox.client.host_process import Host, choose_rung
 from toolgrpo.sandbox.literals import MOST_HASHED, NotPlainError, decode
-from toolgrpo.sandbox.rungs.ladder import choose_rung
 
 logger = logging.getLogger(__name__)
 SHARED_WORKERS = max(2, min(8, os.cpu_count() or 2))
@@ -84,7 +83,8 @@ class Sandbox:
         self, code: str, *, stdin: str = "", timeout: float | None = None, memory_mb: int | None = None
     ) -> SandboxResult:
         """Run code once, from a fresh state."""
-        request = _request(self._limits(timeout, memory_mb), {"code": code, "stdin": stdin, "keep": False})
+        limits = limits_of_run(self.limits, timeout, memory_mb)
+        request = {"code": code, "stdin": stdin, "keep": False, **asdict(limits)}
         with self._turns:
             for link in (self._rested, self._opened):  # a worker that was lost is replaced once
                 asked = link(self._resting)
@@ -131,12 +131,6 @@ class Sandbox:
 
     def __exit__(self, *raised: object) -> None:
         self.close()
-
-    def _limits(self, timeout: float | None, memory_mb: int | None) -> Limits:
-        limits = self.limits
-        if timeout is not None:
-            limits = replace(limits, timeout_s=timeout)
-        return limits if memory_mb is None else replace(limits, memory_mb=memory_mb)
 
     def _opened(self, home: deque[_Link]) -> _Link:
         """Open a new worker, to rest in `home`."""
@@ -205,7 +199,8 @@ class Session:
                 self._sandbox._rest(link)
 
     def _ask(self, job: dict[str, Any], timeout: float | None, memory_mb: int | None) -> dict[str, Any]:
-        request = _request(self._sandbox._limits(timeout, memory_mb), {**job, "stdin": "", "keep": True})
+        limits = limits_of_run(self._sandbox.limits, timeout, memory_mb)
+        request = {**job, "stdin": "", "keep": True, **asdict(limits)}
         with self._lock:
             if self._closed:
                 raise SandboxError("this session is closed; open another one")
@@ -305,10 +300,6 @@ class _Link:
 
     def close(self) -> None:
         hang_up(self._channel)
-
-
-def _request(limits: Limits, job: dict[str, Any]) -> dict[str, Any]:
-    return {**job, **asdict(limits)}
 
 
 def _frame(answer: dict[str, Any]) -> dict[str, Any]:

@@ -31,10 +31,7 @@ import landlockpy
 from toolgrpo.processes.linux import die_with_parent
 from toolgrpo.processes.wire import receive, send
 from toolgrpo.sandbox.base import NOBODY, Rung
-from toolgrpo.sandbox.host.run_process import Launcher, Process, kernel_limits, open_pipes
-from toolgrpo.sandbox.host.scratch import make
-from toolgrpo.sandbox.inside import cells
-from toolgrpo.sandbox.rungs.confine import (
+from toolgrpo.sandbox.host.confine import (
     SyscallRules,
     confine_files,
     confine_syscalls,
@@ -43,6 +40,9 @@ from toolgrpo.sandbox.rungs.confine import (
     file_rules,
     syscall_filter,
 )
+from toolgrpo.sandbox.host.run_process import Launcher, Process, kernel_limits, open_pipes
+from toolgrpo.sandbox.host.scratch import make
+from toolgrpo.sandbox.inside import cells
 
 _MESSAGE_BYTES = 4096  # more than a process number in JSON
 _MOST_FDS = 1024  # more than a forker ever holds
@@ -76,13 +76,12 @@ class ForkLauncher(Launcher):
             _serve(settings, theirs)
         theirs.close()
 
-    def prepare_scratch(self, path: str) -> str:
+    def prepare_scratch(self, path: str) -> None:
         make(path, NOBODY if os.getuid() == 0 else None)
         self._ask({"prepare_scratch": path})
-        return path
 
-    def start(self, rules: str, path: str, limits: dict[str, int]) -> Process:
-        send(self._forker, {"start": rules, "limits": limits})
+    def start(self, path: str, limits: dict[str, int]) -> Process:
+        send(self._forker, {"start": path, "limits": limits})
         message, fds, _, _ = socket.recv_fds(self._forker, _MESSAGE_BYTES, 6)
         if not message:
             raise RuntimeError("the process that forks for a sandbox worker is gone")
@@ -130,12 +129,13 @@ def _oom_kills(vmstat: int | None) -> int | None:
 def _serve(settings: dict[str, Any], worker: socket.socket) -> NoReturn:
     """Fork, kill and wait for processes until the worker is gone; does not return."""
     rules: dict[str, landlockpy.Ruleset | None] = {}
+    with_landlock = settings["rung"] in (Rung.NAMESPACES, Rung.LANDLOCK)
     try:
         die_with_parent()
         while (message := receive(worker)) is not None:
             match message:
                 case {"prepare_scratch": str(scratch)}:
-                    rules[scratch] = _rules(settings, scratch)
+                    rules[scratch] = file_rules(settings["readable"], scratch) if with_landlock else None
                     send(worker, True)
                 case {"start": str(scratch), "limits": dict(limits)}:
                     pid, *fds = _fork_confined(settings, rules[scratch], scratch, limits)
@@ -158,11 +158,6 @@ def _serve(settings: dict[str, Any], worker: socket.socket) -> NoReturn:
         sys.stderr.flush()
     finally:
         os._exit(0)
-
-
-def _rules(settings: dict[str, Any], scratch: str) -> landlockpy.Ruleset | None:
-    with_landlock = settings["rung"] in (Rung.NAMESPACES, Rung.LANDLOCK)
-    return file_rules(settings["readable"], scratch) if with_landlock else None
 
 
 def _kill(pid: int) -> None:

@@ -22,20 +22,18 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from toolgrpo.processes.linux import adopt_orphans, die_with_parent
 from toolgrpo.sandbox.base import Rung
 from toolgrpo.sandbox.host import scratch
+from toolgrpo.sandbox.host.confine import leave_network
 from toolgrpo.sandbox.host.run_process import mapped_now
-from toolgrpo.sandbox.rungs.confine import leave_network
 
-_WARM_UPS = (
-    50  # the interpreter rewrites code that it runs often: better once here than in a copy of the page each time
-)
-
-
+# the interpreter rewrites code that it runs often: better once here than in a copy of the page each time
+_WARM_UPS = 50
 _HUGE, _MADV_COLLAPSE = 2 << 20, 25
 _libc = ctypes.CDLL(None)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -57,7 +55,9 @@ def main() -> None:
 
     _ = run_worker
     forker.warm(settings["rung"])
-    missing = _preload(settings["preload"])
+    for name in settings["preload"]:
+        with suppress(ImportError):  # not installed here
+            importlib.import_module(name)
     os.environ.clear()  # what is left is what code sees
     os.environ.update(PATH="", LANG="C.UTF-8")
     for _ in range(_WARM_UPS):
@@ -70,7 +70,7 @@ def main() -> None:
     os.chmod(settings["scratch"], 0o711)  # each run's folder inside it is its own
     workers: dict[int, int] = {}
     try:
-        control.sendall(json.dumps({"missing": missing, "scratch": settings["scratch"]}).encode() + b"\n")
+        control.sendall(json.dumps(settings["scratch"]).encode() + b"\n")
         _start_workers(settings, control, [fd for fd in (owner, lock) if fd is not None], workers)
     finally:
         _end_all(list(workers))
@@ -101,16 +101,6 @@ def _collapse_heap() -> None:
             first, last = (int(edge, 16) for edge in span.split("-"))
             for address in range(-(-first // _HUGE) * _HUGE, last // _HUGE * _HUGE, _HUGE):
                 _libc.madvise(address, _HUGE, _MADV_COLLAPSE)
-
-
-def _preload(names: list[str]) -> list[str]:
-    missing = []
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            missing.append(name)
-    return missing
 
 
 def _start_workers(
@@ -166,10 +156,8 @@ def _start_worker(settings: dict[str, Any], channel: socket.socket, not_its_own:
 def _end_all(pidfds: list[int]) -> None:
     """Kill the workers, and with them all they started, and wait until everything is gone."""
     for pidfd in pidfds:
-        try:
+        with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
     while True:
         try:
             os.waitpid(-1, 0)

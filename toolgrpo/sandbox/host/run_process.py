@@ -19,7 +19,6 @@ import stat
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from toolgrpo.sandbox.host.scratch import make
 
@@ -29,16 +28,16 @@ _UNLINKED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) \S+ \S+ (\S+) (\d+) +/(?!dev/ze
 class Launcher(ABC):
     """Starts and ends the processes of a worker; `pid` is the number that it knows one by."""
 
-    def prepare_scratch(self, path: str) -> Any:
-        """Make a scratch folder and return the rules that bind a process to it.
+    def prepare_scratch(self, path: str) -> None:
+        """Make a scratch folder, and what binds a process to it.
 
-        Both are built once for all the processes that use the folder after each other.
+        Once for all the processes that use the folder after each other.
         """
         make(path, owner=None)
 
     @abstractmethod
-    def start(self, rules: Any, path: str, limits: dict[str, int]) -> Process:
-        """Start a process that waits for code, with the limits it is born with."""
+    def start(self, path: str, limits: dict[str, int]) -> Process:
+        """Start a process that waits for code in a prepared folder, with the limits it is born with."""
 
     @abstractmethod
     def kill(self, pid: int) -> None:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolgrpo.processes.wire import pack, receive, send
+from toolgrpo.sandbox.base import shown
 from toolgrpo.sandbox.host import scratch
 from toolgrpo.sandbox.host.run_process import Launcher, Process
 
@@ -45,7 +46,7 @@ class _Occupant:
 
     process: Process
     folder: str
-    limits: tuple[int, ...]
+    limits: dict[str, int]
     used: bool = False
 
 
@@ -77,9 +78,9 @@ class _Worker:
     def __init__(self, launcher: Launcher, folder: str) -> None:
         self._launcher = launcher
         self._base = os.path.join(folder, f"{scratch.prefix_of(os.getpid())}{time.monotonic_ns()}-")
-        # Of each folder the rules that name it, built once for many runs: opening some fifteen paths costs
-        # more than the rest of the confinement together.
-        self._rules: dict[str, Any] = {}
+        # Each is prepared once for many runs: rules that name it open some fifteen paths, which costs more
+        # than the rest of the confinement together.
+        self._folders: set[str] = set()
         self._free: list[str] = []
         self._built = 0
         self._occupant: _Occupant | None = None
@@ -120,11 +121,10 @@ class _Worker:
             if not self._free:
                 self._free.append(f"{self._base}{self._built}")
                 self._built += 1
-                self._rules[self._free[0]] = self._launcher.prepare_scratch(self._free[0])
+                self._folders.add(self._free[0])
+                self._launcher.prepare_scratch(self._free[0])
             folder, born = self._free.pop(), _from_birth(limits)
-            limits_of_process = dict(zip(_LIMITS_FROM_BIRTH, born, strict=True))
-            process = self._launcher.start(self._rules[folder], folder, limits_of_process)
-            self._occupant = _Occupant(process, folder, born)
+            self._occupant = _Occupant(self._launcher.start(folder, born), folder, born)
         while self._dying:
             occupant = self._dying.pop()
             occupant.process.release()
@@ -132,7 +132,7 @@ class _Worker:
                 scratch.empty(occupant.folder)
                 self._free.append(occupant.folder)
             except FileNotFoundError:  # an unconfined run can move its folder away
-                del self._rules[occupant.folder]
+                self._folders.remove(occupant.folder)
 
     def end_occupant(self) -> None:
         """Kill the process that waits or belongs to a session."""
@@ -145,13 +145,13 @@ class _Worker:
         self.end_occupant()
         for occupant in self._dying:
             occupant.process.release()
-        for folder in self._rules:
+        for folder in self._folders:
             scratch.remove(folder)
 
 
-def _from_birth(limits: dict[str, Any]) -> tuple[int, ...]:
+def _from_birth(limits: dict[str, Any]) -> dict[str, int]:
     """Return the limits that a process is born with."""
-    return tuple(limits[name] for name in _LIMITS_FROM_BIRTH)
+    return {name: limits[name] for name in _LIMITS_FROM_BIRTH}
 
 
 class Run:
@@ -215,8 +215,8 @@ class Run:
             "verdict": self._verdict,
             "code": code,
             "frame": frame.decode("latin-1"),
-            "stdout": _shown(stdout, self._request["output_chars"]),
-            "stderr": _shown(stderr, self._request["output_chars"]),
+            "stdout": shown(stdout.decode("utf-8", "replace"), self._request["output_chars"]),
+            "stderr": shown(stderr.decode("utf-8", "replace"), self._request["output_chars"]),
             "state_lost": self._request["keep"] and self.gone,
         }
 
@@ -271,10 +271,3 @@ class Run:
     def _is_complete(self) -> bool:
         results = self._held[self._process.results]
         return len(results) >= 4 and len(results) >= 4 + int.from_bytes(results[:4], "big")
-
-
-def _shown(raw: bytearray, most: int) -> str:
-    text = raw.decode("utf-8", "replace")
-    if len(text) <= most:
-        return text
-    return f"{text[:most]}\n[output cut: {len(text) - most} more characters]"

@@ -25,7 +25,7 @@ from toolgrpo.sandbox.inside import cells
 def main() -> None:
     settings, launcher = json.loads(sys.argv.pop()), _Launcher()
     control, (folder, _) = socket.socket(fileno=settings["control"]), scratch.claim(settings["tmp"])
-    control.sendall(json.dumps({"missing": [], "scratch": folder}).encode() + b"\n")
+    control.sendall(json.dumps(folder).encode() + b"\n")
     while os.getppid() == settings["opener"]:  # a fork of it may hold the control open
         if select.select([control], [], [], 0.1)[0]:
             _, fds, _, _ = socket.recv_fds(control, 1, 1)
@@ -44,7 +44,7 @@ class _Launcher(Launcher):
     def __init__(self) -> None:
         self.programs: dict[int, subprocess.Popen[bytes]] = {}
 
-    def start(self, rules: None, path: str, limits: dict[str, int]) -> Process:
+    def start(self, path: str, limits: dict[str, int]) -> Process:
         ours, theirs = open_pipes()
         ended, ends = os.pipe()
         program = subprocess.Popen(

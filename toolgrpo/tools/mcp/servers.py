@@ -46,24 +46,22 @@ class McpBackend:
         self._options = ConnectionOptions(connect_timeout_s, max_result_chars, log, f"TOOLGRPO_MCP_{uuid.uuid4().hex}")
         self._servers = {server.name: server for server in servers}
         self._remote: dict[str, tuple[str, str]] = {}  # a tool's server, and its name there
-        self._specs: list[ToolSpec] = []
+        self.specs: list[ToolSpec] = []
         self._thread = LoopThread("toolgrpo-mcp")
         self._of_sessions: set[McpConnection] = set()  # of episodes that are under way
         self._closed = False
-        self._shared = {server.name: self._connection(server) for server in servers}
+        self._shared = {server.name: McpConnection(server, self._options) for server in servers}
         try:
             self._thread.submit(self._open()).result()
         except BaseException:
             self.close()
             raise
 
-    @property
-    def specs(self) -> Sequence[ToolSpec]:
-        return self._specs
-
     def session(self, row: Mapping[str, Any]) -> McpSession:
         own = {
-            name: self._connection(server) for name, server in self._servers.items() if server.session == "trajectory"
+            name: McpConnection(server, self._options)
+            for name, server in self._servers.items()
+            if server.session == "trajectory"
         }
         self._of_sessions.update(own.values())
         return McpSession(self, own)
@@ -93,9 +91,6 @@ class McpBackend:
             self._thread.close()
             kill_marked(self._options.mark)
             self._log.close()
-
-    def _connection(self, server: McpServerConfig) -> McpConnection:
-        return McpConnection(server, self._options)
 
     async def _open(self) -> None:
         """Connect to every server at once and learn its tools."""
@@ -136,7 +131,7 @@ class McpBackend:
             ) from error
         described = {"name": name, "description": description, "parameters": parameters}
         self._remote[name] = server.name, tool.name
-        self._specs.append(ToolSpec(name=name, schema={"type": "function", "function": described}, is_async=True))
+        self.specs.append(ToolSpec(name=name, schema={"type": "function", "function": described}, is_async=True))
 
     def _check_name(self, server: McpServerConfig, name: str, where: str) -> None:
         if not _NAME.fullmatch(name):

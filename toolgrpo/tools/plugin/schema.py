@@ -242,9 +242,7 @@ def _pydantic_schema(hint: Any, where: str) -> dict[str, Any]:
             "Use str, int, float, bool, list, dict, Literal, Enum, a dataclass, a TypedDict or a pydantic model."
         ) from error
     definitions = schema.pop("$defs", {})
-    inlined = _inline(schema, definitions, (), where)
-    if not isinstance(inlined, dict):
-        raise PluginError(f"{where}: the type {hint!r} has no JSON schema that is an object")
+    inlined: dict[str, Any] = _inline(schema, definitions, (), where)
     return inlined
 
 

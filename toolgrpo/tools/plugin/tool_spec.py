@@ -48,9 +48,8 @@ class ToolSpec(ToolOptions):
     name: str = ""
     schema: Mapping[str, Any] = field(default_factory=dict)  # {"type": "function", "function": {...}}
     is_async: bool = False
-    closed: bool = (
-        False  # no object in the arguments takes keys that the schema does not name: its type would drop them
-    )
+    # no object in the arguments takes keys that the schema does not name: its type would drop them
+    closed: bool = False
 
     @property
     def parameters(self) -> Mapping[str, Any]:

@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from toolgrpo.errors import PluginError, ToolExecutorError
 from toolgrpo.processes.linux import kill_marked, watch_process
 from toolgrpo.processes.wire import FrameReader, WireError, pack
-from toolgrpo.tools.plugin.loaded_plugin import PluginSpec
-from toolgrpo.tools.plugin.plugin_file import PluginSource
-from toolgrpo.tools.plugin.secret_variables import is_secret, withheld_hint
+from toolgrpo.tools.plugin.plugin_file import PluginSource, PluginSpec
+from toolgrpo.tools.plugin.tool_source import is_secret, withheld_hint
 from toolgrpo.tools.workers.output_log import OutputLog
 from toolgrpo.tools.workers.supervisor import BOOTSTRAP
 
@@ -168,7 +169,7 @@ class SupervisorLink:
                 f"The last that was printed there:\n{self._log.tail}"
             )
         self._on_exited, self._on_lost, self.serving = on_exited, on_lost, True
-        return PluginSpec.from_json(message["plugin"])
+        return TypeAdapter(PluginSpec).validate_python(message["plugin"])
 
     def spawn(self, number: int, sock: socket.socket) -> None:
         """Ask for a worker on `sock`, which is the worker's from here on."""

@@ -31,10 +31,11 @@ from typing import Any
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.errors import PluginError, ToolExecutorError
 from toolgrpo.tools.base import Reply
-from toolgrpo.tools.plugin.loaded_plugin import PluginSpec
+from toolgrpo.tools.plugin.plugin_file import PluginSpec
 from toolgrpo.tools.workers.connections import SupervisorLink, WorkerLink
 from toolgrpo.tools.workers.output_log import OutputLog
-from toolgrpo.tools.workers.pool_records import Job, PoolOptions, WorkerKind, WorkerRecord, describe_ending
+from toolgrpo.tools.workers.pool_records import Job, WorkerKind, WorkerRecord, describe_ending
+from toolgrpo.tools.workers.tool_worker import PoolOptions
 
 _logger = logging.getLogger(__name__)
 _TICK_S = 0.1
@@ -137,9 +138,8 @@ class Dispatcher:
         self._log.close()
 
     def _break(self, reason: str) -> None:
-        printed = (
-            f"The last that was printed there:\n{self._log.tail}" if self._log.tail else "Nothing was printed there."
-        )
+        tail = self._log.tail
+        printed = f"The last that was printed there:\n{tail}" if tail else "Nothing was printed there."
         self.broken = ToolExecutorError(f"{reason}. {printed}")
         _logger.error("%s", self.broken)
         never_begin = [job for worker in self._workers.values() if not worker.ready for job in worker.waiting]
@@ -323,10 +323,10 @@ class Dispatcher:
         if not job.alone:
             return self._shared_worker(needs_loop=job.is_async)
         n_single = sum(worker.kind is WorkerKind.SINGLE for worker in self._workers.values())
-        return self.spawn(next(self.numbers), WorkerKind.SINGLE) if n_single < self._options.limits.threads else None
+        return self.spawn(next(self.numbers), WorkerKind.SINGLE) if n_single < self._options.threads else None
 
     def _shared_worker(self, *, needs_loop: bool) -> WorkerRecord | None:
-        most_calls = self._options.limits.threads
+        most_calls = self._options.threads
         free = [worker for worker in self._workers.values() if worker.takes_one_more(most_calls, needs_loop=needs_loop)]
         return min(free, key=lambda worker: len(worker.jobs), default=None)
 

@@ -16,10 +16,11 @@ from typing import Any
 from toolgrpo.errors import ToolExecutorError
 from toolgrpo.tools.base import Reply
 from toolgrpo.tools.loop_thread import LoopThread
-from toolgrpo.tools.plugin.loaded_plugin import PluginSpec
+from toolgrpo.tools.plugin.plugin_file import PluginSpec
 from toolgrpo.tools.workers.dispatcher import Dispatcher
 from toolgrpo.tools.workers.output_log import OutputLog
-from toolgrpo.tools.workers.pool_records import Job, PoolOptions, WorkerKind
+from toolgrpo.tools.workers.pool_records import Job, WorkerKind
+from toolgrpo.tools.workers.tool_worker import PoolOptions
 
 _CLOSE_TIMEOUT_S = 60.0
 
@@ -33,7 +34,7 @@ class WorkerPool:
         self._closing = False
         self._thread = LoopThread("toolgrpo-tools")
         self._loop = self._thread.loop
-        told = {**hello, "limits": asdict(options.limits), "folder": os.getcwd()}
+        told = {**hello, "options": asdict(options), "folder": os.getcwd()}
         self._dispatcher = Dispatcher(self._loop, told, options, log)
         try:
             self.spec: PluginSpec = self._thread.submit(self._dispatcher.open()).result()

@@ -1,4 +1,4 @@
-"""The pool's records: a call on its way, a worker as the trainer sees it, the pool's options."""
+"""The pool's records: a call on its way, and a worker as the trainer sees it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,8 @@ from typing import Any
 from toolgrpo.errors import ToolExecutorError
 from toolgrpo.tools.base import Reply
 from toolgrpo.tools.workers.connections import WorkerLink
-from toolgrpo.tools.workers.tool_worker import WorkerLimits
 
 _FROZEN_AFTER_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class PoolOptions:
-    """The number of workers, and the limits of each."""
-
-    workers: int = 4
-    limits: WorkerLimits = field(default_factory=WorkerLimits)
-    load_timeout_s: float = 120.0
 
 
 @dataclass(slots=True, eq=False)
@@ -87,9 +77,8 @@ class WorkerRecord:
     touched: bool = field(default=False, init=False)  # code of a tool has run there
     silent_s: float | None = field(default=None, init=False)  # since it was pinged
     hung_up: bool = field(default=False, init=False)
-    jobs: dict[int, Job] = field(
-        default_factory=dict, init=False
-    )  # an answered job stays until its reply or the worker's end
+    # an answered job stays until its reply or the worker's end
+    jobs: dict[int, Job] = field(default_factory=dict, init=False)
 
     @property
     def waiting(self) -> list[Job]:

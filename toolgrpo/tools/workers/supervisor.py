@@ -13,7 +13,7 @@ and a GPU. So: the trainer starts this process by exec, and it
   left alone;
 * kills everything below it when the trainer goes away, however that happens, forks of the trainer
   that live on included;
-* has a reaper above it (`processes/reaper.py`), which does the same when the supervisor itself is
+* has a reaper above it (`processes/linux.py`), which does the same when the supervisor itself is
   killed, alone or with the trainer, or hangs in the plugin's import.
 
 It runs no user code after the import. It speaks frames over one socket: `spawn` (with the worker's
@@ -40,19 +40,16 @@ from typing import Any
 from toolgrpo.errors import UserError
 from toolgrpo.processes import linux
 from toolgrpo.processes.wire import FrameReader, pack, receive
-from toolgrpo.tools.plugin.loaded_plugin import Plugin, load_plugin
-from toolgrpo.tools.plugin.plugin_file import PluginSource
-from toolgrpo.tools.plugin.secret_variables import asked_for
-from toolgrpo.tools.plugin.tool_source import HEAVY
+from toolgrpo.tools.plugin.plugin_file import Plugin, PluginSource, load_plugin
+from toolgrpo.tools.plugin.tool_source import HEAVY, asked_for
 from toolgrpo.tools.render import describe_exception
-from toolgrpo.tools.workers.health import what_is_loaded
-from toolgrpo.tools.workers.tool_worker import Worker, WorkerLimits
+from toolgrpo.tools.workers.tool_worker import PoolOptions, Worker, what_is_loaded
 
 _PATHS = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
 _MAIN = "from toolgrpo.tools.workers.supervisor import main; main(sys.argv)"
 # the reaper first, while the process is small: it keeps what is imported before the fork
 BOOTSTRAP = (
-    _PATHS + "from toolgrpo.processes.reaper import fork_under_reaper; fork_under_reaper(int(sys.argv[4])); " + _MAIN
+    _PATHS + "from toolgrpo.processes.linux import fork_under_reaper; fork_under_reaper(int(sys.argv[4])); " + _MAIN
 )
 _WORKER_BOOTSTRAP = _PATHS + _MAIN
 _SWEEP_S = 1.0
@@ -70,7 +67,7 @@ def main(argv: list[str]) -> None:
         linux.die_with_parent(int(argv[5]))
         with os.fdopen(int(argv[4])) as file:
             hello = json.load(file)
-        Worker(sock, _load(hello), WorkerLimits(**hello["limits"])).serve()
+        Worker(sock, _load(hello), PoolOptions(**hello["options"])).serve()
     trainer = int(argv[4])
     if trainer >= 0:
         os.set_inheritable(trainer, False)
@@ -87,7 +84,7 @@ class Supervisor:
         # while these live so does this process: the trainer, and the reaper, its parent
         self._watched = [fd for fd in (trainer, linux.watch_process(os.getppid())) if fd >= 0]
         self._hello = hello
-        self._limits = WorkerLimits(**hello["limits"])
+        self._options = PoolOptions(**hello["options"])
         self._plugin = Plugin()
         self._forkable = False
         self._workers: dict[int, int] = {}  # pid -> number
@@ -118,7 +115,7 @@ class Supervisor:
         gc.collect()
         gc.freeze()
         spec = replace(self._plugin.spec, import_s=import_s, heavy_imports=tuple(HEAVY & sys.modules.keys()))
-        self._send({"op": "loaded", "plugin": asdict(spec), "forkable": self._forkable})
+        self._send({"op": "loaded", "plugin": asdict(spec)})
         try:
             self._serve()
         finally:
@@ -168,7 +165,7 @@ class Supervisor:
                 for other in (*self._wakeup, *self._sockets, *self._watched):
                     os.close(other)
                 _reseed()
-                Worker(socket.socket(fileno=descriptor), self._plugin, self._limits).serve()
+                Worker(socket.socket(fileno=descriptor), self._plugin, self._options).serve()
             finally:
                 os._exit(1)
         return pid
@@ -210,8 +207,6 @@ class Supervisor:
     def _kill_everything(self) -> None:
         for pid in (*self._workers, *self._left_alone):
             linux.kill_group(pid)
-        self._workers.clear()
-        self._left_alone.clear()
         linux.end_children()
 
     def _ask_for_secrets(self) -> None:

@@ -8,7 +8,7 @@ A call is announced (`begun`) before any of its code runs; what has not begun ca
 (`withdraw`), and is given back (`returned`) where it cannot begin. So the trainer knows of every
 call whether it may have had effects, also when this process is gone.
 
-After each call the process is put right, and replaced where it cannot be (`health.py`): the reply
+After each call the process is put right, and replaced where it cannot be (`Health`): the reply
 says `retire` and why. The working directory and umask are those of before (each thread has its
 own), and processes that a stateless sync tool left behind are killed.
 
@@ -20,53 +20,61 @@ process of its own.
 from __future__ import annotations
 
 import asyncio
+import builtins
 import faulthandler
 import os
+import resource
 import signal
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from types import ModuleType
 from typing import Any
 
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.processes.linux import children, kill_group, limit_memory, offer_to_oom_killer, own_directory_per_thread
 from toolgrpo.processes.wire import pack, receive, unpack_objects
 from toolgrpo.tools.loop_thread import LoopThread
-from toolgrpo.tools.plugin.loaded_plugin import Plugin
+from toolgrpo.tools.plugin.plugin_file import Plugin
 from toolgrpo.tools.render import describe_failure, render_result
-from toolgrpo.tools.workers.health import Health
 
 Render = Callable[[object], dict[str, Any]]  # a return value, as a reply
+_SPENT = 0.9  # of what was free at birth: descriptors, and address space where it is limited
+_STRAY_DESCRIPTORS = 4096  # where the limit is higher: what leaks takes the machine's memory too
+_STRAY_THREADS = 128  # beyond those that run calls
+_NAMES = ("NOFILE", "AS", "DATA", "FSIZE", "STACK", "CPU", "NPROC")
+_LIMITS = tuple(getattr(resource, f"RLIMIT_{name}") for name in _NAMES if hasattr(resource, f"RLIMIT_{name}"))
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLimits:
-    """The limits of every worker."""
+class PoolOptions:
+    """The number of workers, and the limits of each."""
 
+    workers: int = 4
     threads: int = 64
     memory_mb: int = 4096  # of address space; 0: no limit
     max_result_chars: int = 1_000_000
+    load_timeout_s: float = 120.0
 
 
 class Worker:
     """Serves calls until its socket ends."""
 
-    def __init__(self, sock: socket.socket, plugin: Plugin, limits: WorkerLimits) -> None:
+    def __init__(self, sock: socket.socket, plugin: Plugin, options: PoolOptions) -> None:
         self._sock = sock
         self._plugin = plugin
-        self._limits = limits
+        self._options = options
         self._pid = os.getpid()
         self._send_lock = threading.Lock()
-        self._health = Health(limits.threads)
         self._begin_lock = threading.Lock()
         self._unbegun: set[int] = set()  # calls that no code of a tool has run for
-        self._threads = ThreadPoolExecutor(limits.threads, "tool", initializer=own_directory_per_thread)
+        self._threads = ThreadPoolExecutor(options.threads, "tool", initializer=own_directory_per_thread)
         self._loop: LoopThread | None = None
         self._coroutines: dict[int, Future[None]] = {}
         self._kept: set[int] = set()  # processes that may outlive the call that started them
@@ -74,11 +82,11 @@ class Worker:
 
     def serve(self) -> None:
         """Answer calls until the trainer is gone; never return."""
-        limit_memory(self._limits.memory_mb)
-        self._health = Health(self._limits.threads)  # with the limits of its life
+        limit_memory(self._options.memory_mb)
+        self._health = Health(self._options.threads)  # with the limits of its life
         offer_to_oom_killer(1000)
         signal.signal(signal.SIGINT, lambda *_: None)  # a tool may interrupt the main thread, which is ours
-        os.register_at_fork(after_in_child=self._forget_socket)
+        os.register_at_fork(after_in_child=self._sock.close)  # a child that a tool forks has no part in it
         faulthandler.enable()
         self._send({"op": "ready"})
         while (message := receive(self._sock)) is not None:
@@ -109,9 +117,8 @@ class Worker:
                 keep = tool.spec.keep_processes
                 self._start(call_id, lambda: tool.call(message["args"]), is_async=tool.spec.is_async, keep=keep)
             case "open":
-                self._on_thread(
-                    call_id, self._run_sync, lambda: self._opened(message["row"]), True, partial(_spoken, "reset")
-                )
+                reset = partial(self._opened, message["row"])
+                self._start(call_id, reset, is_async=False, render=partial(_spoken, "reset"))
             case "method":
                 assert self._plugin.environment is not None
                 tool = self._plugin.environment.tools[message["tool"]]
@@ -140,22 +147,16 @@ class Worker:
         render: Render | None = None,
     ) -> None:
         render = render or self._rendered
-        if not is_async:
-            self._on_thread(call_id, self._run_sync, function, keep, render)
-            return
         try:
+            if not is_async:
+                self._threads.submit(self._run_sync, call_id, function, keep, render)
+                return
             running = self._on_loop().submit(self._run_async(call_id, function, render))
-        except RuntimeError as error:  # no loop, and no thread for another
+        except RuntimeError as error:  # there can be no more threads, and so perhaps no loop
             self._give_back([call_id], retire=str(error))
             return
         self._coroutines[call_id] = running
         running.add_done_callback(lambda _: self._coroutines.pop(call_id, None))
-
-    def _on_thread(self, call_id: int, work: Callable[..., None], *args: object) -> None:
-        try:
-            self._threads.submit(work, call_id, *args)
-        except RuntimeError as error:  # there can be no more threads
-            self._give_back([call_id], retire=str(error))
 
     def _begin(self, call_id: int) -> bool:
         """Announce that the tool's code runs from here on; False if the call was given back."""
@@ -206,7 +207,7 @@ class Worker:
         self._send({"id": call_id, "retire": self._health.restore() or self._health.complaint(), **reply})
 
     def _rendered(self, value: object) -> dict[str, Any]:
-        rendered = render_result(value, self._limits.max_result_chars)
+        rendered = render_result(value, self._options.max_result_chars)
         return {"text": rendered.text, "left_out": rendered.left_out}
 
     def _failed(self, error: BaseException) -> dict[str, Any]:
@@ -214,7 +215,7 @@ class Worker:
         if kind is ToolErrorKind.RAISED:
             _log_traceback(error)
         if isinstance(error, MemoryError):
-            text = f"out of memory (a tool may use {self._limits.memory_mb} MB)"
+            text = f"out of memory (a tool may use {self._options.memory_mb} MB)"
         return {"error": kind, "text": text}
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -230,10 +231,6 @@ class Worker:
             self._loop = LoopThread("tool-async")
             self._loop.loop.call_soon_threadsafe(own_directory_per_thread)
         return self._loop
-
-    def _forget_socket(self) -> None:
-        """Close our socket in a child that a tool forked."""
-        self._sock.close()
 
     def _leave_forked_child(self) -> None:
         """End a child that a tool forked and that came back from the tool's function.
@@ -263,3 +260,101 @@ def _log_traceback(error: BaseException) -> None:
     with suppress(BaseException):  # formatting calls user code
         sys.stderr.write("".join(traceback.format_exception(error, limit=-8)))
         sys.stderr.flush()
+
+
+# What is looked at after each call and before the next one begins. Each look costs some microseconds:
+# counts are compared, never lists. What is bounded is measured from the worker's birth, so that a
+# plugin whose import takes much is not replaced for it.
+#
+# Not covered: the contents of other modules, environment variables, signal handlers, locales, threads
+# that are not Python's.
+
+
+@cache
+def what_is_loaded() -> tuple[Mapping[str, Any], Mapping[str, ModuleType]]:
+    """Return the builtins and modules when this was first asked: before a fork, for what is forked.
+
+    Each worker's own list of them would have it copy the pages of all modules.
+    """
+    return dict(vars(builtins)), dict(sys.modules)
+
+
+class Health:
+    """Puts a process right after a call, or says why it must be replaced.
+
+    Holds the resources of a worker at its start, and what is left of them. `threads`: how many run calls."""
+
+    def __init__(self, threads: int) -> None:
+        self._builtins, self._modules_then = what_is_loaded()
+        self._modules = sys.modules
+        self._folder = os.getcwd()
+        self._umask = os.umask(0o022)
+        os.umask(self._umask)
+        self._limits = {kind: resource.getrlimit(kind) for kind in _LIMITS}
+        self._most_threads = threading.active_count() + threads + _STRAY_THREADS
+        first_free, most = _first_free_descriptor(), self._limits[resource.RLIMIT_NOFILE][0]
+        self._last_descriptor = first_free + min(_SPENT * (most - first_free), _STRAY_DESCRIPTORS)
+        mapped, room = _mapped_bytes(), self._limits[resource.RLIMIT_AS][0]
+        self._most_bytes = None if room == resource.RLIM_INFINITY else mapped + _SPENT * (room - mapped)
+
+    def restore(self) -> str | None:
+        """Put back what a call must leave as it was; what fellow calls may have met meanwhile."""
+        complaint = self._restore_builtins()  # first: all the rest needs them
+        if sys.modules is not self._modules or len(sys.modules) < len(self._modules_then):
+            sys.modules = self._modules
+            for name, module in self._modules_then.items():
+                sys.modules.setdefault(name, module)
+            complaint = "a call removed modules"
+        for kind, before in self._limits.items():
+            if resource.getrlimit(kind) != before:
+                with suppress(OSError, ValueError):  # a hard limit that was lowered stays lowered, but for root
+                    resource.setrlimit(kind, before)
+                complaint = "a call changed the limits of the process"
+        with suppress(OSError):
+            if os.getcwd() != self._folder:
+                os.chdir(self._folder)
+        os.umask(self._umask)
+        return complaint
+
+    def complaint(self) -> str | None:
+        """Return what is nearly spent, if anything is."""
+        if _first_free_descriptor() >= self._last_descriptor:
+            return "its descriptors are nearly spent"
+        if threading.active_count() > self._most_threads:
+            return "calls left many threads behind"
+        if self._most_bytes is not None and _mapped_bytes() > self._most_bytes:
+            return "its memory is nearly spent"
+        return None
+
+    def _restore_builtins(self) -> str | None:
+        now = builtins.__dict__
+        replaced = False
+        for name, value in self._builtins.items():
+            if name not in now or now[name] is not value:
+                now[name] = value
+                replaced = replaced or name != "_"
+        return "a call replaced builtins" if replaced else None
+
+
+def _first_free_descriptor() -> float:
+    """Return the number that the next file gets, the lowest free one.
+
+    The limit is one of numbers.
+    """
+    try:
+        descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return float("inf")
+    os.close(descriptor)
+    return descriptor
+
+
+def _mapped_bytes() -> int:
+    try:
+        descriptor = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        return int(os.read(descriptor, 4096).split()[0]) * resource.getpagesize()
+    finally:
+        os.close(descriptor)

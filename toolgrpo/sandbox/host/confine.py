@@ -30,6 +30,7 @@ import landlockpy
 import seccompy
 from seccompy.syscalls import syscall_nr
 
+from toolgrpo.processes.linux import prctl
 from toolgrpo.sandbox.base import NOBODY
 
 _PR_SET_KEEPCAPS = 8
@@ -88,14 +89,14 @@ def confine_files(rules: landlockpy.Ruleset) -> None:
     The two libraries build the rules; what a new process does with them are bare system calls,
     since each page of memory that it touches is a page to copy.
     """
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if _libc.syscall(_SYS_LANDLOCK_RESTRICT_SELF, rules.fileno(), 0) != 0:
         _fail("landlock_restrict_self")
 
 
 def confine_syscalls(rules: SyscallRules) -> None:
     """Load the allow-list into this process."""
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if _libc.syscall(_SYS_SECCOMP, _SECCOMP_SET_MODE_FILTER, 0, rules.pointer) != 0:
         _fail("seccomp")
 
@@ -113,7 +114,7 @@ def drop_privileges(*, keep_reading: bool) -> None:
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     if keep_reading:
-        _prctl(_PR_SET_KEEPCAPS, 1)
+        prctl(_PR_SET_KEEPCAPS, 1)
     os.setresuid(NOBODY, NOBODY, NOBODY)
     if keep_reading:
         _set_capabilities(1 << _CAP_DAC_READ_SEARCH)
@@ -144,11 +145,6 @@ def enter_pid_namespace() -> None:
 def _unshare(what: int) -> None:
     if _libc.unshare(what) != 0:
         _fail("unshare")
-
-
-def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, value, 0, 0, 0) != 0:
-        _fail(f"prctl({option})")
 
 
 def _fail(what: str) -> NoReturn:
