@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ def _record(batch: RolloutBatch, episode: Scored, number: int, group: int, quest
         "reward_given": episode.total,
         "rewards": dict(episode.rewards),
         "advantage": episode.advantage,
-        **_known(turn_rewards=_listed(episode.turn_rewards), turn_advantages=_listed(episode.turn_advantages)),
+        **_known(turn_rewards=episode.turn_rewards, turn_advantages=episode.turn_advantages),
         **({} if episode.drop is None else {"drop": {"cause": episode.drop.cause, "reason": episode.drop.reason}}),
         **({} if episode.trained else {"trained": False}),
         "prompt": prompt_messages(episode.row.get("prompt")),
@@ -114,10 +114,6 @@ def _record(batch: RolloutBatch, episode: Scored, number: int, group: int, quest
 
 def _known(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _listed(values: Sequence[float | None] | None) -> list[float | None] | None:
-    return None if values is None else list(values)
 
 
 def _timings(trajectory: Trajectory, times: RolloutTimes) -> dict[str, Any]:

@@ -99,6 +99,10 @@ def row_of(record: Mapping[str, Any]) -> Record:
     return {"prompt": record["prompt"], **record["row"]}
 
 
+def results_of(record: Mapping[str, Any]) -> list[Any]:
+    return [result for turn in record["turns"] for result in turn["results"]]
+
+
 def ids_checksum(ids: Sequence[int]) -> int:
     """Return the checksum by which a line of `tokens.jsonl` is matched to its episode."""
     return zlib.crc32(",".join(map(str, ids)).encode())
