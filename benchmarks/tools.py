@@ -19,8 +19,8 @@ from typing import Any
 from _reporting import benchmark, parser_of, progress, save
 from _rows import Figure, Row
 
+from tests.support.tool_calls import attempt
 from toolgrpo.calls import ToolResult
-from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools, tool
 
 

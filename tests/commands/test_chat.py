@@ -16,7 +16,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.rollout import Episode
 from toolgrpo.sft.encoder import read_conversations
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
-from toolgrpo.testing.episodes import scripted_runner
+from toolgrpo.testing.engine import scripted_runner
 from toolgrpo.trajectory import StopReason, Trajectory
 
 

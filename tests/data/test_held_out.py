@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from toolgrpo.data.held_out import held_out_split, hold_out
+from toolgrpo.data.load import held_out_split, hold_out
 from toolgrpo.errors import DataError
 
 PROMPTS = [f"q{i % 40}" for i in range(50)]  # ten prompts stand there twice

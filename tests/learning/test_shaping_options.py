@@ -13,7 +13,7 @@ from toolgrpo.observe.metrics import rollout_metrics
 from toolgrpo.report.episode_data import COPIED, VOID, flags_of
 from toolgrpo.rollout.batch import RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
-from toolgrpo.testing.episodes import run_episode
+from toolgrpo.testing.engine import run_episode
 from toolgrpo.trajectory import Turn
 from toolgrpo.void_turns import copies_result, is_void, is_void_record
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.tool_calls import attempt
 from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.ledger import Ledger
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes, lookalike_form
-from toolgrpo.testing.tools import attempt
 from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 WRITTEN = {

@@ -10,8 +10,7 @@ from typing import Any, Generic, TypeVar
 from toolgrpo.gateway.server import Endpoint
 from toolgrpo.gateway.session import GatewaySession
 from toolgrpo.rollout import Episode
-from toolgrpo.testing.engine import ScriptedEngine
-from toolgrpo.testing.episodes import scripted_runner
+from toolgrpo.testing.engine import ScriptedEngine, scripted_runner
 from toolgrpo.trajectory import StopReason, Trajectory
 
 T = TypeVar("T")

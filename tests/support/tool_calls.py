@@ -1,11 +1,16 @@
-"""Calls of tools that are real."""
+"""Calls, as a chat format would have read them, and their results from tools that are real."""
 
 from __future__ import annotations
 
 import asyncio
 
-from toolgrpo.calls import CallAttempt, ToolResult
+from toolgrpo.calls import AttemptStatus, CallAttempt, ToolResult
 from toolgrpo.tools.base import ToolProvider
+
+
+def attempt(name: str, **arguments: object) -> CallAttempt:
+    """Return a well-formed call, as a chat format would have read it."""
+    return CallAttempt(AttemptStatus.OK, "", name, arguments)
 
 
 def call_all(tools: ToolProvider, *attempts: CallAttempt) -> tuple[ToolResult, ...]:

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.tool_calls import call_all
+from tests.support.tool_calls import attempt, call_all
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.drops import Drop, DropCause
 from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
-from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import load_tools
 from toolgrpo.trajectory import StopReason
 

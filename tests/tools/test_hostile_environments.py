@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import all_end
+from tests.support.tool_calls import attempt
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.drops import EnvironmentLost
-from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools
 from toolgrpo.tools.toolbox import ToolboxSession
 

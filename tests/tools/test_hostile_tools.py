@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import all_end, has_ended
-from tests.support.tool_calls import call_all
+from tests.support.tool_calls import attempt, call_all
 from toolgrpo.calls import ToolErrorKind
-from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 
 pytestmark = pytest.mark.e2e

@@ -18,9 +18,9 @@ import pytest
 
 from tests.support.ports import free_port
 from tests.support.processes import all_end
+from tests.support.tool_calls import attempt
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.errors import PluginError
-from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(300)]

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.ports import free_port
-from tests.support.tool_calls import call_all
+from tests.support.tool_calls import attempt, call_all
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.errors import ConfigError, PluginError
-from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.mcp.config_file import read_mcp_config
 

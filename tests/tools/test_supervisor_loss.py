@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import all_end, children_of, wait_for
+from tests.support.tool_calls import attempt
 from toolgrpo.calls import CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import ToolExecutorError
 from toolgrpo.processes.linux import children
-from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 
 TOOLS = Path(__file__).parents[1] / "fixtures" / "tools" / "process_tools.py"

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.tool_calls import call_all
+from tests.support.tool_calls import attempt, call_all
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind
-from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools
 
 pytestmark = [pytest.mark.contract, pytest.mark.filterwarnings("ignore:the model will see only")]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.tool_calls import attempt
 from toolgrpo.calls import CallAttempt, ToolErrorKind
 from toolgrpo.drops import EnvironmentLost
 from toolgrpo.errors import PluginError
 from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
-from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.base import AfterTurn
 from toolgrpo.tools.toolbox import ToolboxSession

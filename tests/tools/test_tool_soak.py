@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from toolgrpo.testing.tools import attempt
+from tests.support.tool_calls import attempt
 from toolgrpo.tools import Toolbox, load_tools
 
 pytestmark = pytest.mark.e2e

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.tool_calls import call_all
+from tests.support.tool_calls import attempt, call_all
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import ConfigError, PluginError, ToolExecutorError
-from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools, run_tool, tool
 
 pytestmark = pytest.mark.filterwarnings("ignore:the model will see only")

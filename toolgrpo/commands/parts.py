@@ -24,8 +24,7 @@ from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.plugins import load_rewards, load_toolbox
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, load_tasks
-from toolgrpo.data.held_out import HeldOut, held_out_split, hold_out
-from toolgrpo.data.load import hub_place
+from toolgrpo.data.load import HeldOut, held_out_split, hold_out, hub_place
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.evaluation.before_training import rehearse
 from toolgrpo.folder_claim import other_run_in

@@ -33,10 +33,9 @@ from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
 from toolgrpo.models import check_weights, folder_of
 from toolgrpo.models.untrained_markers import output_rows
-from toolgrpo.observe.progress import library_bars_off
+from toolgrpo.observe.progress import StepProgress, library_bars_off
 from toolgrpo.options import options_of, with_fields_of
 from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversations
-from toolgrpo.sft.progress import StepProgress
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.startup import map_large_blocks
 from toolgrpo.storage import storage_errors

@@ -31,8 +31,9 @@ relative to the working folder.
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -43,7 +44,7 @@ import yaml
 from datasets import Dataset
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from toolgrpo.data.files import READERS
+from toolgrpo.data.files import READERS, find_files
 from toolgrpo.data.rows import (
     Convert,
     OnBadRow,
@@ -86,7 +87,7 @@ def load_tasks(
         mixture = Mixture.from_file(located(spec))
         rows = partial(mixture.rows, partial(task_rows, split=split), limit=limit, seed=seed)
     else:
-        rows = partial(_limited_rows, str(spec), split, limit)
+        rows = partial(task_rows, str(spec), split=split, limit=limit)
 
     def again(first: bool) -> Iterator[Row]:
         for row in rows(on_bad_row=on_bad_row if first else _ignore):
@@ -103,7 +104,7 @@ def task_rows(
 ) -> Iterator[Row]:
     """Yield the checked rows of anything but a mixture."""
     found = _resolve(spec, split, limit)
-    return good_rows(found.rows, found.convert, on_bad_row)
+    return islice(good_rows(found.rows, found.convert, on_bad_row), limit)
 
 
 def source_rows(spec: str, split: str) -> Iterator[RawRow]:
@@ -118,12 +119,8 @@ def hub_place(spec: str, split: str) -> HubSplit | None:
 
 def hub_ids(spec: str, split: str) -> list[str]:
     """Return the data sets of the hub that these rows come from, those of a mixture's parts too."""
-    parts = [task.data for task in Mixture.from_file(located(spec)).content.tasks] if is_mixture(spec) else [spec]
+    parts = [task.data for task in Mixture.from_file(located(spec)).tasks] if is_mixture(spec) else [spec]
     return sorted({place.repository for part in parts if (place := hub_place(part, split))})
-
-
-def _limited_rows(spec: str, split: str, limit: int | None, on_bad_row: OnBadRow) -> Iterator[Row]:
-    return islice(task_rows(spec, split=split, limit=limit, on_bad_row=on_bad_row), limit)
 
 
 class _Resolved(NamedTuple):
@@ -200,16 +197,11 @@ class Task(_Opening):
     reward: str | None = None
 
 
-class _MixtureFile(_Opening):
-    tasks: list[Task] = Field(min_length=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Mixture:
+class Mixture(_Opening):
     """A checked mixture file."""
 
-    path: Path
-    content: _MixtureFile
+    tasks: list[Task] = Field(min_length=1)
+    _path: Path
 
     @classmethod
     def from_file(cls, path: Path) -> Mixture:
@@ -217,7 +209,7 @@ class Mixture:
             text = path.read_text(encoding="utf-8")
             check_nesting(text)
             read = yaml.safe_load(text)
-            content = _MixtureFile.model_validate({} if read is None else read)
+            mixture = cls.model_validate({} if read is None else read)
         except OSError as error:
             raise DataError(f"the mixture {path} cannot be read: {error.strerror}") from error
         except ValidationError as error:
@@ -230,20 +222,21 @@ class Mixture:
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             why = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
             raise DataError(f"the mixture {path} is not valid YAML: {why}") from error
-        for task in content.tasks:
+        for task in mixture.tasks:
             if is_mixture(task.data):
                 raise DataError(f"the mixture {path} names another mixture, {task.data}; put its tasks here")
-        return cls(path, content)
+        mixture._path = path
+        return mixture
 
     def rows(
         self, load: Callable[..., Iterator[Row]], *, limit: int | None, seed: int, on_bad_row: OnBadRow
     ) -> Iterator[Row]:
         """Yield the rows of all tasks, by their weights, in an order drawn from the seed."""
-        tasks = self.content.tasks
+        tasks = self.tasks
         parts = [list(load(task.data, on_bad_row=on_bad_row)) for task in tasks]
         for task, part in zip(tasks, parts, strict=True):
             if not part:
-                raise DataError(f"{self.path}: {task.data} has no rows that can be used")
+                raise DataError(f"{self._path}: {task.data} has no rows that can be used")
         total = min(len(part) / task.weight for task, part in zip(tasks, parts, strict=True))
         rows = [
             self._with_task(row, task)
@@ -254,14 +247,70 @@ class Mixture:
         yield from rows[:limit]
 
     def _with_task(self, row: Row, task: Task) -> Row:
-        shared = self.content
         columns: dict[str, Any] = {"task": task.name or task.data}
         for name in ("tools", "hidden_tools", "reward"):
-            if any(getattr(other, name) is not None for other in shared.tasks):
+            if any(getattr(other, name) is not None for other in self.tasks):
                 columns[name] = getattr(task, name)
-        opening = task.system_prompt or shared.system_prompt, task.examples or shared.examples
+        opening = task.system_prompt or self.system_prompt, task.examples or self.examples
         return with_opening({**row, **columns}, *opening)
 
 
 def is_mixture(spec: str | Path) -> bool:
     return str(spec).lower().endswith(_MIXTURES)
+
+
+# Held-out rows, where no file or split of them was given.
+
+_NAMES = ("heldout", "test", "eval", "validation")  # of splits, the first that there is
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """The places of the rows to train on and of those to measure on, in their order."""
+
+    train: list[int]
+    heldout: list[int]
+
+
+def hold_out(prompts: Iterable[Any], share: float, seed: int) -> HeldOut:
+    """Hold out about this share of the rows, drawn by the seed.
+
+    Rows of one prompt stay together, so no held-out question is trained on.
+    """
+    places: dict[str, list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        places.setdefault(json.dumps(prompt, sort_keys=True, default=str), []).append(place)
+    if len(places) < 2:
+        raise DataError(f"eval_share needs at least two different prompts to hold one out, got {len(places)}")
+    questions = list(places.values())
+    random.Random(seed).shuffle(questions)
+    wanted = max(1, round(share * sum(map(len, questions))))
+    heldout: list[int] = []
+    for question in questions[:-1]:  # one at least is left to train on
+        if len(heldout) >= wanted:
+            break
+        heldout += question
+    held = set(heldout)
+    return HeldOut(sorted(place for rows in questions for place in rows if place not in held), sorted(heldout))
+
+
+def held_out_split(spec: str) -> str:
+    """Return the split of a data set that is meant for measuring; `train` is the whole of a single file."""
+    name, _, rest = spec.partition(":")
+    path = located(spec)
+    if name in _EMBEDDED or name == "reasoning_gym":
+        return "heldout"
+    if name in FORMATS and not path.exists():
+        if not rest:
+            return next((split for split in _NAMES if split in FORMATS[name].splits), "train")
+        path = located(rest)
+    if path.is_dir():
+        return next((split for split in _NAMES if _has(path, split)), "train")
+    return "train" if path.exists() or path.suffix else "test"
+
+
+def _has(folder: Path, split: str) -> bool:
+    try:
+        return bool(find_files(folder, split))
+    except DataError:
+        return False

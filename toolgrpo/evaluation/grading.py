@@ -86,9 +86,9 @@ class Grading:
             run_blocking(question.ask_waiting)
         return question.answers()
 
-    async def ask_beside(self, rows: Sequence[Row], trajectories: Sequence[Trajectory], *, step: int = 0) -> Answers:
+    async def ask_beside(self, rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> Answers:
         """Do so on the loop of a rollout, whose timers count no plain reward, and which goes on beside the others."""
-        question = _Question(self, rows, trajectories, step)
+        question = _Question(self, rows, trajectories, step=0)
         with timers_held():
             question.ask_plain()
         await question.ask_waiting()

@@ -22,11 +22,11 @@ from toolgrpo.rewards.numerals import last_number, marked_answer
 from toolgrpo.trajectory import Message
 
 
-def wilson_interval(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
+def wilson_interval(successes: float, n: int) -> tuple[float, float]:
     """Return the 95 % Wilson score interval of a proportion; sound also near 0 and 1."""
     if n == 0:
         return 0.0, 1.0
-    p = successes / n
+    z, p = 1.96, successes / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
     return max(0.0, centre - half), min(1.0, centre + half)

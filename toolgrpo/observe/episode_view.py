@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
+from statistics import fmean
 from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
@@ -20,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toolgrpo.calls import RUNNABLE
-from toolgrpo.observe.records import shown_step
+from toolgrpo.observe.records import results_of, shown_step
 from toolgrpo.plain_text import plain
 
 Record = Mapping[str, Any]
@@ -45,7 +46,7 @@ def group_table(records: Sequence[Record]) -> Table:
     table = _table(f"{_place(records[0])}: {len(groups)} groups, {len(records)} episodes")
     for title in ("group", "episodes", "reward", "success", "turns", "calls", "failed", "ends", "prompt"):
         _add_column(table, title, to_the_left=title in ("ends", "prompt", "episodes"))
-    for number, group in sorted(groups.items(), key=lambda item: _mean(item[1])):
+    for number, group in sorted(groups.items(), key=lambda item: fmean(map(_reward, item[1]))):
         rewards = [_reward(record) for record in group]
         spread = f"{min(rewards):g}" if min(rewards) == max(rewards) else f"{min(rewards):g} to {max(rewards):g}"
         ends = Counter(record["stop_reason"] for record in group)
@@ -56,7 +57,7 @@ def group_table(records: Sequence[Record]) -> Table:
             spread,
             f"{sum(bool(record.get('success')) for record in group)}/{len(group)}",
             f"{sum(len(record['turns']) for record in group) / len(group):.1f}",
-            str(sum(len(_results(record)) for record in group)),
+            str(sum(len(results_of(record)) for record in group)),
             str(sum(failed(record) for record in group)),
             ", ".join(f"{end} {count}" for end, count in ends.most_common()),
             question(group[0]),
@@ -78,7 +79,7 @@ def episode_table(records: Sequence[Record], *, of: int) -> Table:
             f"{_reward(record):g}",
             {True: "yes", False: "no"}.get(record.get("success"), "?"),  # type: ignore[arg-type]
             str(len(record["turns"])),
-            str(len(_results(record))),
+            str(len(results_of(record))),
             str(failed(record)),
             record["stop_reason"],
             question(record),
@@ -247,21 +248,13 @@ def _add_row(table: Table, *cells: str) -> None:
     table.add_row(*map(_short, cells))
 
 
-def _results(record: Record) -> list[Record]:
-    return [result for turn in record["turns"] for result in turn["results"]]
-
-
 def failed(record: Record) -> int:
-    return sum(result["error"] is not None for result in _results(record))
+    return sum(result["error"] is not None for result in results_of(record))
 
 
 def _reward(record: Record) -> float:
     value = record.get("reward_given")
     return 0.0 if value is None else float(value)
-
-
-def _mean(group: Sequence[Record]) -> float:
-    return sum(map(_reward, group)) / len(group)
 
 
 def question(record: Record) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import NamedTuple
 
 from accelerate.utils import gather_object
@@ -38,15 +39,11 @@ EACH_TOOL = 32
 """Up to so many tools have metrics in every batch; of a larger catalogue only those that were called."""
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 class Metric(NamedTuple):
     """A number, and how those of several processes become one."""
 
     value: float
-    over_processes: Callable[[Sequence[float]], float] = _mean
+    over_processes: Callable[[Sequence[float]], float] = fmean
 
 
 Metrics = dict[str, Metric]

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from toolgrpo.observe.line_file import LIMIT, LineFile, json_line
-from toolgrpo.observe.records import SCHEMA, ids_checksum, own_name, prompt_id, prompt_messages, read_vocabulary
+from toolgrpo.observe.line_file import LineFile, json_line
+from toolgrpo.observe.records import SCHEMA, ids_checksum, prompt_id, prompt_messages, read_vocabulary
 from toolgrpo.observe.records import read_episodes as read_episodes  # its documented place
 from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored
 from toolgrpo.rollout.observers import Observer, RolloutBegan
@@ -98,7 +98,7 @@ def _record(batch: RolloutBatch, episode: Scored, number: int, group: int, quest
         "reward_given": episode.total,
         "rewards": dict(episode.rewards),
         "advantage": episode.advantage,
-        **_known(turn_rewards=_listed(episode.turn_rewards), turn_advantages=_listed(episode.turn_advantages)),
+        **_known(turn_rewards=episode.turn_rewards, turn_advantages=episode.turn_advantages),
         **({} if episode.drop is None else {"drop": {"cause": episode.drop.cause, "reason": episode.drop.reason}}),
         **({} if episode.trained else {"trained": False}),
         "prompt": prompt_messages(episode.row.get("prompt")),
@@ -114,10 +114,6 @@ def _record(batch: RolloutBatch, episode: Scored, number: int, group: int, quest
 
 def _known(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _listed(values: Sequence[float | None] | None) -> list[float | None] | None:
-    return None if values is None else list(values)
 
 
 def _timings(trajectory: Trajectory, times: RolloutTimes) -> dict[str, Any]:
@@ -179,7 +175,7 @@ def _bytes_of(token: str) -> bytes | None:
 
 def episodes_path(output_dir: Path, process_index: int) -> Path:
     """Return the recording of one process: `episodes.jsonl`, `episodes.rank1.jsonl` and so on."""
-    return output_dir / own_name("episodes", process_index)
+    return output_dir / ("episodes.jsonl" if process_index == 0 else f"episodes.rank{process_index}.jsonl")
 
 
 def recorded_group(group: int, share: float) -> bool:
@@ -193,14 +189,7 @@ class EpisodeRecorder(Observer):
     `share` of the groups are recorded, each whole. With `token_text` it also keeps the vocabulary.
     """
 
-    def __init__(
-        self,
-        path: Path | None,
-        *,
-        share: float = 1.0,
-        token_text: TokenText | None = None,
-        limit: int = LIMIT,
-    ) -> None:
+    def __init__(self, path: Path | None, *, share: float = 1.0, token_text: TokenText | None = None) -> None:
         self.path = path if share > 0 else None
         self.n_bytes = 0  # of episodes and tokens, since this process began
         self._share = share
@@ -211,7 +200,9 @@ class EpisodeRecorder(Observer):
         self._files = {}
         if self.path is not None:
             self._files = {
-                kind: LineFile(_beside(self.path, kind), what=what, remedy=_REMEDY, limit=limit)
+                kind: LineFile(
+                    self.path.with_name(self.path.name.replace("episodes", kind, 1)), what=what, remedy=_REMEDY
+                )
                 for kind, what in _FILES.items()
             }
 
@@ -293,11 +284,3 @@ class EpisodeRecorder(Observer):
                 file.start_anew()
                 return set()
         return set(written)
-
-
-def _beside(path: Path, kind: str) -> Path:
-    """Return the file of this kind that belongs to a recording of episodes."""
-    if kind == "episodes":
-        return path
-    stem = path.name.removesuffix(".jsonl")
-    return path.with_name(f"{kind}{stem.removeprefix('episodes')}.jsonl")

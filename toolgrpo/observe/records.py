@@ -17,16 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import CoreSchema, SchemaValidator
+from pydantic_core import core_schema as shapes
+
 from toolgrpo.observe.line_file import lines_of, parts
 
 SCHEMA = 2
 
 Record = dict[str, Any]
-
-
-def own_name(kind: str, process_index: int) -> str:
-    """Return the file of one process: `episodes.jsonl`, `episodes.rank1.jsonl` and so on."""
-    return f"{kind}.jsonl" if process_index == 0 else f"{kind}.rank{process_index}.jsonl"
 
 
 def episode_files(folder: Path, kind: str = "episodes") -> list[Path]:
@@ -53,28 +51,28 @@ def iter_episodes(path: Path | str) -> Iterator[Record]:
     path = Path(path)
     for file in episode_files(path) if path.is_dir() else [path]:
         for line in _objects(file):
-            if _has(line, _EPISODE) and _fits(line):
+            if _EPISODE.isinstance_python(line) and _fits(line):
                 yield line
 
 
 def iter_tokens(path: Path) -> Iterator[Record]:
     """Yield the training pass's view of episodes, from one file or from all of a folder."""
     for file in episode_files(path, "tokens") if path.is_dir() else [path]:
-        yield from (line for line in _objects(file) if _has(line, _TOKENS))
+        yield from (line for line in _objects(file) if _TOKENS.isinstance_python(line))
 
 
 def iter_steps(folder: Path) -> Iterator[Record]:
     """Yield the lines of `steps.jsonl`: the run, its steps, measurements and events, as they came."""
     for line in _objects(folder / "steps.jsonl"):
         kind = line.get("kind")
-        if isinstance(kind, str) and kind in _STEPS and _has(line, _STEPS[kind]):
+        if isinstance(kind, str) and kind in _STEPS and _STEPS[kind].isinstance_python(line):
             yield line
 
 
 def read_vocabulary(folder: Path) -> dict[int, Record]:
     """Return the text of every token that was recorded, by its id."""
     lines = (line for file in episode_files(folder, "vocabulary") for line in _objects(file))
-    return {line["id"]: line for line in lines if _has(line, _VOCABULARY)}
+    return {line["id"]: line for line in lines if _VOCABULARY.isinstance_python(line)}
 
 
 def prompt_id(prompt: Any, row: Mapping[str, Any]) -> str:
@@ -101,6 +99,10 @@ def row_of(record: Mapping[str, Any]) -> Record:
     return {"prompt": record["prompt"], **record["row"]}
 
 
+def results_of(record: Mapping[str, Any]) -> list[Any]:
+    return [result for turn in record["turns"] for result in turn["results"]]
+
+
 def ids_checksum(ids: Sequence[int]) -> int:
     """Return the checksum by which a line of `tokens.jsonl` is matched to its episode."""
     return zlib.crc32(",".join(map(str, ids)).encode())
@@ -117,11 +119,6 @@ def _objects(path: Path) -> Iterator[Record]:
 
 
 # --- the shapes of lines ---
-#
-# A shape is an object's fields (a name that ends in `?` may be missing or null), a list of one
-# shape, or a function that says whether a value is right.
-
-Shape = Any
 
 _DEEPEST = 200  # levels; Python's own reader and writer take about a thousand
 _LARGEST = 1e100  # of numbers, so that sums and squares of them are numbers too
@@ -135,105 +132,80 @@ def _is_shallow(value: Any, levels: int = _DEEPEST) -> bool:
     return not nested or (levels > 0 and all(_is_shallow(inner, levels - 1) for inner in nested))
 
 
-def _has(value: Any, shape: Shape) -> bool:
-    """Return whether a value has this shape."""
-    if isinstance(shape, list):
-        return isinstance(value, list) and all(_has(one, shape[0]) for one in value)
-    if not isinstance(shape, dict):
-        return bool(shape(value))
-    if not isinstance(value, dict):
-        return False
-    for name, inner in shape.items():
-        known = name.removesuffix("?")
-        if known is name and name not in value:
-            return False
-        given = value.get(known)
-        if not (given is None and known is not name) and not _has(given, inner):
-            return False
-    return True
+def _shape(fields: Mapping[str, CoreSchema]) -> CoreSchema:
+    """Return the shape of an object. Names of one shape share an entry; one that ends in `?` may be missing or null."""
+    known = {}
+    for names, inner in fields.items():
+        for name in names.split():
+            optional = name.endswith("?")
+            shape = shapes.nullable_schema(inner) if optional else inner
+            known[name.removesuffix("?")] = shapes.typed_dict_field(shape, required=not optional)
+    return shapes.typed_dict_schema(known)
 
 
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
+def _line(fields: Mapping[str, CoreSchema]) -> SchemaValidator:
+    return SchemaValidator(_shape(fields))
 
 
-def _text_or_none(value: Any) -> bool:
-    return value is None or isinstance(value, str)
+def _list(of: CoreSchema) -> CoreSchema:
+    return shapes.list_schema(of, strict=True)
 
 
-def _flag(value: Any) -> bool:
-    return isinstance(value, bool)
+_text = shapes.is_instance_schema(str)  # `str_schema` refuses half of a surrogate pair, which JSON may hold
+_flag = shapes.bool_schema(strict=True)
+_object = shapes.is_instance_schema(dict)
+_whole = shapes.int_schema(strict=True, gt=-int(_LARGEST), lt=int(_LARGEST))
+_number = shapes.float_schema(strict=True, gt=-_LARGEST, lt=_LARGEST)  # whole ones too
+_ids = _list(_whole)
+_numbers = _list(shapes.nullable_schema(_number))
+_numbers_by_name = shapes.dict_schema(_text, shapes.nullable_schema(_number), strict=True)
 
-
-def _object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _whole(value: Any) -> bool:
-    return type(value) is int and abs(value) < _LARGEST
-
-
-def _number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < _LARGEST
-
-
-def _ids(value: Any) -> bool:
-    """Return whether this is a list of integers, without a call per element: there may be thousands."""
-    return isinstance(value, list) and set(map(type, value)) <= {int} and _within_bounds(value)
-
-
-def _numbers(value: Any) -> bool:
-    """Return whether this is a list of numbers and None."""
-    if not isinstance(value, list) or not set(map(type, value)) <= {int, float, type(None)}:
-        return False
-    return _within_bounds([number for number in value if number is not None])
-
-
-def _within_bounds(numbers: Sequence[float]) -> bool:
-    return not numbers or (min(numbers) > -_LARGEST and max(numbers) < _LARGEST)
-
-
-def _numbers_by_name(value: Any) -> bool:
-    return isinstance(value, dict) and _numbers(list(value.values()))
-
-
-_ATTEMPT = {
-    **{"status": _text, "raw?": _text, "name?": _text, "arguments?": _object, "detail?": _text},
-    "call_id?": _text,
-}
-_RESULT = {
-    **{"content": _text, "error": _text_or_none, "duration_s": _number, "name?": _text, "started_s?": _number},
-    **{"left_out?": _whole, "cached?": _flag, "ends_episode?": _flag},
-}
-_TURN = {
-    **{"start": _whole, "end": _whole, "attempts": [_ATTEMPT], "results": [_RESULT], "content?": _text},
-    **{"reasoning?": _text, "user?": _text, "closed?": _flag, "started_s?": _number, "duration_s?": _number},
-    **{"weights?": _ids, "taken_over?": [_ids]},
-}
-_EPISODE = {
-    **{"step": _whole, "stop_reason": _text, "turns": [_TURN], "prompt": [_object], "row": _object},
-    **{"prompt_ids": _ids, "ids": _ids, "mask": _ids, "logprobs": _numbers},
-    **{"mode?": _text, "label?": _text, "prompt_id?": _text, "failure?": _text, "success?": _flag, "trained?": _flag},
-    **{"episode?": _whole, "group?": _whole, "weight_version?": _whole, "reward_given?": _number},
-    **{"reward?": _number, "rewards?": _numbers_by_name, "advantage?": _number, "turn_rewards?": _numbers},
-    **{"turn_advantages?": _numbers, "messages?": [_object], "metadata?": _object, "started_s?": _number},
-    **{"duration_s?": _number, "timings?": {"queued_s?": _number, "rollout_s?": _number}},
-    "segment_starts?": [{"start": _whole, "n_prompt": _whole}],
-}
-_TOKENS = {
-    **{"step": _whole, "episode": _whole, "trainer_logprobs?": _numbers, "entropy?": _numbers},
-    **{"correction?": _numbers, "advantage?": _numbers, "ids_crc32?": _whole},
-}
-_VOCABULARY = {"id": _whole, "text?": _text, "bytes?": _text, "special?": _flag}
+_ATTEMPT = _shape({"status raw? name? detail? call_id?": _text, "arguments?": _object})
+_RESULT = _shape(
+    {
+        "content name?": _text,
+        "error": shapes.nullable_schema(_text),
+        "duration_s started_s?": _number,
+        "left_out?": _whole,
+        "cached? ends_episode?": _flag,
+    }
+)
+_TURN = _shape(
+    {
+        "start end": _whole,
+        "attempts": _list(_ATTEMPT),
+        "results": _list(_RESULT),
+        "content? reasoning? user?": _text,
+        "closed?": _flag,
+        "started_s? duration_s?": _number,
+        "weights?": _ids,
+        "taken_over?": _list(_ids),
+    }
+)
+_EPISODE = _line(
+    {
+        "step episode? group? weight_version?": _whole,
+        "stop_reason mode? label? prompt_id? failure?": _text,
+        "success? trained?": _flag,
+        "reward_given? reward? advantage? started_s? duration_s?": _number,
+        "rewards?": _numbers_by_name,
+        "turns": _list(_TURN),
+        "prompt messages?": _list(_object),
+        "row metadata?": _object,
+        "prompt_ids ids mask": _ids,
+        "logprobs turn_rewards? turn_advantages?": _numbers,
+        "timings?": _shape({"queued_s? rollout_s?": _number}),
+        "segment_starts?": _list(_shape({"start n_prompt": _whole})),
+    }
+)
+_TOKENS = _line({"step episode ids_crc32?": _whole, "trainer_logprobs? entropy? correction? advantage?": _numbers})
+_VOCABULARY = _line({"id": _whole, "text? bytes?": _text, "special?": _flag})
 _STEPS = {
-    "run": {"time?": _number, "resumed?": _whole, "config?": _object, "versions?": _object},
-    "step": {"step": _whole, "metrics": _numbers_by_name, "time?": _number, "phases?": _numbers_by_name},
-    "eval": {"step": _whole, "metrics": _numbers_by_name, "time?": _number},
-    "measured": {
-        **{"step": _whole, "time?": _number, "label?": _text, "n?": _whole, "successes?": _whole},
-        "reward?": _number,
-    },
-    "event": {"step": _whole, "text": _text, "time?": _number, "what?": _text},
+    "run": _line({"time?": _number, "resumed?": _whole, "config? versions?": _object}),
+    "step": _line({"step": _whole, "metrics phases?": _numbers_by_name, "time?": _number}),
+    "eval": _line({"step": _whole, "metrics": _numbers_by_name, "time?": _number}),
+    "measured": _line({"step n? successes?": _whole, "time? reward?": _number, "label?": _text}),
+    "event": _line({"step": _whole, "text what?": _text, "time?": _number}),
 }
 
 

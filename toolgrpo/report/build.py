@@ -26,6 +26,7 @@ from toolgrpo.calls import NO_NAME, NO_TOOL, ToolErrorKind
 from toolgrpo.errors import ConfigError
 from toolgrpo.learning.advantages import is_dead
 from toolgrpo.observe.doctor import PARSE_CAUSES, over_run
+from toolgrpo.observe.records import results_of
 from toolgrpo.report.episode_data import bounded_prompt, cut_text, episode_texts, episode_tokens, flags_of
 from toolgrpo.report.files import Record, TokensByStep, batches, run_folder, step_lines, steps_shown, vocabulary_of
 from toolgrpo.report.html import PageWriter
@@ -49,7 +50,7 @@ def step_sums(batch: Sequence[Record]) -> dict[str, Any]:
         for name, value in (record.get("rewards") or {}).items():
             if value is not None:
                 parts[name[:100]].append(value)
-        for result in _results(record):
+        for result in results_of(record):
             tools[_tool(result)].append(result)
     grouped = None not in groups and max(map(len, groups.values())) > 1
     dead = (
@@ -67,7 +68,7 @@ def step_sums(batch: Sequence[Record]) -> dict[str, Any]:
         "sd": round(pstdev(rewards), 5) if rewards else 0.0,
         "groups": [len(groups) - len(dead), len(dead) - solved, solved] if grouped else None,
         "stops": Counter(record["stop_reason"] for record in batch),
-        "causes": _causes(result for record in batch for result in _results(record)),
+        "causes": _causes(result for record in batch for result in results_of(record)),
         "tools": {name: _tool_sums(results) for name, results in tools.items()},
         "parts": {name: round(fmean(values), 5) for name, values in parts.items()},
         "tokens": round(sum(sum(record["mask"]) for record in batch) / n, 2),
@@ -80,10 +81,6 @@ def _tool_sums(results: Sequence[Record]) -> dict[str, Any]:
     ordered = sorted(result["duration_s"] for result in results)
     p50, p95 = (round(ordered[min(len(ordered) - 1, int(q * len(ordered)))], 4) for q in (0.5, 0.95))
     return {"n": len(results), "failed": _causes(results), "p50": p50, "p95": p95}
-
-
-def _results(record: Record) -> list[Record]:
-    return [result for turn in record["turns"] for result in turn["results"]]
 
 
 def _tool(result: Record) -> str:
@@ -135,7 +132,7 @@ def write_run(folder: Path, number: int, names: Names, page: PageWriter, *, most
 
 def _count_errors(batch: Sequence[Record], errors: dict[str, Counter[tuple[str, str]]]) -> None:
     """Count what failed calls of a tool were answered, by cause and text, as far as there are not too many texts."""
-    for result in (one for record in batch for one in _results(record) if one["error"] is not None):
+    for result in (one for record in batch for one in results_of(record) if one["error"] is not None):
         of_tool, said = errors[_tool(result)], (str(result["error"])[:100], _short(result["content"]))
         if len(of_tool) < _MOST_TEXTS or said in of_tool:
             of_tool[said] += 1
@@ -152,7 +149,7 @@ def _rows(batch: list[Record], names: Names) -> dict[str, Any]:
 
 
 def _row(record: Record, question: int, names: Names) -> dict[str, Any]:
-    results = _results(record)
+    results = results_of(record)
     causes = _causes(results)
     return {
         "n": record.get("episode"),
@@ -317,7 +314,6 @@ def _write(page: PageWriter, folders: Sequence[Path], places: Sequence[Path], mo
     names, runs = Names(), []
     for number, (folder, place) in enumerate(zip(folders, places, strict=True)):
         run = write_run(place, number, names, page, most_episodes=most_episodes)
-        known = {"name": folder.resolve().name, "folder": str(place.resolve())}
-        runs.append({**known, **run})
+        runs.append({"name": folder.resolve().name, **run})
     page.finish({"version": __version__, "runs": runs, "broken": list(PARSE_CAUSES), **asdict(names)})
     return sum(run["recorded"] for run in runs), sum(run["shown"] for run in runs)

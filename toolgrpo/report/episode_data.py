@@ -66,7 +66,6 @@ def episode_texts(record: Record) -> dict[str, Any]:
             "label": record.get("label"),
             "d": record.get("duration_s"),
             "qs": timings.get("queued_s") or None,
-            "ro": timings.get("rollout_s"),
             "turns": turns,
             # without turns (an episode cut before its first) the messages are all there is
             "msgs": None if turns else _bounded(record.get("messages") or None),

@@ -63,7 +63,7 @@ def read_conversations(path: str | Path, split: str = "train") -> list[dict[str,
 def _mixed(path: Path, split: str) -> Iterator[dict[str, Any]]:
     """Yield the conversations of a mixture's tasks, by their weights, each with its opening."""
     mixture = Mixture.from_file(path)
-    if chosen := [task.data for task in mixture.content.tasks if task.tools or task.hidden_tools or task.reward]:
+    if chosen := [task.data for task in mixture.tasks if task.tools or task.hidden_tools or task.reward]:
         raise DataError(
             f"the mixture {path} chooses tools or a reward for {', '.join(chosen)}, which `toolgrpo sft` does not read: a row "
             f"names its own schemas in `tools`; leave these keys out"

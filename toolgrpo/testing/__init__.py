@@ -1,9 +1,14 @@
 """Fakes for users' tests and ours."""
 
 from toolgrpo.testing.chat import ByteChat, byte_tokenizer
-from toolgrpo.testing.clock import FakeClock
-from toolgrpo.testing.engine import ScriptedEngine, ScriptedReply, scripted_logprob
-from toolgrpo.testing.episodes import run_episode, scripted_runner
+from toolgrpo.testing.engine import (
+    FakeClock,
+    ScriptedEngine,
+    ScriptedReply,
+    run_episode,
+    scripted_logprob,
+    scripted_runner,
+)
 from toolgrpo.testing.tools import ScriptedTools
 from toolgrpo.testing.trainers import numbered_tokenizer, tiny_config, tiny_qwen3, tiny_trainer
 from toolgrpo.testing.vllm_stand_in import StandInVLLM

@@ -1,26 +1,43 @@
-"""An engine that says what a test tells it to say.
+"""Scripted episodes: an engine that says what a test tells it to say, a clock whose time costs nothing,
+and the real episode loop over both.
 
-Invariants: it keeps the contract of `toolgrpo.engines.base` (the contract suite runs over it as
+Invariants: `ScriptedEngine` keeps the contract of `toolgrpo.engines.base` (the contract suite runs over it as
 over the real ones); the same script and the same requests give the same samples; nothing is random
 and nothing looks at the wall clock except through the event loop, so `FakeClock` makes delays free.
 
+`FakeClock().run(coroutine)` runs a coroutine on an event loop whose time is the clock's: whenever
+nothing is ready, the clock jumps to the next timer. `asyncio.sleep`, `asyncio.timeout` and every
+deadline built on them keep their order and their exact lengths, and cost nothing.
+
 Not covered: a model. Log-probabilities are made up (`scripted_logprob`), but differ by token, so
-that a test sees it when ids and log-probabilities are shifted against each other.
+that a test sees it when ids and log-probabilities are shifted against each other. Threads and
+subprocesses live in real time: while one of them is waited for with a timeout, a `FakeClock` jumps
+to that timeout at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import selectors
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
+from toolgrpo.chat.base import ChatFormat
+from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.checks import check_request
 from toolgrpo.errors import EngineError
+from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, Player, Rollouts
+from toolgrpo.rollout.truncation import TextTokenizer
+from toolgrpo.testing.chat import ByteChat
+from toolgrpo.tools.base import ToolProvider
+from toolgrpo.trajectory import Trajectory
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +209,108 @@ def _cut(reply: ScriptedReply, request: SampleRequest, *, with_logprobs: bool) -
         logprobs=tuple(logprobs[:length]) if with_logprobs else None,
         finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
     )
+
+
+class FakeClock:
+    """A clock that stands still until all that is ready has run, and then jumps.
+
+    Call it to read it.
+    """
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+
+    def __call__(self) -> float:
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, e.g. for code that only reads the clock."""
+        if seconds < 0:
+            raise ValueError(f"time does not run backwards; got {seconds}")
+        self._now_s += seconds
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run `asyncio.run` on this clock."""
+        with asyncio.Runner(loop_factory=lambda: _Loop(self)) as runner:
+            return runner.run(main)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+        super().__init__(_JumpingSelector(clock))
+
+    def time(self) -> float:
+        return self._clock()
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """Selector that moves the clock to the next timer instead of waiting for it."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+        super().__init__()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None or timeout <= 0:
+            return super().select(timeout)
+        events = super().select(0)
+        if not events:
+            self._clock.advance(timeout)
+        return events
+
+
+def scripted_runner(
+    engine: ScriptedEngine,
+    tools: ToolProvider | None = None,
+    *,
+    chat: ChatFormat | None = None,
+    tokenizer: TextTokenizer | None = None,
+    engine_retries: int = 0,
+    unmarked_calls: str = "answer",
+    player: Player | None = None,
+    vocabulary: int | None = None,
+    clock: FakeClock | None = None,
+    **limits: Any,
+) -> EpisodeRunner:
+    """Return what runs episodes over this engine, with `ByteChat` and 1000 tokens an episode unless told otherwise."""
+    parts = Rollouts(
+        engine=engine,
+        chat=chat or ByteChat(),
+        limits=EpisodeLimits(**{"max_completion_length": 1000, **limits}),
+        tokenizer=tokenizer or ByteChat(),
+        tools=tools,
+        engine_retries=engine_retries,
+        unmarked_calls=unmarked_calls,
+        player=player,
+        vocabulary=vocabulary,
+        clock=clock or time.monotonic,
+    )
+    return EpisodeRunner(parts, SamplingOptions())
+
+
+def run_episode(
+    engine: ScriptedEngine,
+    tools: ToolProvider | None = None,
+    *,
+    question: str = "q",
+    row: Mapping[str, Any] | None = None,
+    enable_thinking: bool | None = None,
+    clock: FakeClock | None = None,
+    **options: Any,
+) -> Trajectory:
+    """Run one episode to its end and close the engine; `options` are those of `scripted_runner`.
+
+    Without a `clock` time is real, as tools in processes of their own need it.
+    """
+    runner = scripted_runner(engine, tools, clock=clock, **options)
+    episode = Episode(({"role": "user", "content": question},), row=row or {}, enable_thinking=enable_thinking)
+
+    async def main() -> Trajectory:
+        await engine.open()
+        try:
+            return await runner(episode)
+        finally:
+            await engine.close()
+
+    return asyncio.run(main()) if clock is None else clock.run(main())

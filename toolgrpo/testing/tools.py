@@ -12,11 +12,6 @@ from toolgrpo.tools.base import AfterTurn, ToolSession
 Answer = str | ToolResult
 
 
-def attempt(name: str, **arguments: object) -> CallAttempt:
-    """Return a well-formed call, as a chat format would have read it."""
-    return CallAttempt(AttemptStatus.OK, "", name, arguments)
-
-
 class ScriptedTools:
     """A `ToolProvider`:
     `answers[name](**arguments)` gives the text of a result, or a whole `ToolResult`.

@@ -91,7 +91,6 @@ function findGroups() {
     const at = REPORT.chunks.get(chunk[rows[0]]);
     const rewards = rows.map((row) => REPORT.rows.r[row]).filter((reward) => reward !== null);
     const group = {
-      number: REPORT.groups.length,
       rows,
       at,
       g: g[rows[0]],
@@ -177,7 +176,7 @@ async function tokensOf(row) {
 
 function tokenText(vocabulary, id) {
   const known = vocabulary[id];
-  if (known === undefined) return { text: `[${id}]`, unknown: true };
+  if (known === undefined) return { text: `[${id}]` };
   return typeof known === "string" ? { text: known } : known;
 }
 

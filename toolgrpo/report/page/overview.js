@@ -86,7 +86,7 @@ function findingsInShort(run) {
 }
 
 function charts(run, sums) {
-  const events = run.events.map((event) => ({ x: shownStep(event.what === "resumed" ? event.step : event.step), what: event.what, text: event.text })).filter((event) => event.what !== "finished");
+  const events = run.events.map((event) => ({ x: shownStep(event.step), what: event.what, text: event.text })).filter((event) => event.what !== "finished");
   const points = (value) => sums.map((one) => [shownStep(one.step), value(one)]);
   const metric = (name, scale = 1) => run.steps.map((one) => [shownStep(one.step), typeof one.metrics[name] === "number" ? one.metrics[name] * scale : null]);
   const names = (key) => [...new Set(sums.flatMap((one) => Object.keys(one[key] || {})))].sort();
@@ -135,7 +135,7 @@ function toolTable(run, sums) {
   const found = new Map();
   for (const one of sums) {
     for (const [name, calls] of Object.entries(one.tools)) {
-      const tool = found.get(name) || { name, n: 0, failed: {}, p95: 0, weight: 0, p50: 0 };
+      const tool = found.get(name) || { name, n: 0, failed: {}, p95: 0, p50: 0 };
       tool.n += calls.n;
       for (const [cause, count] of Object.entries(calls.failed)) tool.failed[cause] = (tool.failed[cause] || 0) + count;
       tool.p50 += calls.p50 * calls.n;

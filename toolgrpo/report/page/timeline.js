@@ -54,7 +54,6 @@ function gaps(intervals, total) {
 }
 
 function drawTimeline(episodes, total, idle) {
-  const left = 0;
   const rows = episodes.map((episode) => {
     const drawing = svg("svg", { viewBox: "0 0 1000 14", preserveAspectRatio: "none", "aria-hidden": "true" });
     for (const [from, to] of idle) drawing.append(svg("rect.idle", { x: (1000 * from) / total, y: 0, width: (1000 * (to - from)) / total, height: 14 }));
@@ -68,6 +67,6 @@ function drawTimeline(episodes, total, idle) {
     return h("a.lane", { href: episodeLink(episode.row), "aria-label": `episode ${episode.n}: ${seconds((episode.qs || 0) + episode.d)}, decoding ${seconds(sums.decoding)}, tools ${seconds(sums.tool)}, queued ${seconds(sums.queued)}` },
       h("span.name", {}, `${episode.n}`), drawing, h("span.took", {}, seconds((episode.qs || 0) + (episode.d || 0))));
   });
-  const scale = h("div.lane.ruler", { "aria-hidden": "true" }, h("span.name", {}, "no."), h("span.marks", {}, ticks(left, total).map((value) => h("i", { style: { left: `${(100 * value) / total}%` } }, seconds(value)))), h("span.took", {}, ""));
+  const scale = h("div.lane.ruler", { "aria-hidden": "true" }, h("span.name", {}, "no."), h("span.marks", {}, ticks(0, total).map((value) => h("i", { style: { left: `${(100 * value) / total}%` } }, seconds(value)))), h("span.took", {}, ""));
   return h("div.timeline", {}, scale, rows);
 }
