@@ -12,7 +12,7 @@ from trl.chat_template_utils import add_response_schema
 from tests.support.chat_families import template_names, template_text, trl_tokenizer
 from tests.support.chat_samples import LOOK_UP, calling, printed_turn
 from toolgrpo.calls import AttemptStatus
-from toolgrpo.chat import family_templates, resolve_format, tool_message
+from toolgrpo.chat import families, resolve_format, tool_message
 from toolgrpo.chat.encoding import TextGuard
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.response_template import described_format, response_template_of
@@ -213,7 +213,7 @@ def test_where_trls_template_reads_as_well_it_is_taken_as_it_is(name: str) -> No
     tokenizer = trl_tokenizer(name)
     chat, theirs = resolve_format(tokenizer), response_template_of(tokenizer)
     assert isinstance(chat, TemplateFormat) and isinstance(chat.reader, TurnReader) and theirs is not None
-    assert chat.family.form is family_templates.HERMES
+    assert chat.family.form is families.HERMES
     assert chat.reader.call.field == load_response_template(theirs).fields["tool_calls"]
     assert "<|im_end|>" in chat.reader.markers, "only TRL's template speaks of it, ours does not"
 

@@ -10,7 +10,7 @@ import pytest
 from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.attempts import unclosed, unreadable, xml_attempt
 from toolgrpo.chat.base import ParsedTurn
-from toolgrpo.chat.family_templates import _HERMES_FORM
+from toolgrpo.chat.families import _HERMES_FORM
 from toolgrpo.chat.unmarked import unmarked_call, with_unmarked
 
 

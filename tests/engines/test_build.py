@@ -14,7 +14,6 @@ from toolgrpo.engines.adapters import adapter_saver
 from toolgrpo.engines.build import ENGINES, EngineOptions, build_engine, choose_engine
 from toolgrpo.engines.policy import Backend, Policy
 from toolgrpo.engines.transformers import ReplicaEngine, TransformersEngine
-from toolgrpo.engines.vllm_colocate import ColocateOptions
 from toolgrpo.engines.vllm_options import vllm_available, vllm_is_for_cpu
 from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
@@ -22,8 +21,7 @@ from toolgrpo.testing import tiny_trainer
 
 
 def asked_for(engine: str, urls: Sequence[str] = (), lora_sync: str = "merge") -> EngineOptions:
-    colocate = ColocateOptions(lora_sync=lora_sync)
-    return EngineOptions(engine=engine, vllm_server=ServerOptions(urls=tuple(urls)), vllm_colocate=colocate)
+    return EngineOptions(engine=engine, vllm_server=ServerOptions(urls=tuple(urls)), lora_sync=lora_sync)
 
 
 def test_auto_takes_what_is_there_and_says_why() -> None:
@@ -108,7 +106,7 @@ def test_what_was_wrong_on_a_gpu_is_refused_there() -> None:
 
 
 def test_an_adapter_alone_wants_16_bits_on_a_gpu(tiny_qwen3: Any) -> None:
-    wanted = EngineOptions(engine="vllm_colocate", vllm_colocate=ColocateOptions(lora_sync="adapter"))
+    wanted = EngineOptions(engine="vllm_colocate", lora_sync="adapter")
     with pytest.raises(ConfigError, match="this model computes in float32; add --dtype bfloat16"):
         ENGINES["vllm_colocate"](policy(tiny_qwen3(0), device="cuda"), wanted)
 

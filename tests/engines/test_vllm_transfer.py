@@ -173,8 +173,7 @@ def test_a_server_that_refuses_ends_the_update_although_the_broadcast_waits_for_
 def test_a_broadcast_that_nobody_takes_ends_in_time(servers: list[StandInVLLM], wire: Wire) -> None:
     route = route_of()
     route.push(iter(weights()), controls(servers))
-    assert route._sender is not None
-    route._sender._timeout_s, wire.blocked = 0.2, threading.Event()
+    route._timeout_s, wire.blocked = 0.2, threading.Event()
     try:
         with pytest.raises(FinalEngineError, match=r"nccl weight transfer did not send weights within 0.2 s"):
             route.push(iter(weights()), controls(servers))

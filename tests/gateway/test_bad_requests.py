@@ -141,12 +141,10 @@ class Sessions:
     async def answer(self, request: ChatRequest | TextRequest) -> ModelAnswer:
         session = GatewaySession(self.shared, Episode((QUESTION,)), obeys_sampling=True)
         try:
-            return await (session.chat(request) if isinstance(request, ChatRequest) else session.text(request))
+            return await session.answer(request)
         finally:
             if session.failure.done():
                 self.failures.append(session.failure.exception())
-
-    chat = text = answer
 
 
 @pytest.mark.parametrize("path", WHOLE)
@@ -157,7 +155,7 @@ def test_whatever_a_request_holds_is_answered_and_ends_no_episode(path: str) -> 
         await engine.open()
         sessions = Sessions(scripted_runner(engine))
         endpoint = Endpoint(["policy"], engine.max_model_len)
-        endpoint.admit(sessions, asyncio.get_running_loop(), "key")
+        endpoint.admit(sessions.answer, asyncio.get_running_loop(), "key")
         headers = {"authorization": "Bearer key"}
         try:
             async with httpx.AsyncClient(trust_env=False, headers=headers, timeout=30) as client:
@@ -242,7 +240,7 @@ def open_to_all(patience_s: float) -> Iterator[str]:
     endpoint = Endpoint(["policy"], 4096, everyone=True, patience_s=patience_s)
     loop = asyncio.new_event_loop()
     try:
-        endpoint.admit(Sessions(scripted_runner(ScriptedEngine([]))), loop, "")
+        endpoint.admit(Sessions(scripted_runner(ScriptedEngine([]))).answer, loop, "")
         yield endpoint.url
     finally:
         endpoint.close()
@@ -307,7 +305,7 @@ def in_a_session(engine: ScriptedEngine, act: Callable[[Endpoint, GatewaySession
         session = GatewaySession(scripted_runner(engine), Episode((QUESTION,)))
         endpoint = Endpoint(["policy"], engine.max_model_len)
         try:
-            await act(endpoint, session, endpoint.admit(session, asyncio.get_running_loop()))
+            await act(endpoint, session, endpoint.admit(session.answer, asyncio.get_running_loop()))
             return session
         finally:
             endpoint.close()

@@ -55,9 +55,9 @@ def texts(trajectory: Trajectory) -> list[str]:
 
 def test_a_turn_that_is_repeated_without_its_thinking_or_spaces_is_extended() -> None:
     async def act(session: GatewaySession) -> None:
-        first = await session.chat(asked(QUESTION))
+        first = await session.answer(asked(QUESTION))
         again = {**as_repeated(first), "content": f"  {first.content} \n", "reasoning_content": "made up"}
-        await session.chat(asked(QUESTION, again, result(first)))
+        await session.answer(asked(QUESTION, again, result(first)))
 
     done, engine = session_of([ByteChat.say(f"so\n{CALL}"), ByteChat.say("3")], act)
     assert done.metadata["gateway"]["forks"] == {} and len(done.segments) == 1
@@ -69,9 +69,9 @@ def test_a_call_without_its_markers_is_handed_out_where_that_is_wanted() -> None
     add = {"type": "function", "function": {"name": "add", "parameters": numbers}}
 
     async def act(session: GatewaySession) -> None:
-        first = await session.chat(asked(QUESTION, tools=[add]))
+        first = await session.answer(asked(QUESTION, tools=[add]))
         assert [(call.name, call.arguments) for call in first.calls] == [("add", '{"a": 1, "b": 2}')]
-        await session.chat(asked(QUESTION, as_repeated(first), result(first), tools=[add]))
+        await session.answer(asked(QUESTION, as_repeated(first), result(first), tools=[add]))
 
     bare = ByteChat.say('{"name": "add", "arguments": {"a": 1, "b": 2}}')
     done, _ = session_of([bare, ByteChat.say("3")], act, unmarked_calls="accept")
@@ -81,9 +81,9 @@ def test_a_call_without_its_markers_is_handed_out_where_that_is_wanted() -> None
 
 def test_a_rewritten_history_forks_and_says_so() -> None:
     async def act(session: GatewaySession) -> None:
-        first = await session.chat(asked(QUESTION))
+        first = await session.answer(asked(QUESTION))
         told = {**as_repeated(first), "content": "other words"}
-        await session.chat(asked(QUESTION, told, result(first)))
+        await session.answer(asked(QUESTION, told, result(first)))
 
     done, engine = session_of([ByteChat.say(f"so\n{CALL}"), ByteChat.say("3")], act)
     assert done.metadata["gateway"]["forks"] == {"history": 1}
@@ -94,8 +94,8 @@ def test_a_rewritten_history_forks_and_says_so() -> None:
 
 def test_other_tools_fork_for_that_reason() -> None:
     async def act(session: GatewaySession) -> None:
-        first = await session.chat(asked(QUESTION))
-        await session.chat(asked(QUESTION, as_repeated(first), result(first), tools=()))
+        first = await session.answer(asked(QUESTION))
+        await session.answer(asked(QUESTION, as_repeated(first), result(first), tools=()))
 
     done, _ = session_of([ByteChat.say(CALL), ByteChat.say("3")], act)
     assert done.metadata["gateway"]["forks"] == {"tools": 1}
@@ -103,9 +103,9 @@ def test_other_tools_fork_for_that_reason() -> None:
 
 def test_two_requests_that_go_on_from_one_turn_branch_with_its_very_tokens() -> None:
     async def act(session: GatewaySession) -> None:
-        first = await session.chat(asked(QUESTION))
+        first = await session.answer(asked(QUESTION))
         told = (QUESTION, as_repeated(first))
-        both = [session.chat(asked(*told, result(first, content))) for content in ("3", "4")]
+        both = [session.answer(asked(*told, result(first, content))) for content in ("3", "4")]
         await asyncio.gather(*both)
 
     def script(request: SampleRequest, number: int) -> Any:
@@ -125,10 +125,10 @@ def test_what_a_user_says_to_an_answer_extends_by_a_bridge_that_is_proven(bridge
     """The rendered prompt says the answer in other words, so without a bridge it forks."""
 
     async def act(session: GatewaySession) -> None:
-        first = await session.chat(asked(QUESTION))
+        first = await session.answer(asked(QUESTION))
         called = [QUESTION, as_repeated(first), result(first)]
-        second = await session.chat(asked(*called))
-        await session.chat(asked(*called, as_repeated(second), {"role": "user", "content": "and?"}))
+        second = await session.answer(asked(*called))
+        await session.answer(asked(*called, as_repeated(second), {"role": "user", "content": "and?"}))
 
     said = [ByteChat.say(CALL), ByteChat.say("3"), ByteChat.say("ho")]
     done, _ = session_of(said, act, bridges_users=bridges_users)
@@ -144,9 +144,9 @@ def test_an_episode_without_room_is_answered_with_nothing_and_then_refused() -> 
     answers: list[ModelAnswer] = []
 
     async def act(session: GatewaySession) -> None:
-        answers.append(await session.chat(asked(QUESTION)))
+        answers.append(await session.answer(asked(QUESTION)))
         for _ in range(2):
-            answers.append(await session.chat(asked(QUESTION, as_repeated(answers[0]), result(answers[0], "x" * 50))))
+            answers.append(await session.answer(asked(QUESTION, as_repeated(answers[0]), result(answers[0], "x" * 50))))
 
     done, _ = session_of([ByteChat.say(CALL)], act, max_completion_length=60)
     assert [(one.finish_reason, len(one.ids)) for one in answers[1:]] == [("length", 0)] * 2
@@ -155,7 +155,7 @@ def test_an_episode_without_room_is_answered_with_nothing_and_then_refused() -> 
 
 def test_a_turn_that_is_cut_says_so_and_can_be_gone_on_from() -> None:
     async def act(session: GatewaySession) -> None:
-        cut = await session.chat(asked(QUESTION, max_tokens=3))
+        cut = await session.answer(asked(QUESTION, max_tokens=3))
         assert (cut.content, cut.finish_reason) == ("abc", "length")
 
     done, _ = session_of([ByteChat.say("abcdef")], act)
@@ -168,9 +168,9 @@ class Rewriting:
     async def play(self, episode: Episode, shared: EpisodeRunner) -> Trajectory:
         session = GatewaySession(shared, episode)
         question: Message = {"role": "user", "content": str(episode.row["prompt"])}
-        first = await session.chat(asked(question, tools=()))
+        first = await session.answer(asked(question, tools=()))
         told: Message = {"role": "assistant", "content": f"I said {first.content}"}
-        last = await session.chat(asked(question, told, {"role": "user", "content": "sure?"}, tools=()))
+        last = await session.answer(asked(question, told, {"role": "user", "content": "sure?"}, tools=()))
         await session.end()
         return session.trajectory(StopReason.FINISHED, reward=float(len(last.content) % 2))
 

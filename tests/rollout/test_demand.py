@@ -15,8 +15,6 @@ from transformers import Qwen2Config, Qwen3Config
 from toolgrpo.engines import build
 from toolgrpo.engines.build import EngineOptions
 from toolgrpo.engines.policy import Backend, Policy, kv_bytes_per_token
-from toolgrpo.engines.vllm_colocate import ColocateOptions
-from toolgrpo.engines.vllm_options import VLLMOptions
 from toolgrpo.rollout.demand import Demand, Prompts, Window, suit
 from toolgrpo.testing.chat import ByteChat
 
@@ -51,7 +49,7 @@ def suited(
     device: str = "cuda",
     n_processes: int = 1,
     model: Shape | None = None,
-    vllm: VLLMOptions | None = None,
+    max_model_len: int | None = None,
     **asked: Any,
 ) -> Demand:
     monkeypatch.setattr(build, "vllm_available", lambda: True)
@@ -63,7 +61,7 @@ def suited(
         device=torch.device(device),
         backend=Backend("MULTI_GPU" if n_processes > 1 else "NO", n_processes),
     )
-    options = EngineOptions(vllm_colocate=ColocateOptions(vllm=vllm or VLLMOptions(max_num_seqs=16)))
+    options = EngineOptions(max_rows=16, max_model_len=max_model_len)
     prompts = Prompts(chat=CHAT, tools=None)
     return suit(options, policy, rows, heldout or [], prompts=prompts, **{"max_completion_length": 100, **asked})
 
@@ -78,7 +76,7 @@ def prompt_tokens(length: int) -> int:
 
 def test_the_window_is_the_longest_prompt_and_the_completion(monkeypatch: pytest.MonkeyPatch) -> None:
     demand = suited(monkeypatch, rows_of(10, 500, 30))
-    window = demand.options.vllm_colocate.vllm.max_model_len
+    window = demand.options.max_model_len
     assert window is not None and 0 <= window - (prompt_tokens(500) + 100) < 64
     assert demand.line is not None
     assert f"{window} tokens: the longest prompt of {prompt_tokens(500)}" in demand.line
@@ -87,14 +85,14 @@ def test_the_window_is_the_longest_prompt_and_the_completion(monkeypatch: pytest
 
 @pytest.mark.parametrize(
     ("given", "window"),
-    [({"vllm": VLLMOptions(max_model_len=77)}, 77), ({"model": small(positions=400)}, None)],
+    [({"max_model_len": 77}, 77), ({"model": small(positions=400)}, None)],
     ids=["the user's own", "a model that cannot take as much"],
 )
 def test_a_window_that_is_known_stays_and_nothing_is_said(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], window: int | None
 ) -> None:
     demand = suited(monkeypatch, rows_of(500), **given)
-    assert demand.options.vllm_colocate.vllm.max_model_len == window and demand.line is None
+    assert demand.options.max_model_len == window and demand.line is None
 
 
 @pytest.mark.parametrize(
@@ -124,7 +122,7 @@ def test_an_evaluation_is_not_bound_to_the_training_batch(
         samples=samples,
         max_concurrent=max_concurrent,
     )
-    assert demand.options.vllm_colocate.vllm.max_num_seqs == at_a_time
+    assert demand.options.max_rows == at_a_time
 
 
 def test_the_cache_of_a_token() -> None:

@@ -34,7 +34,7 @@ def visit(engine: ScriptedEngine, visitor: Callable[[str, str], T], *, question:
         session = GatewaySession(shared, Episode(({"role": "user", "content": question},)))
         endpoint = Endpoint(["policy"], engine.max_model_len)
         try:
-            key = endpoint.admit(session, asyncio.get_running_loop())
+            key = endpoint.admit(session.answer, asyncio.get_running_loop())
             returned = await asyncio.to_thread(visitor, endpoint.url, key)
             endpoint.dismiss(key)
             await session.end()

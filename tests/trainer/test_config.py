@@ -98,6 +98,5 @@ def test_engine_options_hold_what_each_engine_is_asked(tmp_path: Path) -> None:
     ).engine_options()
     assert options.engine == "vllm_server" and options.vllm_server.urls == ("http://a", "http://b")
     assert options.vllm_server.weights_folder == tmp_path / "vllm_weights"
-    assert options.vllm_server.lora_sync == options.vllm_colocate.lora_sync == "adapter"
-    assert (options.max_model_len, options.max_rows) == (512, 7)
-    assert (options.vllm_colocate.vllm.max_num_seqs, options.vllm_colocate.vllm.seed) == (7, 3)
+    assert options.lora_sync == "adapter"
+    assert (options.max_model_len, options.max_rows, options.seed) == (512, 7, 3)

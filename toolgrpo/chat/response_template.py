@@ -1,6 +1,6 @@
 """Chat formats made of response templates: of a known family, or of what a tokenizer carries.
 
-A known family has a response template of its own (`family_templates.py`); where that only says what TRL's says, the tokenizer's
+A known family has a response template of its own (`families.py`); where that only says what TRL's says, the tokenizer's
 own or TRL's for exactly this chat template is taken. For a template of no family nothing has to be written: the response
 template is the tokenizer's own, or the one that TRL knows. What it does not say is then taken from a call that the chat
 template prints: which token ends a turn, what stands around the arguments, and what a model that got it wrong is shown.
@@ -26,8 +26,7 @@ from jinja2 import TemplateError
 from toolgrpo.chat.attempts import CallForm
 from toolgrpo.chat.bridge_proof import prove
 from toolgrpo.chat.encoding import control_tokens
-from toolgrpo.chat.families import Family
-from toolgrpo.chat.family_templates import TurnForm
+from toolgrpo.chat.families import Family, TurnForm
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.transformers_seam import ResponseTemplate, load_response_template, render_jinja_template
 from toolgrpo.chat.turn_reader import CALLS, CONTENT, REASONING, TurnReader

@@ -53,17 +53,11 @@ class EvaluationConfig(ToolGRPOConfig):
 
     def engine_options(self) -> EngineOptions:
         options = super().engine_options()
-        colocated, server = options.vllm_colocate, options.vllm_server
         at_a_time = options.max_rows
         if self.max_concurrent_episodes is None:
             at_a_time = max(at_a_time, _AT_A_TIME)
-        vllm = replace(colocated.vllm, enable_sleep_mode=False, max_num_seqs=at_a_time)
-        return replace(
-            options,
-            max_rows=at_a_time,
-            vllm_colocate=replace(colocated, vllm=vllm, lora_sync="merge"),
-            vllm_server=replace(server, lora_sync="merge"),
-        )
+        awake = replace(options.vllm, enable_sleep_mode=False)
+        return replace(options, max_rows=at_a_time, vllm=awake, lora_sync="merge")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import asyncio
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from toolgrpo.commands.arguments import GatewayArguments, ScriptArguments, is_missing
@@ -38,17 +39,9 @@ def parse_gateway_arguments(argv: Sequence[str]) -> tuple[GatewayArguments, Eval
     return gateway, config, model
 
 
-@dataclass(frozen=True, slots=True)
-class EachForItself:
-    """A `Speaker` whose every request is a session of its own."""
-
-    shared: EpisodeRunner
-
-    async def chat(self, request: ChatRequest) -> ModelAnswer:
-        return await GatewaySession(self.shared, Episode(()), obeys_sampling=True).chat(request)
-
-    async def text(self, request: TextRequest) -> ModelAnswer:
-        return await GatewaySession(self.shared, Episode(()), obeys_sampling=True).text(request)
+async def answer_alone(shared: EpisodeRunner, request: ChatRequest | TextRequest) -> ModelAnswer:
+    """Answer a request in a session of its own."""
+    return await GatewaySession(shared, Episode(()), obeys_sampling=True).answer(request)
 
 
 @dataclass(frozen=True)
@@ -89,7 +82,7 @@ class GatewayRun:
         )
         await engine.open()
         try:
-            endpoint.admit(EachForItself(shared), loop, gateway.api_key or "")
+            endpoint.admit(partial(answer_alone, shared), loop, gateway.api_key or "")
             self.terminal.say(f"serving   {endpoint.url} (models {', '.join(names)}); Ctrl-C ends it. Try:")
             self.terminal.say(_example(endpoint.url, names[0], gateway.api_key))
             await stopped.wait()

@@ -19,10 +19,10 @@ from toolgrpo.engines.adapters import adapter_config, adapter_saver, base_weight
 from toolgrpo.engines.base import Engine
 from toolgrpo.engines.decode_batch import bound_time_steps_as_trained
 from toolgrpo.engines.policy import Policy, head_size
-from toolgrpo.engines.vllm_colocate import ColocateOptions
 from toolgrpo.engines.vllm_options import (
     CPU_DELTA_RULE_SIZES,
     CPU_HEAD_SIZES,
+    VLLMOptions,
     served_config,
     vllm_available,
     vllm_is_for_cpu,
@@ -34,7 +34,7 @@ from toolgrpo.errors import ConfigError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """The engine that is asked for (`auto` or a name of `ENGINES`), what any engine in this process is asked, and
-    what vLLM is.
+    what vLLM is. Of `vllm`, the limits, the seed and the dtype are filled in as it starts.
     """
 
     engine: str = "auto"
@@ -42,7 +42,9 @@ class EngineOptions:
     max_rows: int = 64  # sequences that are decoded at a time
     seed: int = 0  # each process adds its number
     own_copy: bool = False  # of the weights, so that the policy can be trained meanwhile
-    vllm_colocate: ColocateOptions = field(default_factory=ColocateOptions)
+    lora_sync: str = "merge"  # what is sent to vLLM of a LoRA policy
+    vllm: VLLMOptions = field(default_factory=VLLMOptions)
+    tensor_parallel_size: int = 1  # of vLLM in this process; more is refused
     vllm_server: ServerOptions = field(default_factory=ServerOptions)
 
 
@@ -76,7 +78,7 @@ def build_engine(policy: Policy, options: EngineOptions) -> BuiltEngine:
 def choose_engine(options: EngineOptions, policy: Policy | None = None) -> EngineChoice:
     """Resolve `auto`, and refuse what cannot work here, or for this policy."""
     engine, server_urls = options.engine, options.vllm_server.urls
-    adapter_alone = options.vllm_colocate.lora_sync == "adapter"  # nothing else is sent after vLLM's start
+    adapter_alone = options.lora_sync == "adapter"  # nothing else is sent after vLLM's start
     unsendable = None if policy is None else _unsendable(policy, adapter_alone)
     unfit = None if policy is None or unsendable else _unfit(policy)
     if engine == "auto":
@@ -167,21 +169,26 @@ def _vllm_colocate(policy: Policy, options: EngineOptions) -> Engine:
     from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
     from toolgrpo.engines.vllm_seam import start_vllm
 
-    asked = options.vllm_colocate
-    if asked.tensor_parallel_size > 1:
+    if options.tensor_parallel_size > 1:
         raise ConfigError(
-            f"vllm_tensor_parallel_size is {asked.tensor_parallel_size}, but colocated vLLM runs one copy per "
+            f"vllm_tensor_parallel_size is {options.tensor_parallel_size}, but colocated vLLM runs one copy per "
             f"process. For tensor parallelism start `vllm serve --tensor-parallel-size "
-            f"{asked.tensor_parallel_size}` and use engine vllm_server with its URL in vllm_server_urls."
+            f"{options.tensor_parallel_size}` and use engine vllm_server with its URL in vllm_server_urls."
         )
-    if asked.vllm.enable_sleep_mode and policy.device.type == "cpu":
+    if options.vllm.enable_sleep_mode and policy.device.type == "cpu":
         raise ConfigError(
             "vllm_enable_sleep_mode gives GPU memory back between rollouts, but training is on the CPU; leave it out."
         )
     base = policy.base_model
     config = served_config(base)
-    start = replace(asked.vllm, dtype=policy.dtype, seed=asked.vllm.seed + policy.process_index)
-    if asked.lora_sync == "merge":
+    start = replace(
+        options.vllm,
+        dtype=policy.dtype,
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_rows,
+        seed=options.seed + policy.process_index,
+    )
+    if options.lora_sync == "merge":
         return VLLMColocateEngine(start_vllm(config, start))
     if policy.device.type == "cuda" and policy.dtype == torch.float32:
         raise ConfigError(
@@ -206,7 +213,7 @@ def _vllm_server(policy: Policy, options: EngineOptions) -> Engine:
             asked,
             device=policy.device,
             run_id=run_id,
-            save_adapter=None if asked.lora_sync == "merge" else adapter_saver(policy),
+            save_adapter=None if options.lora_sync == "merge" else adapter_saver(policy),
             process_index=policy.process_index,
         ),
         is_main_process=policy.is_main_process,

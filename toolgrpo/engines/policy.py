@@ -103,14 +103,12 @@ def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int | None:
 
     None for attention that keeps something else (latent, or no attention in every layer).
     """
-    layers, heads = getattr(config, "num_hidden_layers", None), getattr(config, "num_attention_heads", None)
-    if not layers or not heads or getattr(config, "kv_lora_rank", None) is not None:
+    layers, size = getattr(config, "num_hidden_layers", None), head_size(config)
+    if not layers or size is None:
         return None
     if any("linear" in kind or "mamba" in kind for kind in getattr(config, "layer_types", None) or ()):
         return None
-    key_value_heads = getattr(config, "num_key_value_heads", None) or heads
-    size = head_size(config)
-    assert size is not None
+    key_value_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return int(layers * 2 * key_value_heads * size * dtype.itemsize)
 
 

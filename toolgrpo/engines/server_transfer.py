@@ -92,24 +92,25 @@ class TransferWeights(ServerWeights):
         self._group_port = group_port
         self._timeout_s = timeout_s
         self._process_index = process_index
-        self._sender: _Sender | None = None
+        self._servers = _Servers([])
+        self._engine: Any = None  # vLLM's, once it has met the servers; process 0 speaks for all
 
     def push(self, weights: Weights, servers: Sequence[ServerControl]) -> None:
-        sender = self._met(servers)
+        self._meet(servers)
         self._version += 1
         for_each(servers, _start)
         for chunk in chunks(weights):
-            sender.send(chunk)
+            self._send(chunk)
         for_each(servers, self._finish)
 
     def follow(self, weights: Weights) -> None:
         if self.backend == "nccl":
             return super().follow(weights)
         self._version += 1
-        if self._sender is None:
-            self._sender = self._open(_Servers([]), {})
+        if self._engine is None:
+            self._engine = self._watched("meet its servers", self._new_engine)
         for chunk in chunks(weights):
-            self._sender.send(chunk)
+            self._send(chunk)
 
     def restore(self, server: ServerControl) -> None:
         raise FinalEngineError(
@@ -120,31 +121,20 @@ class TransferWeights(ServerWeights):
 
     def close(self) -> None:
         """Leave the group, if there is one."""
-        if self._sender is not None:
-            self._sender.end()
-        self._sender = None
+        if self._engine is not None:
+            self._engine.shutdown()
+        self._engine = None
 
-    def _met(self, servers: Sequence[ServerControl]) -> _Sender:
-        """Return what sends to these servers, meeting them if it has not, or not all of them still know it."""
-        if self._sender is not None:
+    def _meet(self, servers: Sequence[ServerControl]) -> None:
+        """Meet the servers, if they have not been met, or not all of them still know it."""
+        if self._engine is not None:
             lost = [server.url for server in servers if not self.holds(server)]
             if not lost:
-                return self._sender
+                return
             _log.warning("the vLLM server at %s was restarted; the weight transfer is set up anew", ", ".join(lost))
             self.close()
-        those = _Servers(servers)
-        meeting = {}
-        if self.backend == "nccl":
-            meeting = {
-                "master_address": _own_address([server.url for server in servers]),
-                "master_port": first_free_port(self._group_port),
-                "world_size": 1 + those.n_workers,  # the trainer counts
-            }
-        self._sender = self._open(those, meeting)
-        return self._sender
-
-    def _open(self, servers: _Servers, meeting: Mapping[str, Any]) -> _Sender:
-        return _Sender(self.backend, servers, self._process_index, self._device, self._timeout_s, meeting)
+        self._servers = _Servers(servers)
+        self._engine = self._watched("meet its servers", self._new_engine)
 
     def _finish(self, server: ServerControl) -> None:
         """Forget every cached prefix, and only then name the version; then let it go on."""
@@ -152,92 +142,32 @@ class TransferWeights(ServerWeights):
         _phase(server, "/finish_weight_update", {"weight_version": self._name})
         resume(server)
 
-
-class _Servers:
-    """The servers of one transfer, each with its own place in the group; vLLM's `VLLMWeightSyncClient`."""
-
-    def __init__(self, servers: Sequence[ServerControl]) -> None:
-        self.refusal: Future[Exception] = Future()  # the first, of any call
-        self._servers = servers
-        self._first_rank: dict[str, int] = {}
-        self.n_workers = 0
-        for server in servers:
-            self._first_rank[server.url] = 1 + self.n_workers  # the trainer is 0
-            self.n_workers += server.get("/get_world_size", server_answers.world_size)
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Say where to meet, to all at a time: each waits for the others."""
-        self._to_all(partial(self._meet, init_info))
-
-    def _meet(self, init_info: dict[str, Any], server: ServerControl) -> None:
-        place = {"rank_offset": self._first_rank[server.url]} if "rank_offset" in init_info else {}
-        _phase(server, "/init_weight_transfer_engine", {"init_info": {**init_info, **place}})
-
-    def start_weight_update(self) -> None:
-        """Say nothing: one update is made of many sends, and was started before the first."""
-
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Say what comes now, to all at a time; over HTTP vLLM takes handles of GPU memory as text."""
-        told = {name: value for name, value in update_info.items() if value is not None}
-        if "ipc_handles" in told:
-            told["ipc_handles_pickled"] = base64.b64encode(pickle.dumps(told.pop("ipc_handles"))).decode()
-        self._to_all(lambda server: _phase(server, "/update_weights", {"update_info": told}))
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Say nothing: it is finished after the last send, with its version."""
-
-    def _to_all(self, say: Callable[[ServerControl], None]) -> None:
-        try:
-            for_each(self._servers, say)
-        except Exception as error:
-            if not self.refusal.done():
-                self.refusal.set_result(error)
-            raise
-
-
-class _Sender:
-    """Sender of weights to servers that were met; process 0 of the trainer speaks for all."""
-
-    def __init__(
-        self,
-        backend: str,
-        servers: _Servers,
-        rank: int,
-        device: torch.device,
-        timeout_s: float,
-        meeting: Mapping[str, Any],
-    ) -> None:
-        self._backend = backend
-        self._servers = servers
-        self._rank = rank
-        self._device = device
-        self._timeout_s = timeout_s
-        self._engine = self._watched("meet its servers", lambda: self._met(meeting))
-
-    def send(self, chunk: Mapping[str, torch.Tensor]) -> None:
+    def _send(self, chunk: Mapping[str, torch.Tensor]) -> None:
         """Send these tensors, which stay as they are until it returns."""
         if torch.accelerator.is_available():
             torch.accelerator.synchronize(self._device)  # vLLM reads them on streams of its own
         self._engine.source = _source(chunk)
-        if self._backend == "ipc":  # where a tensor larger than the buffer is refused; NCCL's size was agreed on
+        if self.backend == "ipc":  # where a tensor larger than the buffer is refused; NCCL's size was agreed on
             self._engine.packed_buffer_size_bytes = sum(tensor.nbytes for tensor in chunk.values())
-        with fixed_segments() if self._backend == "ipc" else nullcontext():
+        with fixed_segments() if self.backend == "ipc" else nullcontext():
             self._watched("send weights", self._engine.send_weights)
 
-    def end(self) -> None:
-        """Leave the group."""
-        self._engine.shutdown()
-
-    def _met(self, meeting: Mapping[str, Any]) -> Any:
+    def _new_engine(self) -> Any:
+        """Return vLLM's engine when it has met the servers."""
         source = _source({})
-        if self._backend == "ipc":
+        if self.backend == "ipc":
             from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
 
-            asked = IPCTrainerInitInfo(rank=self._rank, packed=True)
+            asked = IPCTrainerInitInfo(rank=self._process_index, packed=True)
             return IPCTrainerWeightTransferEngine.trainer_init(asked, client=self._servers, source=source)
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
 
-        asked_nccl = NCCLTrainerInitInfo(rank=self._rank, **meeting)
+        asked_nccl = NCCLTrainerInitInfo(
+            rank=self._process_index,
+            master_address=_own_address([*self._servers.first_rank]),
+            master_port=first_free_port(self._group_port),
+            world_size=1 + self._servers.n_workers,  # the trainer counts
+        )
         engine = NCCLTrainerWeightTransferEngine.trainer_init(asked_nccl, client=self._servers, source=source)
         if not engine.model_update_group.available:
             raise ConfigError(
@@ -261,17 +191,59 @@ class _Sender:
             raise self._servers.refusal.result()
         if not outcome.done():
             raise FinalEngineError(
-                f"vLLM's {self._backend} weight transfer did not {what} within {self._timeout_s:g} s (--engine_timeout). "
+                f"vLLM's {self.backend} weight transfer did not {what} within {self._timeout_s:g} s (--engine_timeout). "
                 f"Look at the servers' logs, start them anew, and resume from the last checkpoint."
             )
         error = outcome.exception()
         if error is None or isinstance(error, EngineError | ConfigError):
             return outcome.result()
         raise FinalEngineError(
-            f"vLLM's {self._backend} weight transfer could not {what}: {type(error).__name__}: {error}. Start the "
+            f"vLLM's {self.backend} weight transfer could not {what}: {type(error).__name__}: {error}. Start the "
             f"servers anew, and resume from the last checkpoint; without --weight-transfer-config weights go through "
             f"a folder."
         ) from error
+
+
+class _Servers:
+    """The servers of one transfer, each with its own place in the group; vLLM's `VLLMWeightSyncClient`."""
+
+    def __init__(self, servers: Sequence[ServerControl]) -> None:
+        self.refusal: Future[Exception] = Future()  # the first, of any call
+        self._servers = servers
+        self.first_rank: dict[str, int] = {}  # by the URL of each
+        self.n_workers = 0
+        for server in servers:
+            self.first_rank[server.url] = 1 + self.n_workers  # the trainer is 0
+            self.n_workers += server.get("/get_world_size", server_answers.world_size)
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Say where to meet, to all at a time: each waits for the others."""
+        self._to_all(partial(self._meet, init_info))
+
+    def _meet(self, init_info: dict[str, Any], server: ServerControl) -> None:
+        place = {"rank_offset": self.first_rank[server.url]} if "rank_offset" in init_info else {}
+        _phase(server, "/init_weight_transfer_engine", {"init_info": {**init_info, **place}})
+
+    def start_weight_update(self) -> None:
+        """Say nothing: one update is made of many sends, and was started before the first."""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Say what comes now, to all at a time; over HTTP vLLM takes handles of GPU memory as text."""
+        told = {name: value for name, value in update_info.items() if value is not None}
+        if "ipc_handles" in told:
+            told["ipc_handles_pickled"] = base64.b64encode(pickle.dumps(told.pop("ipc_handles"))).decode()
+        self._to_all(lambda server: _phase(server, "/update_weights", {"update_info": told}))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Say nothing: it is finished after the last send, with its version."""
+
+    def _to_all(self, say: Callable[[ServerControl], None]) -> None:
+        try:
+            for_each(self._servers, say)
+        except Exception as error:
+            if not self.refusal.done():
+                self.refusal.set_result(error)
+            raise
 
 
 def _start(server: ServerControl) -> None:

@@ -19,13 +19,11 @@ import asyncio
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toolgrpo.engines.base import CacheRoom, Sample, SampleRequest
 from toolgrpo.engines.checks import BadAnswer, check_request, checked_sample
-from toolgrpo.engines.vllm_options import VLLMOptions
 from toolgrpo.engines.vllm_seam import StepEngine
 from toolgrpo.errors import EngineError
 
@@ -34,18 +32,6 @@ if TYPE_CHECKING:
 
 
 _PAUSE_S, _MOST_PAUSES = 0.001, 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColocateOptions:
-    """Options of this engine.
-
-    The policy gives the dtype, and each process adds its number to the seed.
-    """
-
-    vllm: VLLMOptions = field(default_factory=VLLMOptions)
-    tensor_parallel_size: int = 1  # more is refused
-    lora_sync: str = "merge"
 
 
 class _Waiting(NamedTuple):

@@ -53,7 +53,6 @@ class ServerOptions:
     urls: tuple[str, ...] = ()
     ready_timeout_s: float = 240.0
     weights_folder: Path = Path("vllm_weights")  # that the servers can read
-    lora_sync: str = "merge"
     timeout_s: float = 900.0  # for a request, its tries included
     retries: int = 3  # after answers that are not believed
     group_port: int = 51216  # the first that is tried, where servers meet the trainer for NCCL

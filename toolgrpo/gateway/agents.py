@@ -129,7 +129,7 @@ class AgentPlayer:
         """Run one episode to its end."""
         session = GatewaySession(shared, episode, bridges_users=self._bridges_users(shared))
         endpoint = self._serving(shared)
-        key = endpoint.admit(session, asyncio.get_running_loop())
+        key = endpoint.admit(session.answer, asyncio.get_running_loop())
         deadline_s = shared.parts.limits.deadline_s or AGENT_TIMEOUT_S
         try:
             outcome = await self._outcome(session, endpoint.url, key, deadline_s)

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from toolgrpo.errors import ConfigError
 from toolgrpo.gateway.openai_forms import (
@@ -61,12 +61,8 @@ _MAX_BODY_BYTES = 64 * 1024 * 1024
 _HALF_A_CHARACTER = re.compile(r"\\ud[89a-f]", re.IGNORECASE)  # or one of a pair, which is looked into
 
 
-class Speaker(Protocol):
-    """Handler for the requests of one key: a `GatewaySession`, or what makes one for each request."""
-
-    async def chat(self, request: ChatRequest) -> ModelAnswer: ...
-
-    async def text(self, request: TextRequest) -> ModelAnswer: ...
+Speaker = Callable[[ChatRequest | TextRequest], Coroutine[Any, Any, ModelAnswer]]
+"""Answers the requests of one key: `GatewaySession.answer`, or what makes a session for each request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +168,7 @@ class Endpoint:
         admitted = self._speaker(request)
         asked = _read(read, await self._body(request))
         self._served(asked.model)
-        speaker = admitted.speaker
-        said = speaker.text(asked) if isinstance(asked, TextRequest) else speaker.chat(asked)
-        return await _spoken(request, admitted.loop, said, asked)
+        return await _spoken(request, admitted.loop, admitted.speaker(asked), asked)
 
     async def _body(self, request: Request) -> Any:
         """Return the JSON of a body, which is counted as it comes; half a character in it is replaced."""

@@ -100,28 +100,20 @@ class GatewaySession:
     def __post_init__(self) -> None:
         self._started_s = self.shared.parts.clock()
 
-    async def chat(self, request: ChatRequest) -> ModelAnswer:
-        """Answer a request of messages."""
+    async def answer(self, request: ChatRequest | TextRequest) -> ModelAnswer:
+        """Answer a request of messages, or of tokens."""
         async with self._answering():
+            if isinstance(request, TextRequest):
+                with _content():
+                    ids = self._prompt_ids(request.prompt)
+                    start = self._extension(ids) or Start(KnownSequence(self._ledger(ids)), fork="tokens")
+                return (await self._say(start, request))[0]
             thinking = self.episode.enable_thinking if request.enable_thinking is None else request.enable_thinking
             with _content():
                 found = self._conversations.find(request.messages, request.tools, thinking)
                 start = self._start(request, thinking, found)
             said, sequence, attempts = await self._say(start, request)
             self._conversations.remember(found, as_repeated(said), TurnEnd(sequence, len(sequence.ids), attempts))
-            return said
-
-    async def text(self, request: TextRequest) -> ModelAnswer:
-        """Answer a request of tokens."""
-        async with self._answering():
-            with _content():
-                ids = self._prompt_ids(request.prompt)
-                sequence = self._begins(ids)
-                if sequence is not None:
-                    start = Start(sequence, tuple(ids[len(sequence.ids) :]))
-                else:
-                    start = Start(KnownSequence(self._ledger(ids)), fork="tokens")
-            said, _, _ = await self._say(start, request, raw=True)
             return said
 
     async def end(self) -> None:
@@ -200,10 +192,10 @@ class GatewaySession:
         ):
             return self._after_turn(found.turn_end, found.following)
         ids = self.shared.parts.chat.prompt(request.messages, request.tools, enable_thinking=thinking)
-        sequence = self._begins(ids)
-        if sequence is not None:
-            following = found.following if found.turn_end is not None and found.turn_end.sequence is sequence else ()
-            return Start(sequence, tuple(ids[len(sequence.ids) :]), messages=following)
+        start = self._extension(ids)
+        if start is not None:
+            known = found.turn_end is not None and found.turn_end.sequence is start.sequence
+            return replace(start, messages=found.following) if known else start
         fork = "user_turn" if found.turn_end is not None else "tools" if found.other_tools else "history"
         return Start(KnownSequence(self._ledger(ids), request.messages, request.tools, thinking), fork=fork)
 
@@ -231,16 +223,17 @@ class GatewaySession:
         results = results_of(sequence.open_turn, attempts, answers, self._now())
         return Start(sequence, tuple(context), tuple(answers), results)
 
-    def _begins(self, ids: Sequence[int]) -> KnownSequence | None:
-        """Return the longest sequence that these tokens go on from."""
+    def _extension(self, ids: Sequence[int]) -> Start | None:
+        """Return the longest sequence that these tokens go on from, with the rest of them."""
         fitting = [sequence for sequence in self._sequences if sequence.goes_on_in(ids)]
-        return max(fitting, key=lambda sequence: len(sequence.ids), default=None)
+        sequence = max(fitting, key=lambda sequence: len(sequence.ids), default=None)
+        return None if sequence is None else Start(sequence, tuple(ids[len(sequence.ids) :]))
 
     def _ledger(self, ids: Sequence[int]) -> Ledger:
         return Ledger(ids, expects_logprobs=self.shared.parts.engine.gives_logprobs)
 
     async def _say(
-        self, start: Start, request: ChatRequest | TextRequest, *, raw: bool = False
+        self, start: Start, request: ChatRequest | TextRequest
     ) -> tuple[ModelAnswer, KnownSequence, Mapping[str, CallAttempt]]:
         """Sample a turn and write it down; a request that ends before leaves nothing behind."""
         sequence = start.sequence
@@ -273,7 +266,10 @@ class GatewaySession:
         finally:
             sequence.busy = False
         sample, stopped = stopped_at(sample, request.stop, self.shared.parts.tokenizer)
-        parsed = ParsedTurn(self._text(sample), None, (), True) if raw else self._parsed(sample, ids, sequence)
+        if isinstance(request, TextRequest):
+            parsed = ParsedTurn(self._text(sample), None, (), True)
+        else:
+            parsed = self._parsed(sample, ids, sequence)
         self._write(start, sample, parsed, started)
         cut = sample.finish_reason is FinishReason.LENGTH and not stopped
         if cut and len(sample.ids) >= room.tokens and not room.by_turn_cap:

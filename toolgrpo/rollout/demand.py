@@ -134,21 +134,20 @@ def suit(
     """
     if choose_engine(options, policy).name != "vllm_colocate":
         return Demand(options)
-    asked = options.vllm_colocate.vllm
     if policy.device.type != "cpu" and max_concurrent is None:
         share = -(-len(heldout) // policy.backend.n_processes) * samples
-        asked = replace(asked, max_num_seqs=max(asked.max_num_seqs, min(share, MOST_AT_A_TIME)))
+        options = replace(options, max_rows=max(options.max_rows, min(share, MOST_AT_A_TIME)))
     line = None
-    if asked.max_model_len is None:
+    if options.max_model_len is None:
         window = prompts.window((*rows, *heldout), max_completion_length, room)
         config = policy.base_model.config.get_text_config()
         positions = getattr(config, "max_position_embeddings", None)
         if window is not None and (positions is None or window.tokens < positions):
-            asked = replace(asked, max_model_len=window.tokens)
+            options = replace(options, max_model_len=window.tokens)
             a_token = kv_bytes_per_token(config, policy.dtype)
             cache = "" if a_token is None else f" ({a_token * window.tokens / 2**20:.0f} MiB of cache)"
             line = f"{window}{cache}"
-    return Demand(replace(options, vllm_colocate=replace(options.vllm_colocate, vllm=asked)), line)
+    return Demand(options, line)
 
 
 # Prompts that leave no room in the context window, found before the first step.

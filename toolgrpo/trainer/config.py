@@ -20,7 +20,6 @@ from trl import get_quantization_config as get_quantization_config
 
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.engines.build import EngineOptions
-from toolgrpo.engines.vllm_colocate import ColocateOptions
 from toolgrpo.engines.vllm_options import VLLMOptions
 from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
@@ -169,25 +168,19 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             max_rows=at_a_time,
             seed=self.seed,
             own_copy=self.runs_ahead,
-            vllm_colocate=ColocateOptions(
-                vllm=VLLMOptions(
-                    max_model_len=self.vllm_max_model_length,
-                    max_num_seqs=at_a_time,
-                    gpu_memory_utilization=self.vllm_gpu_memory_utilization,
-                    kv_cache_gib=self.vllm_kv_cache_gib,
-                    enforce_eager=self.vllm_enforce_eager,
-                    enable_sleep_mode=self.vllm_enable_sleep_mode,
-                    trust_remote_code=self.trust_remote_code,
-                    seed=self.seed,
-                ),
-                tensor_parallel_size=self.vllm_tensor_parallel_size,
-                lora_sync=self.vllm_lora_sync,
+            lora_sync=self.vllm_lora_sync,
+            vllm=VLLMOptions(
+                gpu_memory_utilization=self.vllm_gpu_memory_utilization,
+                kv_cache_gib=self.vllm_kv_cache_gib,
+                enforce_eager=self.vllm_enforce_eager,
+                enable_sleep_mode=self.vllm_enable_sleep_mode,
+                trust_remote_code=self.trust_remote_code,
             ),
+            tensor_parallel_size=self.vllm_tensor_parallel_size,
             vllm_server=ServerOptions(
                 urls=tuple(self.server_urls()),
                 ready_timeout_s=self.vllm_server_timeout,
                 weights_folder=Path(self.output_dir) / "vllm_weights",
-                lora_sync=self.vllm_lora_sync,
                 timeout_s=self.engine_timeout,
                 group_port=self.vllm_group_port,
             ),

@@ -207,7 +207,7 @@ class RunShape:
         if passes is not None:
             passes = replace(passes, itemsize=dtype.itemsize, residual=embedding.weight.element_size())
         in_float32 = [weight for weight in trained if weight.dim() > 1 and weight.element_size() > dtype.itemsize]
-        vllm = config.engine_options().vllm_colocate.vllm
+        vllm = config.engine_options().vllm
         return cls(
             n_weights=sum(one.numel() for one in base.parameters() if base is model or not one.requires_grad),
             weights=weights,
