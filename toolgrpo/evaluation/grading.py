@@ -26,8 +26,7 @@ from toolgrpo.learning.dropped import grade_of
 from toolgrpo.rewards.base import Reward, watched
 from toolgrpo.rewards.guard import asked_in_thread
 from toolgrpo.rollout.batch import RolloutBatch, Row, Scored, Success
-from toolgrpo.rollout.held_time import timers_held
-from toolgrpo.rollout.scheduler import run_blocking
+from toolgrpo.rollout.scheduler import run_blocking, timers_held
 from toolgrpo.trajectory import Trajectory
 
 Grader = Callable[..., Any]

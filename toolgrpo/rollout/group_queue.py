@@ -29,7 +29,6 @@ from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.rollout.admission import Admission, Decision
 from toolgrpo.rollout.ahead import Begun, RolloutsAhead, tell
 from toolgrpo.rollout.batch import RolloutTimes, Row
-from toolgrpo.rollout.held_time import HoldingLoop
 from toolgrpo.rollout.observers import RolloutBegan
 from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.rollout.scheduler import check_complete, run_blocking
@@ -142,7 +141,7 @@ class GroupQueue(Generic[V]):
     ) -> TakenGroups[V]:
         """Return what this step takes; `sets` are those to be begun next."""
         with self._rollouts.telling(began):
-            taken = run_blocking(lambda: self._take(rule, options, began, iter(sets), judge), loop_factory=HoldingLoop)
+            taken = run_blocking(lambda: self._take(rule, options, began, iter(sets), judge))
             if self.ahead is not None:  # while they ran nobody could say of which step they would be
                 rows = [row for one in taken.sets for row in one.group_set.rows]
                 tell(self._rollouts.observers, began, rows, [t for one in taken.sets for t in one.trajectories])
