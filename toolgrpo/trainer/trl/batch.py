@@ -37,7 +37,14 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
-from toolgrpo.learning.correction import Correction, EpisodeWeights, clipped, log_ratios, weights_of_rows
+from toolgrpo.learning.correction import (
+    Correction,
+    EpisodeWeights,
+    clipped,
+    log_ratios,
+    updates_are_several,
+    weights_of_rows,
+)
 from toolgrpo.learning.shaping import loss_mask
 from toolgrpo.learning.stages import (
     ROW_LOSSES,
@@ -139,12 +146,6 @@ def skips_rows(trainer: GRPOTrainer) -> bool:
     return why_every_row(trainer.args) is None and not trainer.aux_loss_enabled
 
 
-def steps_differ(trainer: GRPOTrainer) -> bool:
-    """Return whether weights change between the micro-batches of a batch, so that TRL reads the old policy."""
-    args = trainer.args
-    return bool(args.gradient_accumulation_steps % (args.steps_per_generation * trainer.num_iterations))
-
-
 def reads_old_policy(trainer: GRPOTrainer) -> bool:
     """Return whether TRL reads this training batch with the old policy, and only rows that have an
     advantage matter there.
@@ -154,7 +155,7 @@ def reads_old_policy(trainer: GRPOTrainer) -> bool:
         return False
     if args.credits().by_turn or trainer.correction.method == "bypass":
         return False
-    return steps_differ(trainer) or bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
+    return updates_are_several(args) or bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
 
 
 def choose_rows_of_old_policy(trainer: GRPOTrainer, dead: torch.Tensor) -> RowChoice:

@@ -61,7 +61,6 @@ from toolgrpo.trainer.trl.batch import live_flags
 if TYPE_CHECKING:
     from toolgrpo.trainer.batch_in_training import BatchInTraining
     from toolgrpo.trainer.checkpointing import Checkpoints
-    from toolgrpo.trainer.token_tap import TokenTap
 
 TESTED_VERSIONS = ("1.16.0",)
 _TRL_TILE, _CPU_TILE = (4096, 32768), (256, 4096)  # tokens, and words of the vocabulary
@@ -75,7 +74,6 @@ class CallsOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     _batch: BatchInTraining
     _checkpoints: Checkpoints
     _shared_pass: SharedPass
-    _token_tap: TokenTap
 
     def __init__(self, args: Any, **kwargs: Any) -> None:
         wanted, args.use_vllm = args.use_vllm, False  # so that TRL starts no engine of its own
@@ -129,10 +127,6 @@ class CallsOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         return self._batch.compute_loss(inputs, partial(super().compute_loss, model, inputs, *args, **kwargs))
-
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        with self._token_tap.reading(inputs):
-            return super()._compute_loss(model, inputs)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """Put groups together where prompts may be shared, and first what is trained where the rest is skipped."""
