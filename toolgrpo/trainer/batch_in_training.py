@@ -203,6 +203,7 @@ class BatchInTraining:
     ) -> None:
         self._trainer = trainer
         self._args = args
+        self.rule = trl_batch.learning_rule(trainer)
         self._observers = observers
         self._batches = batches
         self._proof = proof
@@ -222,7 +223,7 @@ class BatchInTraining:
         facts = self._facts(taken)
         segments = trl_batch.segments_of(trainer, taken.trajectories)
         choice = None
-        if trl_batch.reads_old_policy(trainer):
+        if trl_batch.reads_old_policy(trainer, self.rule):
             dead = torch.tensor(dead_rows(facts), device=self._args.device)
             choice = trl_batch.choose_rows_of_old_policy(trainer, dead)
             facts = replace(facts, unread=~choice.live)
@@ -264,7 +265,7 @@ class BatchInTraining:
     def compute_loss(self, inputs: dict[str, Any], of_trl: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return the loss of a micro-batch, of the rows that have something to learn from."""
         trainer = self._trainer
-        choice = trl_batch.choose_rows(trainer, inputs)
+        choice = trl_batch.choose_rows(self.rule, inputs)
         with self._passes(_Pass(inputs, choice, trl_batch.segments_in(trainer, inputs))) as made:
             with trl_batch.mean_entropy_of_live(trainer, inputs, choice):
                 loss = of_trl()
@@ -307,18 +308,17 @@ class BatchInTraining:
             self._pass = _Pass()
 
     def _facts(self, taken: TakenBatch) -> Facts:
-        trainer = self._trainer
-        rule, n = trl_batch.learning_rule(trainer), len(taken.scored)
+        n = len(taken.scored)
         first = self._batches.processes.index * n
-        by_turn = rule.credit.by_turn
+        by_turn = self.rule.credit.by_turn
         return Facts(
-            rule=rule,
+            rule=self.rule,
             group_size=self._args.num_generations,
             members=gather_object(members_of(taken.scored)),
             own=slice(first, first + n),
             turns=gather_object(episode_turns(taken.scored)) if by_turn else (),
             spans=[[(turn.start, turn.end) for turn in one.turns] for one in taken.trajectories] if by_turn else (),
-            summed=partial(trl_batch.summed, trainer),
+            summed=partial(trl_batch.summed, self._trainer),
         )
 
     def _tell(self, taken: TakenBatch, worth: TrainBatch) -> list[int]:

@@ -51,7 +51,6 @@ from toolgrpo.learning.stages import (
     TOKEN_LOSSES,
     LearningRule,
     TrainBatch,
-    dead_by_rewards_alone,
     is_live,
     why_every_row,
 )
@@ -101,8 +100,7 @@ def learning_rule(trainer: GRPOTrainer) -> LearningRule:
         correction=trainer.correction,
         loss_type=trainer.loss_type,
         denominator=args.loss_denominator,
-        dead_by_rewards=dead_by_rewards_alone(args),
-        skips_rows=skips_rows(trainer),
+        skips_rows=why_every_row(args) is None and not trainer.aux_loss_enabled,
     )
 
 
@@ -141,21 +139,15 @@ def correct_by(trainer: GRPOTrainer, correction: Correction) -> None:
         trainer.vllm_importance_sampling_clip_min = None
 
 
-def skips_rows(trainer: GRPOTrainer) -> bool:
-    """Return whether rows without an advantage stay out of the training pass."""
-    return why_every_row(trainer.args) is None and not trainer.aux_loss_enabled
-
-
-def reads_old_policy(trainer: GRPOTrainer) -> bool:
+def reads_old_policy(trainer: GRPOTrainer, rule: LearningRule) -> bool:
     """Return whether TRL reads this training batch with the old policy, and only rows that have an
     advantage matter there.
     """
-    args = trainer.args
-    if not skips_rows(trainer) or not dead_by_rewards_alone(args):
+    if not (rule.skips_rows and rule.dead_by_rewards_alone):
         return False
-    if args.credits().by_turn or trainer.correction.method == "bypass":
+    if rule.credit.by_turn or rule.correction.method == "bypass":
         return False
-    return updates_are_several(args) or bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
+    return updates_are_several(trainer.args) or bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
 
 
 def choose_rows_of_old_policy(trainer: GRPOTrainer, dead: torch.Tensor) -> RowChoice:
@@ -170,9 +162,9 @@ def choose_rows_of_old_policy(trainer: GRPOTrainer, dead: torch.Tensor) -> RowCh
     return RowChoice(read, math.nan)
 
 
-def choose_rows(trainer: GRPOTrainer, micro_batch: Batch) -> RowChoice | None:
+def choose_rows(rule: LearningRule, micro_batch: Batch) -> RowChoice | None:
     """Return which rows of a micro-batch the training pass reads; None stands for all of them."""
-    if not skips_rows(trainer):
+    if not rule.skips_rows:
         return None
     return RowChoice(_live(micro_batch), micro_batch.get("old_per_token_logps", 0.0))
 
@@ -283,11 +275,11 @@ def tokens_of_row(
     }
 
 
-def live_flags(trainer: GRPOTrainer) -> Any:
+def live_flags(rule: LearningRule) -> Any:
     """Return what says of each row of a micro-batch whether it is live, or None where the rows must
     stay where TRL's shuffle put them: all are read, or the loss depends on which stand together.
     """
-    if not skips_rows(trainer) or trainer.loss_type not in TOKEN_LOSSES | ROW_LOSSES:
+    if not rule.skips_rows or rule.loss_type not in TOKEN_LOSSES | ROW_LOSSES:
         return None
     return lambda micro_batch: _live(micro_batch).tolist()
 

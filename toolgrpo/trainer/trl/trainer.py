@@ -135,7 +135,7 @@ class CallsOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         buffered, args = self._buffered_inputs, self.args
         if buffered is before:
             return inputs
-        is_live = live_flags(self)
+        is_live = live_flags(self._batch.rule)
         if args.prefix_sharing != "off":
             self._buffered_inputs = keep_groups_together(buffered, args.gradient_accumulation_steps, is_live)
         elif is_live is not None:
