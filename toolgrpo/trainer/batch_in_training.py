@@ -18,6 +18,7 @@ are made in every process alike, in this order; a batch is measured once, by its
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
+from toolgrpo.drops import Drop
+from toolgrpo.errors import TooManyDroppedError
 from toolgrpo.evaluation.agreement import EngineProof
 from toolgrpo.learning.correction import (
     Correction,
@@ -36,7 +39,6 @@ from toolgrpo.learning.correction import (
     updates_are_several,
     weight_metrics,
 )
-from toolgrpo.learning.dropped import check_dropped_share
 from toolgrpo.learning.shaping import members_of
 from toolgrpo.learning.stages import LOSS, WORTH, Facts, TrainBatch, applied, dead_rows
 from toolgrpo.learning.turns import episode_turns
@@ -51,6 +53,7 @@ from toolgrpo.trainer.trl import batch as trl_batch
 from toolgrpo.trainer.trl import rewards as trl_rewards
 from toolgrpo.trainer.trl import trainer as trl_trainer
 
+_REASONS_SHOWN, _LONGEST_REASON = 3, 200  # of dropped episodes, where they are too many
 _SMALL_RUN_RETURNS = 50
 """Rollouts after which a small run returns memory: it spreads slowly, and its pages cost time to get again."""
 
@@ -342,3 +345,27 @@ class BatchInTraining:
             if maps_large_blocks() or self._n_rollouts % _SMALL_RUN_RETURNS == 0:
                 give_memory_back()
             self._n_rollouts += 1
+
+
+def check_dropped_share(drops: Sequence[Drop | None], most: float) -> None:
+    """Raise if more than this share of the episodes of all processes was dropped.
+
+    An episode that no reward could score is no failure of the model: it is left out of its group. Many
+    of them are failures of the infrastructure or of a plugin, and end the run with their causes.
+    """
+    dropped = [drop for drop in drops if drop is not None]
+    if len(dropped) <= most * len(drops):
+        return
+    reasons = Counter(f"{drop.cause}: {_short(drop.reason)}" for drop in dropped).most_common()
+    told = "; ".join(f"{count} x {reason}" for reason, count in reasons[:_REASONS_SHOWN])
+    more = f"; and {len(reasons) - _REASONS_SHOWN} other reasons" if len(reasons) > _REASONS_SHOWN else ""
+    raise TooManyDroppedError(
+        f"{len(dropped)} of {len(drops)} episodes of this batch could not be scored, more than max_dropped_share "
+        f"({most:g}) allows: {told}{more}. Nothing was trained on this batch. Mend the cause and go on with "
+        f"--resume_from_checkpoint auto, or allow more with --max_dropped_share."
+    )
+
+
+def _short(reason: str) -> str:
+    line = " ".join(reason.split())
+    return line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]} ..."
