@@ -42,7 +42,7 @@ from toolgrpo.models.untrained_markers import (
 from toolgrpo.rollout import Player, Rollouts
 from toolgrpo.rollout.demand import Demand, Prompts, rows_that_fit, suit
 from toolgrpo.rollout.observers import Observers
-from toolgrpo.rollout.user_turns import users_speak
+from toolgrpo.rollout.row_parts import users_speak
 from toolgrpo.tools.base import ToolProvider
 
 if TYPE_CHECKING:

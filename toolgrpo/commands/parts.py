@@ -41,8 +41,7 @@ from toolgrpo.rewards.base import source_text
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout import Player
 from toolgrpo.rollout.demand import MOST_AT_A_TIME, Prompts, Window
-from toolgrpo.rollout.row_tools import check_tool_names
-from toolgrpo.rollout.user_turns import check_user_turns
+from toolgrpo.rollout.row_parts import check_tool_names, check_user_turns
 from toolgrpo.storage import storage_errors
 from toolgrpo.tools import Toolbox
 from toolgrpo.tools.base import ToolProvider

@@ -19,8 +19,7 @@ from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.build import EngineOptions, choose_engine
 from toolgrpo.engines.policy import Policy, kv_bytes_per_token
 from toolgrpo.errors import DataError
-from toolgrpo.rollout.rollouts import as_messages, thinking_of
-from toolgrpo.rollout.row_tools import offered_tools
+from toolgrpo.rollout.row_parts import as_messages, offered_tools, thinking_of
 from toolgrpo.tools.base import ToolProvider
 
 MOST_AT_A_TIME = 256

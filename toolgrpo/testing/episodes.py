@@ -10,7 +10,7 @@ from typing import Any
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, Player, Rollouts
-from toolgrpo.rollout.truncation import TextTokenizer
+from toolgrpo.rollout.limits import TextTokenizer
 from toolgrpo.testing.chat import ByteChat
 from toolgrpo.testing.clock import FakeClock
 from toolgrpo.testing.engine import ScriptedEngine

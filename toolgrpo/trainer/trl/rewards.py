@@ -26,7 +26,7 @@ from trl import GRPOTrainer, apply_chat_template
 
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.batch import Scored
-from toolgrpo.trainer import trl_jobs
+from toolgrpo.rollout.row_parts import as_messages
 from toolgrpo.trainer.batches import TakenBatch
 from toolgrpo.trainer.trl.trainer import log_metrics
 
@@ -44,7 +44,7 @@ def check_models(trainer: GRPOTrainer) -> None:
 def ask_model(trainer: GRPOTrainer, number: int, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
     """Return what a reward model says of these conversations."""
     model, tokenizer = trainer.reward_funcs[number], trainer.reward_processing_classes[number]
-    whole = [{"messages": [*p, *c]} for p, c in zip(trl_jobs.as_conversations(prompts), completions, strict=True)]
+    whole = [{"messages": [*as_messages(p), *c]} for p, c in zip(prompts, completions, strict=True)]
     texts = [apply_chat_template(one, tokenizer, **trainer.chat_template_kwargs)["text"] for one in whole]
     inputs = tokenizer(text=texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False)
     with torch.inference_mode():
