@@ -50,7 +50,6 @@ from toolgrpo.trainer.batches import Batches, TakenBatch
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.pass_rows import RowChoice, Scores, SegmentedRows
 from toolgrpo.trainer.trl import batch as trl_batch
-from toolgrpo.trainer.trl import rewards as trl_rewards
 from toolgrpo.trainer.trl import trainer as trl_trainer
 
 _REASONS_SHOWN, _LONGEST_REASON = 3, 200  # of dropped episodes, where they are too many
@@ -237,7 +236,7 @@ class BatchInTraining:
             # copies: TRL writes the extra fields of an episode into the rows that it scores
             output = of_trl([dict(one.row) for one in taken.scored])
         self._taken = None
-        trl_rewards.log_drawn(trainer, taken)
+        trl_batch.log_drawn(trainer, taken)
         scored = trl_batch.train_batch(output)
         worth = applied(WORTH, scored, facts)
         numbers = self._tell(taken, worth)
@@ -252,7 +251,7 @@ class BatchInTraining:
         """Return the metrics of an evaluation of these rows, over all processes, and how many episodes were scored."""
         taken = self._batches.take(rows, "eval")
         self._observers.batch_done(taken.ran)
-        return trl_rewards.log_evaluation(self._trainer, taken.ran.scored)
+        return trl_batch.log_evaluation(self._trainer, taken.ran.scored)
 
     def generate(self, prompts: Sequence[Any]) -> tuple[Any, ...]:
         """Return the episodes of the batch that is being scored, in the form of TRL."""
@@ -263,7 +262,7 @@ class BatchInTraining:
     def rewards(self) -> torch.Tensor:
         """Return the rewards of the batches that are being scored in all processes."""
         assert self._taken is not None
-        return trl_rewards.rewards_of_all(self._trainer, self._taken)
+        return trl_batch.rewards_of_all(self._trainer, self._taken)
 
     def compute_loss(self, inputs: dict[str, Any], of_trl: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return the loss of a micro-batch, of the rows that have something to learn from."""

@@ -63,7 +63,6 @@ from toolgrpo.trainer.stopping import (
     report_first_failure,
 )
 from toolgrpo.trainer.trl import batch as trl_batch
-from toolgrpo.trainer.trl import rewards as trl_rewards
 from toolgrpo.trainer.trl import trainer as trl_trainer
 
 
@@ -169,7 +168,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             same_numbers=built.engine.same_numbers_as_trainer and self.policy.dtype == torch.float32,
         )
         trl_batch.correct_by(self, self.correction)
-        trl_rewards.check_models(self)
+        trl_batch.check_models(self)
         if args.runs_ahead:
             check_engine(built.engine, args.weights_handover)
         return built
@@ -229,7 +228,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             success_at(args.success_threshold),
             self.reward_func_names,
             state=lambda: self.state,
-            ask_model=partial(trl_rewards.ask_model, self),
+            ask_model=partial(trl_batch.ask_model, self),
         )
         episode_grading = EpisodeGrading(grading, args.shaping(), args.credits(), self.turn_rewards)
         self.rollout_batches = Batches(
