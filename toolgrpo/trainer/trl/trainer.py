@@ -52,7 +52,7 @@ from toolgrpo.engines.adapters import merged_parameters, merges_exactly, persist
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.batch import Mode, Row
-from toolgrpo.shared_pass.group_order import keep_groups_together, put_live_first
+from toolgrpo.shared_pass.group_order import put_in_order
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.row_queue import Training
@@ -135,11 +135,10 @@ class CallsOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         buffered, args = self._buffered_inputs, self.args
         if buffered is before:
             return inputs
-        is_live = live_flags(self._batch.rule)
-        if args.prefix_sharing != "off":
-            self._buffered_inputs = keep_groups_together(buffered, args.gradient_accumulation_steps, is_live)
-        elif is_live is not None:
-            self._buffered_inputs = put_live_first(buffered, args.gradient_accumulation_steps, is_live)
+        is_live, by_prompt = live_flags(self._batch.rule), args.prefix_sharing != "off"
+        if by_prompt or is_live is not None:
+            steps = args.gradient_accumulation_steps
+            self._buffered_inputs = put_in_order(buffered, steps, is_live, by_prompt=by_prompt)
         return self._buffered_inputs[self._step % len(buffered)]
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
