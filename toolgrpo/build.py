@@ -29,7 +29,6 @@ from toolgrpo.engines.base import Engine
 from toolgrpo.engines.build import BuiltEngine, build_engine
 from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
-from toolgrpo.gateway.agents import PROMPT_ROOM, check_limits, load_agent
 from toolgrpo.hub import settle_hub
 from toolgrpo.models import missing_folder
 from toolgrpo.models.untrained_markers import (
@@ -40,9 +39,9 @@ from toolgrpo.models.untrained_markers import (
     weight_files,
 )
 from toolgrpo.rollout import Player, Rollouts
-from toolgrpo.rollout.demand import Demand, Prompts, rows_that_fit, suit
+from toolgrpo.rollout.demand import PROMPT_ROOM, Demand, Prompts, rows_that_fit, suit
 from toolgrpo.rollout.observers import Observers
-from toolgrpo.rollout.user_turns import users_speak
+from toolgrpo.rollout.row_parts import users_speak
 from toolgrpo.tools.base import ToolProvider
 
 if TYPE_CHECKING:
@@ -164,6 +163,8 @@ def open_player(
         raise ConfigError(
             "an agent brings its own tools, so that those that are given would not be used; leave them out"
         )
+    from toolgrpo.gateway.agents import check_limits, load_agent  # most runs have no agent, and need nothing of it
+
     check_limits(config.episode_limits())
     if isinstance(agent, str | Path):
         return load_agent(agent, host=host, log_path=Path(config.output_dir) / "agent.log")

@@ -9,11 +9,12 @@ import pytest
 from toolgrpo import DropEpisode
 from toolgrpo.drops import Drop, DropCause
 from toolgrpo.errors import TooManyDroppedError
+from toolgrpo.evaluation.grading import grade_of
 from toolgrpo.evaluation.report import Comparison, EpisodeFacts, ModelReport
-from toolgrpo.learning.dropped import check_dropped_share, grade_of
 from toolgrpo.ledger import Ledger
 from toolgrpo.observe.metrics import batch_metrics
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
+from toolgrpo.trainer.batch_in_training import check_dropped_share
 from toolgrpo.trajectory import StopReason, Trajectory
 
 LOST = Drop(DropCause.ENVIRONMENT_LOST, "it hung")

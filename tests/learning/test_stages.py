@@ -41,7 +41,6 @@ def facts(*totals: float | None, own: slice = slice(0, 2), **changes: Any) -> Fa
         "shaping": Shaping(),
         "credit": Credit(),
         "correction": Correction(method="off", why="a test"),
-        "dead_by_rewards": True,
         "skips_rows": True,
     }
     rule.update({name: changes.pop(name) for name in list(changes) if name in rule})
@@ -81,7 +80,7 @@ def test_an_estimator_of_ours_replaces_the_advantages_of_trl() -> None:
 def test_a_dead_group_has_no_advantage_but_where_rewards_are_normalised_one_by_one() -> None:
     assert dead_groups(batch(), facts(1.0, 1.0)).advantages.tolist() == [0.0, 0.0]
     assert dead_rows(facts(1.0, 0.0, 1.0, 1.0, own=slice(2, 4))) == [True, True]
-    assert dead_rows(facts(1.0, 1.0, dead_by_rewards=False)) == [False, False]
+    assert dead_rows(facts(1.0, 1.0, shaping=Shaping(normalize_first=True))) == [False, False]
 
 
 def test_each_turn_has_its_own_advantage_on_its_own_tokens() -> None:

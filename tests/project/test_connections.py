@@ -11,9 +11,9 @@ pytestmark = pytest.mark.lock
 
 PACKAGE = Path(__file__).parents[2] / "toolgrpo"
 FILES = sorted(PACKAGE.rglob("*.py"))
-SEAMS = {f"trainer/trl/{name}.py" for name in ("trainer", "batch", "rewards")}
+SEAMS = {f"trainer/trl/{name}.py" for name in ("trainer", "batch")}
 # What is kept of a batch between TRL's calls: it calls the seams, which need the trainer, and reads nothing of it.
-HAND_IT_ON = {f"trainer/{name}.py" for name in ("batch_in_training", "off_policy")}
+HAND_IT_ON = {"trainer/batch_in_training.py"}
 FOR_TRLS_OWN = "trainer/rollout_func.py"  # TRL hands its trainer to a `rollout_func`
 MAY_TAKE_A_TRAINER = {*SEAMS, *HAND_IT_ON, "trainer/checkpointing.py", FOR_TRLS_OWN}
 CONFIGS = {"args", "config", "script", "script_args", "model_config", "evaluation"}

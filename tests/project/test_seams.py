@@ -14,7 +14,7 @@ import toolgrpo
 pytestmark = pytest.mark.lock
 
 PACKAGE = Path(toolgrpo.__file__).parent
-TRL = ("chat/response_template.py", *(f"trainer/trl/{name}.py" for name in ("trainer", "batch", "rewards")))
+TRL = ("chat/response_template.py", *(f"trainer/trl/{name}.py" for name in ("trainer", "batch")))
 VLLM = ("engines/vllm_seam.py", "engines/server_transfer.py")
 VLLM_HTTP = tuple(
     f"engines/{name}.py" for name in ("vllm_http", "server_link", "server_weights", "server_transfer", "vllm_worker")

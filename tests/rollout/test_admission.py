@@ -6,9 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolgrpo.rollout.admission import Admission, Decision
+from toolgrpo.rollout.group_queue import Admission, Decision
 
 PLAIN = Admission.of(3, max_groups_drawn=4.0)
+
+
+def ahead(*, carried: int, beyond: int) -> Admission:
+    return Admission.of(3, max_groups_drawn=4.0, carried=carried, beyond=beyond)
 
 
 def test_a_step_begins_with_its_groups_and_replaces_each_dead_one() -> None:
@@ -60,7 +64,7 @@ def test_what_is_admitted_does_not_depend_on_who_ends_first(
 
 
 def test_with_groups_to_carry_over_the_first_to_end_are_taken_and_the_others_are_owed() -> None:
-    rule = PLAIN.ahead(carried=1, beyond=1)
+    rule = ahead(carried=1, beyond=1)
     assert rule.decide([]) == Decision(begin=4)
     assert rule.decide([None, True, True, None], ended=[2, 1]) == Decision()
     assert rule.decide([None, True, True, True], ended=[2, 1, 3]) == Decision(admitted=(1, 2, 3), owed=1)
@@ -68,7 +72,7 @@ def test_with_groups_to_carry_over_the_first_to_end_are_taken_and_the_others_are
 
 
 def test_a_group_that_is_owed_is_waited_for_and_comes_first() -> None:
-    rule = PLAIN.ahead(carried=1, beyond=1)
+    rule = ahead(carried=1, beyond=1)
     assert rule.decide([None, True, True, True], ended=[1, 2, 3], owed=1) == Decision()
     assert rule.decide([True, True, True, True], ended=[1, 2, 3, 0], owed=1) == Decision(admitted=(0, 1, 2), owed=1)
     assert rule.decide([False, True, True, True, None], ended=[1, 2, 3, 0], owed=1) == Decision(
@@ -77,7 +81,7 @@ def test_a_group_that_is_owed_is_waited_for_and_comes_first() -> None:
 
 
 def test_a_group_behind_the_window_is_not_taken_however_early_it_ended() -> None:
-    rule = PLAIN.ahead(carried=1, beyond=4)
+    rule = ahead(carried=1, beyond=4)
     assert rule.decide([None, None, True, True, True, True, None], ended=[4, 5, 2, 3]) == Decision()
     assert rule.decide([None, False, True, True, True, True, None, None], ended=[4, 5, 1, 2, 3]) == Decision(
         admitted=(2, 3, 4), owed=1
@@ -85,9 +89,9 @@ def test_a_group_behind_the_window_is_not_taken_however_early_it_ended() -> None
 
 
 def test_a_dead_group_is_replaced_at_once_at_the_end_of_the_line() -> None:
-    rule = PLAIN.ahead(carried=0, beyond=3)
+    rule = ahead(carried=0, beyond=3)
     assert rule.decide([None, False, None, None, None, None]) == Decision(begin=1)
-    off = Admission.of(3, max_groups_drawn=1.0).ahead(carried=1, beyond=1)
+    off = Admission.of(3, max_groups_drawn=1.0, carried=1, beyond=1)
     assert off.decide([True, None, None, None], ended=[0]) == Decision()
 
 
@@ -105,7 +109,7 @@ def test_in_a_line_nobody_waits_longer_than_a_step_more_and_nobody_is_lost(
 ) -> None:
     """A whole run, whose groups end in any order."""
     steps, carried = 12, max(1, int(share * target)) if share and target > 1 else 0
-    plain = Admission.of(target, max_groups_drawn=3.0 if backfill else 1.0)
+    most = 3.0 if backfill else 1.0
     line: list[tuple[int, int]] = []  # the number of a group, and the step that it began in
     live: dict[int, bool | None] = {}
     ended: list[int] = []
@@ -113,7 +117,7 @@ def test_in_a_line_nobody_waits_longer_than_a_step_more_and_nobody_is_lost(
     owed = 0
     for step in range(steps):
         beyond = min(staleness * target + carried, (steps - 1 - step) * target)
-        rule = plain.ahead(carried=min(carried, beyond), beyond=beyond)
+        rule = Admission.of(target, max_groups_drawn=most, carried=min(carried, beyond), beyond=beyond)
         while True:
             places = {number: place for place, (number, _) in enumerate(line)}
             decision = rule.decide([live[n] for n, _ in line], ended=[places[n] for n in ended], owed=owed)

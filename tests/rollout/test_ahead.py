@@ -10,9 +10,8 @@ import torch
 
 from tests.support.rollouts import no_rollout_thread, scripted_rollouts
 from toolgrpo.engines.base import SamplingOptions
-from toolgrpo.rollout.admission import Admission
 from toolgrpo.rollout.ahead import Begun, RolloutsAhead
-from toolgrpo.rollout.group_queue import GroupQueue, GroupSet, as_it_is
+from toolgrpo.rollout.group_queue import Admission, GroupQueue, GroupSet, as_it_is
 from toolgrpo.rollout.observers import EpisodeDone, Observer, Observers, RolloutBegan, RolloutEnded, TurnDone
 from toolgrpo.testing import ByteChat, ScriptedEngine
 from toolgrpo.trajectory import Trajectory
@@ -59,7 +58,7 @@ def ended(begun: Begun) -> tuple[Trajectory, ...]:
 def take(world: World, queue: GroupQueue[Any], step: int, questions: list[str], *, beyond: int) -> list[str]:
     """Take one group_set of the queue, and begin those that are missing in it."""
     sets = iter([GroupSet((place,), ({"prompt": one},)) for place, one in enumerate(questions)])
-    rule = Admission.of(1, max_groups_drawn=1.0).ahead(carried=0, beyond=beyond)
+    rule = Admission.of(1, max_groups_drawn=1.0, beyond=beyond)
     began = RolloutBegan(1, step, "train", "episodes")
     drawn = queue.take(rule, SamplingOptions(), began, sets=sets, judge=as_it_is)
     assert drawn.step == step

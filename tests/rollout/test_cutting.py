@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolgrpo.rollout.truncation import TokenCutter
+from toolgrpo.rollout.limits import TokenCutter
 from toolgrpo.testing import ByteChat
 from toolgrpo.tools.render import RenderedText, cut
 

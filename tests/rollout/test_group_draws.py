@@ -14,10 +14,9 @@ import pytest
 from tests.support.rollouts import scripted_rollouts
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import RewardError
-from toolgrpo.rollout.admission import Admission
-from toolgrpo.rollout.group_queue import GroupQueue, GroupSet, TakenGroups
-from toolgrpo.rollout.held_time import timers_held
+from toolgrpo.rollout.group_queue import Admission, GroupQueue, GroupSet, TakenGroups
 from toolgrpo.rollout.observers import RolloutBegan
+from toolgrpo.rollout.scheduler import timers_held
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools
 from toolgrpo.trajectory import Trajectory
 

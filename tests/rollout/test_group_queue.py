@@ -11,9 +11,8 @@ import pytest
 
 from tests.support.rollouts import no_rollout_thread, scripted_rollouts
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
-from toolgrpo.rollout.admission import Admission
 from toolgrpo.rollout.ahead import RolloutsAhead
-from toolgrpo.rollout.group_queue import GroupQueue, GroupSet, TakenGroups, as_it_is
+from toolgrpo.rollout.group_queue import Admission, GroupQueue, GroupSet, TakenGroups, as_it_is
 from toolgrpo.rollout.observers import RolloutBegan
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, ScriptedTools
 
@@ -47,7 +46,8 @@ class World:
         self.rollouts = scripted_rollouts(self.engine, ScriptedTools({"wait": lambda: "waited"}))
         self.ahead = RolloutsAhead(self.rollouts)
         self.queue: GroupQueue[Any] = GroupQueue(self.rollouts, ahead=self.ahead)
-        self.rule = Admission.of(2, max_groups_drawn=3.0 if dead else 1.0).ahead(carried=carried, beyond=beyond)
+        most = 3.0 if dead else 1.0
+        self.rule = Admission.of(2, max_groups_drawn=most, carried=carried, beyond=beyond)
         self.begun = 0
         self.judged: list[str] = []
 
@@ -117,8 +117,9 @@ def test_a_dead_group_is_judged_once_replaced_at_once_and_given_back() -> None:
     drawn = world.take(0, "abcde")
     assert named(drawn) == "cd"
     assert [one.group_set.rows[0]["prompt"][1] for one in drawn.sets] == ["a", "b", "c", "d"]
-    assert drawn.places == (0, 1, 2, 3)
-    world.queue.renumber(drawn.places)
+    places = tuple(place for one in drawn.sets for place in one.group_set.places)
+    assert places == (0, 1, 2, 3)
+    world.queue.renumber(places)
     assert world.queue.places == (0,) and sorted(world.judged)[:4] == ["a", "b", "c", "d"]
     world.queue.stop()
 

@@ -8,7 +8,7 @@ import pytest
 
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.errors import DataError
-from toolgrpo.rollout.row_tools import check_tool_names, offered_tools
+from toolgrpo.rollout.row_parts import check_tool_names, offered_tools
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedTools, run_episode
 from toolgrpo.trajectory import StopReason, Trajectory
 

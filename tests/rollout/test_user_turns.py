@@ -11,7 +11,7 @@ from toolgrpo.drops import DropCause, DropEpisode
 from toolgrpo.errors import DataError
 from toolgrpo.evaluation.replaying import calls_again
 from toolgrpo.report.episode_data import episode_texts
-from toolgrpo.rollout.user_turns import users_speak
+from toolgrpo.rollout.row_parts import users_speak
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedTools, run_episode
 from toolgrpo.trajectory import StopReason, Trajectory
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolgrpo.shared_pass.group_order import keep_groups_together, order_by_group
+from toolgrpo.shared_pass.group_order import order_by_group, put_in_order
 from toolgrpo.shared_pass.packing import Packing, pack, pack_in_passes, rows_of_batch
 
 pytestmark = pytest.mark.property
@@ -120,7 +120,7 @@ def test_every_optimizer_step_keeps_its_samples(samples: list[int], accumulation
         }
         for start in range(0, 12, size)
     ]
-    ordered = keep_groups_together(batches, accumulation_steps)
+    ordered = put_in_order(batches, accumulation_steps)
     assert len(ordered) == len(batches)
     for start in range(0, len(batches), accumulation_steps):
         step = slice(start, start + accumulation_steps)

@@ -12,7 +12,7 @@ from toolgrpo.engines.base import SampleRequest
 from toolgrpo.observe.records import ids_checksum, iter_steps, iter_tokens, read_episodes
 from toolgrpo.rollout.batch import Scored
 from toolgrpo.testing import ByteChat, tiny_trainer
-from toolgrpo.trainer.token_tap import chosen_episodes
+from toolgrpo.trainer.batch_in_training import chosen_episodes
 from toolgrpo.trajectory import StopReason, Trajectory
 
 

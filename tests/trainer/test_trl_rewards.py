@@ -1,4 +1,4 @@
-"""What `trainer/trl/rewards.py` relies on in TRL, and shaped rewards in a training."""
+"""What `trainer/trl/batch.py` relies on in TRL about rewards, and shaped rewards in a training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
 from toolgrpo.learning.advantages import grouped_advantages
 from toolgrpo.testing import ByteChat, tiny_trainer
-from toolgrpo.trainer.trl.rewards import check_models
+from toolgrpo.trainer.trl.batch import check_models
 
 pytestmark = pytest.mark.contract
 

@@ -51,7 +51,7 @@ from toolgrpo.evaluation.agreement import differences, drawn_tokens, largest_rou
 from toolgrpo.evaluation.before_training import WRITINGS, nonsense, rehearse, score_made_up, untrained_facts
 from toolgrpo.rewards import Reward, check_gold
 from toolgrpo.rollout import RolloutBatch
-from toolgrpo.rollout.row_tools import offered_tools
+from toolgrpo.rollout.row_parts import offered_tools
 from toolgrpo.sandbox.client.host_process import choose_rung
 from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig

@@ -94,7 +94,7 @@ def _as_the_model_sees(model: str | None, script: ScriptArguments, opened: ExitS
     from toolgrpo.build import load_tokenizer
     from toolgrpo.chat import resolve_format
     from toolgrpo.models import folder_of
-    from toolgrpo.rollout.row_tools import offered_tools
+    from toolgrpo.rollout.row_parts import offered_tools
     from toolgrpo.tools import load_tools
 
     tokenizer = load_tokenizer(str(folder_of(model)))

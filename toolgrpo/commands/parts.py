@@ -28,7 +28,6 @@ from toolgrpo.data.load import HeldOut, held_out_split, hold_out, hub_place
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.evaluation.before_training import rehearse
 from toolgrpo.folder_claim import other_run_in
-from toolgrpo.gateway.agents import PROMPT_ROOM
 from toolgrpo.models import NAMED_MODELS, folder_of
 from toolgrpo.models import check_weights as check_weight_files
 from toolgrpo.observe.console import show_engine_lines
@@ -39,9 +38,8 @@ from toolgrpo.rewards import Reward, check_gold, refused_rows
 from toolgrpo.rewards.base import source_text
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout import Player
-from toolgrpo.rollout.demand import MOST_AT_A_TIME, Prompts, Window
-from toolgrpo.rollout.row_tools import check_tool_names
-from toolgrpo.rollout.user_turns import check_user_turns
+from toolgrpo.rollout.demand import MOST_AT_A_TIME, PROMPT_ROOM, Prompts, Window
+from toolgrpo.rollout.row_parts import check_tool_names, check_user_turns
 from toolgrpo.storage import storage_errors
 from toolgrpo.tools import Toolbox
 from toolgrpo.tools.base import ToolProvider

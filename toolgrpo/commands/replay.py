@@ -36,7 +36,7 @@ from toolgrpo.observe.records import Record, iter_episodes, row_of, shown_step
 from toolgrpo.plain_text import plain
 from toolgrpo.rewards import Reward
 from toolgrpo.rollout import RolloutBatch, Scored
-from toolgrpo.rollout.truncation import TokenCutter
+from toolgrpo.rollout.limits import TokenCutter
 from toolgrpo.tools import Toolbox
 from toolgrpo.trajectory import Trajectory
 

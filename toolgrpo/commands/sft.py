@@ -40,7 +40,7 @@ from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.startup import map_large_blocks
 from toolgrpo.storage import storage_errors
 from toolgrpo.tools import load_tools
-from toolgrpo.trainer.hardware import precision_line, settled_cpu, settled_precision, trains_on_cpu
+from toolgrpo.trainer.hardware import precision_line, settled_device, trains_on_cpu
 from toolgrpo.trainer.memory import PassShape
 from toolgrpo.trainer.model_card import ModelCard, SavesWithCard
 from toolgrpo.trainer.stopping import GracefulStop
@@ -54,12 +54,7 @@ class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
     def __post_init__(self) -> None:
         if trains_on_cpu(self.use_cpu):
             self.dataloader_pin_memory: bool = False
-        bf16, fp16 = settled_precision(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
-        self.bf16: bool | None = bf16
-        self.fp16: bool = fp16
-        use_cpu, ddp_backend = settled_cpu(self.use_cpu, self.ddp_backend, self.bf16)
-        self.use_cpu: bool = use_cpu
-        self.ddp_backend: str | None = ddp_backend
+        self.__dict__.update(settled_device(self.__dict__))
         for name in ("packing", "eval_packing", "padding_free", "assistant_only_loss"):
             if getattr(self, name):
                 raise ConfigError(

@@ -25,7 +25,7 @@ from toolgrpo.learning.advantages import is_dead
 from toolgrpo.ledger import Ledger
 from toolgrpo.rewards.gold import GoldEpisode, as_answer, as_boxed_answer, as_program, as_result_and_answer
 from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
-from toolgrpo.rollout.row_tools import offered_tools
+from toolgrpo.rollout.row_parts import offered_tools
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 from toolgrpo.void_turns import copies_result

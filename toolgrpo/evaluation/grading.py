@@ -20,14 +20,12 @@ from functools import partial
 from typing import Any
 
 from toolgrpo.data.arithmetic import measure_of
-from toolgrpo.drops import DropEpisode
+from toolgrpo.drops import Drop, DropCause, DropEpisode
 from toolgrpo.errors import ConfigError
-from toolgrpo.learning.dropped import grade_of
 from toolgrpo.rewards.base import Reward, watched
 from toolgrpo.rewards.guard import asked_in_thread
-from toolgrpo.rollout.batch import RolloutBatch, Row, Scored, Success
-from toolgrpo.rollout.held_time import timers_held
-from toolgrpo.rollout.scheduler import run_blocking
+from toolgrpo.rollout.batch import Grade, RolloutBatch, Row, Scored, Success
+from toolgrpo.rollout.scheduler import run_blocking, timers_held
 from toolgrpo.trajectory import Trajectory
 
 Grader = Callable[..., Any]
@@ -108,6 +106,18 @@ class Grading:
             for place, (trajectory, values) in enumerate(zip(batch.trajectories, answers.values, strict=True))
         ]
         return batch.graded(grades, self.succeeded)
+
+
+def grade_of(
+    trajectory: Trajectory, rewards: Mapping[str, float | None], total: float, dropped_by_reward: DropEpisode | None
+) -> Grade:
+    """Return what an episode is worth, or why that cannot be said."""
+    drop = trajectory.dropped
+    if drop is None and dropped_by_reward is not None:
+        drop = dropped_by_reward.at(DropCause.REWARD)
+    if drop is None and rewards and all(value is None for value in rewards.values()):
+        drop = Drop(DropCause.NO_REWARD, "every reward function gave None")
+    return Grade(rewards, total if drop is None else None, drop)
 
 
 class _StateElsewhere:

@@ -17,7 +17,7 @@ from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.evaluation.grading import Grader, grade
 from toolgrpo.rollout import RolloutBatch, RolloutBegan, Rollouts, Scored
 from toolgrpo.rollout.batch import Row
-from toolgrpo.rollout.row_tools import offered_tools
+from toolgrpo.rollout.row_parts import offered_tools
 from toolgrpo.rollout.scheduler import run_all, run_blocking
 from toolgrpo.tools.base import ToolProvider, speaks
 from toolgrpo.trajectory import StopReason, Trajectory

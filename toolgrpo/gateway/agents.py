@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 
 AGENT_TIMEOUT_S = 3600.0  # of an episode without `episode_timeout`
-PROMPT_ROOM = 2048  # tokens of a window for what an agent says beside the row: its instructions, its tools
 MODEL_NAME = "policy"  # what an agent asks for, whichever model it is
 _MEMORY_MB = 16_384  # of address space for a Python agent; commands have no limit, some reserve far more than they use
 

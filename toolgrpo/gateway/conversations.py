@@ -22,7 +22,7 @@ from toolgrpo.chat.base import tool_message
 from toolgrpo.engines.base import FinishReason, Sample
 from toolgrpo.gateway.openai_forms import ModelAnswer, read_arguments
 from toolgrpo.ledger import Ledger
-from toolgrpo.rollout.truncation import TextTokenizer
+from toolgrpo.rollout.limits import TextTokenizer
 from toolgrpo.segments import Segment, first_columns
 from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 

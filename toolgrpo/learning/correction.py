@@ -187,7 +187,7 @@ def _method(args: Any, *, gives_logprobs: bool, same_numbers: bool) -> tuple[str
     own = set_fields_of_trl(args)
     if own:
         return "trl", f"{own[0]} is set"
-    if _updates_are_several(args):
+    if updates_are_several(args):
         return "geo_tis", "a batch gets several updates, so the clip holds the ratio to the policy before the first"
     return "bypass", "a batch gets one update, so the clip can hold the ratio to the engine itself"
 
@@ -203,7 +203,7 @@ def cut_by(options: SamplingOptions) -> str | None:
     return None
 
 
-def _updates_are_several(args: Any) -> bool:
+def updates_are_several(args: Any) -> bool:
     """Return whether weights change between the first and the last micro-batch of a batch, as TRL asks it."""
     return bool(args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations))
 

@@ -103,7 +103,6 @@ class Shaped:
 
     advantages: tuple[float, ...]
     metrics: Mapping[str, float]
-    totals: tuple[float | None, ...]  # the rewards that they were made from
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +144,8 @@ class Shaping:
         for name, values, is_set in (("penalty", penalty, bool(self.penalty)), ("overlong", overlong, self.overlong)):
             if is_set and scored:
                 metrics[f"shaping/{name}"] = fmean(values[place] for place in scored)
-        shaped = self.rewards(members, group_size)
-        advantages = grouped_advantages(shaped, group_size, self.advantage, self.scale)
-        return Shaped(tuple(advantages), metrics, tuple(shaped))
+        advantages = grouped_advantages(self.rewards(members, group_size), group_size, self.advantage, self.scale)
+        return Shaped(tuple(advantages), metrics)
 
     def _taken(self, members: Sequence[Member], group_size: int) -> tuple[list[float], list[float]]:
         """Return what is taken off each episode: beside its group, and near the limit."""

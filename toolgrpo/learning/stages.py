@@ -76,8 +76,15 @@ class LearningRule:
     shaping: Shaping
     credit: Credit
     correction: Correction
-    dead_by_rewards: bool  # a group whose rewards are all alike has no advantage
     skips_rows: bool  # those without an advantage
+
+    @property
+    def dead_by_rewards_alone(self) -> bool:
+        """Return whether a group whose combined rewards are all alike has no advantage, whatever else.
+
+        Not where the rewards are normalised one by one: TRL compares those of the whole batch then.
+        """
+        return not self.shaping.normalize_first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +220,7 @@ def dead_rows(facts: Facts) -> list[bool]:
 
     None is where an advantage is no function of the combined reward.
     """
-    if not facts.rule.dead_by_rewards:
+    if not facts.rule.dead_by_rewards_alone:
         return [False] * len(facts.members[facts.own])
     combined, size = facts.rule.shaping.rewards(facts.members, facts.group_size), facts.group_size
     dead = [is_dead(combined[start : start + size]) for start in range(0, len(combined), size)]
@@ -225,11 +232,3 @@ def why_every_row(args: Any) -> str | None:
     if args.skip_dead_rows == "off":
         return "skip_dead_rows is off"
     return next((reason for reason, asks in NEEDS_EVERY_ROW.items() if asks(args)), None)
-
-
-def dead_by_rewards_alone(args: Any) -> bool:
-    """Return whether a group whose combined rewards are all alike has no advantage, whatever else.
-
-    Not where the rewards are normalised one by one: TRL compares those of the whole batch then.
-    """
-    return bool(args.multi_objective_aggregation == "sum_then_normalize")

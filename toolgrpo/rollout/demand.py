@@ -19,12 +19,13 @@ from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.build import EngineOptions, choose_engine
 from toolgrpo.engines.policy import Policy, kv_bytes_per_token
 from toolgrpo.errors import DataError
-from toolgrpo.rollout.rollouts import as_messages, thinking_of
-from toolgrpo.rollout.row_tools import offered_tools
+from toolgrpo.rollout.row_parts import as_messages, offered_tools, thinking_of
 from toolgrpo.tools.base import ToolProvider
 
 MOST_AT_A_TIME = 256
 """Episodes of an evaluation that one accelerator decodes together; more gain little."""
+PROMPT_ROOM = 2048
+"""Tokens of a window for what an agent says beside the row: its instructions, its tools."""
 _MOST_MEASURED = 512  # rows whose prompts are rendered: the longest by their text
 _STEP = 64  # tokens: runs that differ by a few share one compiled engine
 _BYTES = 3  # of a token, about, where no tokenizer is at hand

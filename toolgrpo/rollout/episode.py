@@ -17,7 +17,7 @@ What ends an episode, in the order it is looked at in each turn:
     3. cut        the turn was cut by the completion length or the window: LENGTH, or CONTEXT_FULL.
                   (A turn cut by its own cap goes on if it holds a call, and else ends with LENGTH.)
     4. no calls   FINISHED; a call without its markers is one, unless `unmarked_calls` is `ignore`. Where the user has more to
-                  say (`user_turns.py`) the episode goes on with that, or ends with MAX_TURNS, MAX_USER_TURNS or as in 7
+                  say (`row_parts.py`) the episode goes on with that, or ends with MAX_TURNS, MAX_USER_TURNS or as in 7
     5. last turn  calls, but no turn is left to read their results: MAX_TURNS; the calls are not run
     6. tools      calls beyond `max_tool_calls` are answered with an error; a tool that raised `DropEpisode`: DROPPED;
                   a result that ends the episode, or an environment that says it is over: STOP_TOOL
@@ -43,10 +43,8 @@ from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
 from toolgrpo.errors import InfrastructureError
 from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.compaction import History
-from toolgrpo.rollout.limits import Room, TurnBudget
-from toolgrpo.rollout.row_tools import offered_tools
-from toolgrpo.rollout.truncation import TokenCutter
-from toolgrpo.rollout.user_turns import User, user_of
+from toolgrpo.rollout.limits import Room, TokenCutter, TurnBudget
+from toolgrpo.rollout.row_parts import User, offered_tools, user_of
 from toolgrpo.tools.base import ToolSession
 from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 
@@ -111,6 +109,7 @@ class _EpisodeRun:
         self.parts = parts = shared.parts
         self.episode = episode
         self.tools = offered_tools(parts.tools, episode.row)
+        self.schemas = [] if self.tools is None else self.tools.schemas
         self.user = user_of(parts.tools, episode.row, parts.limits.max_user_turns)
         self.room = Room(parts.limits, parts.engine.max_model_len)
         self.cutter = TokenCutter(parts.tokenizer, parts.limits.max_tool_response_tokens)
@@ -183,7 +182,7 @@ class _EpisodeRun:
                 return StopReason.STOP_TOOL
             # 7. bridge
             answers = [answer_message(*answered) for answered in zip(results, turn.attempts, strict=True)]
-            reason = self._go_on(ledger, self._bridge(ledger, answers), answers)
+            reason = self._go_on(ledger, self._bridge(ledger.all_ids, answers), answers)
             if reason is not None:
                 return reason
 
@@ -234,7 +233,7 @@ class _EpisodeRun:
         if isinstance(text, StopReason):
             return text
         message: Message = {"role": "user", "content": text}
-        bridge = self._bridge(ledger, [message])
+        bridge = self._bridge(ledger.all_ids, [message])
         if self.history is None and len(bridge) >= self.room.left(ledger):
             self._record(ledger, turn)  # what the model cannot read is not said
             return self.room.budget(ledger).when_full
@@ -243,15 +242,12 @@ class _EpisodeRun:
         user.said += 1
         return self._go_on(ledger, bridge, [message])
 
-    def _bridge(self, ledger: Ledger, answers: Sequence[Message]) -> list[int]:
-        return self._following(ledger.all_ids, answers)
-
-    def _following(self, ids: Sequence[int], answers: Sequence[Message]) -> list[int]:
+    def _bridge(self, ids: Sequence[int], answers: Sequence[Message]) -> list[int]:
         return self.parts.chat.bridge(
             ids,
             answers,
             messages=self.messages,
-            schemas=[] if self.tools is None else self.tools.schemas,
+            schemas=self.schemas,
             enable_thinking=self.episode.enable_thinking,
         )
 
@@ -262,7 +258,7 @@ class _EpisodeRun:
         # A model that writes a call with its markers and then without quotes it; one that never has markers calls again.
         made = [attempt for turn in ledger.turns for attempt in turn.attempts if attempt.status is AttemptStatus.OK]
         form = None if self.parts.unmarked_calls == "accept" else self.parts.chat.call_text
-        return with_unmarked(parsed, self.tools.schemas, form=form, made=made)
+        return with_unmarked(parsed, self.schemas, form=form, made=made)
 
     def _reason_to_stop(self, ledger: Ledger, turn: Turn, room: TurnBudget) -> StopReason | None:
         if not turn.closed and not room.by_turn_cap:
@@ -325,15 +321,11 @@ class _EpisodeRun:
     def _open_ledger(self, session: ToolSession | None) -> Ledger:
         if session is not None and session.observation:
             self.messages = with_observation(self.messages, session.observation)
-        prompt = self._prompt(self.messages)
+        prompt = self.parts.chat.prompt(self.messages, self.schemas, enable_thinking=self.episode.enable_thinking)
         limit = self.parts.limits.context
         if limit is not None:
-            self.history = History(limit, prompt, self._following)
+            self.history = History(limit, prompt, self._bridge)
         return Ledger(prompt, expects_logprobs=self.parts.engine.gives_logprobs)
-
-    def _prompt(self, messages: Sequence[Message]) -> list[int]:
-        schemas = [] if self.tools is None else self.tools.schemas
-        return self.parts.chat.prompt(messages, schemas, enable_thinking=self.episode.enable_thinking)
 
     def _now(self) -> float:
         return self.parts.clock() - self.started

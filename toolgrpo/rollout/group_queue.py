@@ -12,7 +12,17 @@ environments; without `ahead` the rule leaves nothing.
 
 A set is what waits there: the episodes of one row, or those of several rows that are taken as one.
 
-Invariants: a set is begun once, judged once and taken once; those that are dead are given back with
+The rule (`Admission`) is a pure decision over what is known so far. A step wants `target` live groups.
+The first `target + carried` of the queue that are not dead are its window.
+
+Invariants of the rule: of the window at most `carried` groups are passed over, and those are owed to
+the next step, which waits for them: no group is overtaken for longer, so no short episode has a lasting
+advantage; with `carried` 0 groups are admitted in the order of submission, never of completion, and
+the decision depends on what they are worth and not on when they ended; no more than `most` groups are
+drawn for a step; exactly `target` groups are admitted, at the bound with the earliest dead ones among
+them.
+
+Invariants of the queue: a set is begun once, judged once and taken once; those that are dead are given back with
 those that were taken, and all others stay in the queue, in their order; a rollout that fails raises its own
 error; whatever ends a draw without `ahead` early cancels what runs, and after `stop` nothing is left.
 """
@@ -20,20 +30,80 @@ error; whatever ends a draw without `ahead` early cancels what runs, and after `
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from toolgrpo.engines.base import SamplingOptions
-from toolgrpo.rollout.admission import Admission, Decision
 from toolgrpo.rollout.ahead import Begun, RolloutsAhead, tell
 from toolgrpo.rollout.batch import RolloutTimes, Row
-from toolgrpo.rollout.held_time import HoldingLoop
 from toolgrpo.rollout.observers import RolloutBegan
 from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.rollout.scheduler import check_complete, run_blocking
 from toolgrpo.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Begin so many more groups; or, once the step is decided, train on those of these numbers.
+
+    With neither there is nothing to do but to wait. The first `owed` of what is neither dead nor
+    admitted were passed over.
+    """
+
+    begin: int = 0
+    admitted: tuple[int, ...] | None = None
+    owed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Number of live groups that a step wants, and of groups it may draw.
+
+    `carried` may be left over from its window; `beyond` groups wait for later steps.
+    """
+
+    target: int
+    most: int
+    carried: int = 0
+    beyond: int = 0
+
+    @classmethod
+    def of(cls, target: int, *, max_groups_drawn: float, carried: int = 0, beyond: int = 0) -> Admission:
+        """Return the rule for a number of groups, with the most as a factor of it."""
+        return cls(target, max(target, math.floor(target * max_groups_drawn)), carried, beyond)
+
+    def decide(self, live: Sequence[bool | None], *, ended: Sequence[int] | None = None, owed: int = 0) -> Decision:
+        """Say what follows from the groups so far, in the order of submission.
+
+        Each is live, dead, or still open (None). `ended` are their numbers in the order in which
+        they ended; the first `owed` were left over by the step before.
+        """
+        drawn = len(live)
+        missing = self.target + self.beyond - live.count(None) - live.count(True)
+        if missing > 0 and drawn < self.most + self.beyond:
+            return Decision(begin=min(missing, self.most + self.beyond - drawn))
+        head = live[: self.most + self.carried]
+        window = [number for number, alive in enumerate(head) if alive is not False][: self.target + self.carried]
+        admitted = sorted(self._first(window, live, range(drawn) if ended is None else ended, owed))
+        if len(admitted) == self.target:
+            return Decision(admitted=tuple(admitted), owed=len(window) - self.target)
+        if None in head:
+            return Decision()
+        dead = [number for number, alive in enumerate(head) if not alive]
+        alive = [number for number in window if live[number]]
+        return Decision(admitted=tuple(sorted([*alive, *dead[: self.target - len(alive)]])))
+
+    def _first(self, window: Sequence[int], live: Sequence[bool | None], ended: Sequence[int], owed: int) -> list[int]:
+        """Return the live groups of the window to take, the owed ones before the others, or nothing
+        while an owed one is open.
+        """
+        if any(live[number] is None for number in window if number < owed):
+            return []
+        first = [number for number in window if number < owed]
+        return [*first, *(n for n in ended if n in window and n >= owed and live[n])][: self.target]
 
 
 class GroupVerdict(Protocol):
@@ -91,11 +161,6 @@ class TakenGroups(Generic[V]):
     staleness: tuple[int, ...]
     carried: int
 
-    @property
-    def places(self) -> tuple[int, ...]:
-        """The places of their rows among the planned ones."""
-        return tuple(place for one in self.sets for place in one.group_set.places)
-
 
 @dataclass(slots=True, eq=False)
 class _Standing(Generic[V]):
@@ -142,7 +207,7 @@ class GroupQueue(Generic[V]):
     ) -> TakenGroups[V]:
         """Return what this step takes; `sets` are those to be begun next."""
         with self._rollouts.telling(began):
-            taken = run_blocking(lambda: self._take(rule, options, began, iter(sets), judge), loop_factory=HoldingLoop)
+            taken = run_blocking(lambda: self._take(rule, options, began, iter(sets), judge))
             if self.ahead is not None:  # while they ran nobody could say of which step they would be
                 rows = [row for one in taken.sets for row in one.group_set.rows]
                 tell(self._rollouts.observers, began, rows, [t for one in taken.sets for t in one.trajectories])

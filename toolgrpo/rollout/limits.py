@@ -1,15 +1,20 @@
-"""The limits of an episode, as one declarative value. `None` means no limit of that kind."""
+"""The limits of an episode, as one declarative value, and what keeps it within them. `None` means no limit of that kind."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from toolgrpo.drops import Drop, DropCause
 from toolgrpo.errors import ConfigError
 from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.compaction import ContextLimit
+from toolgrpo.tools.render import RenderedText, ends_of, joined
 from toolgrpo.trajectory import StopReason
+
+_LONGEST_TOKEN_CHARS = 128  # no vocabulary of the supported families has a longer entry that matters here
+_HALF_A_CHARACTER = "\ufffd"  # what a cut between the tokens of one character leaves on both sides
 
 # How many tokens an episode has left: of its own length, of the context window, of a turn.
 
@@ -65,10 +70,10 @@ class EpisodeLimits:
 
     max_completion_length: int  # all tokens after the prompt, sampled and context; not the prompts of later segments
     max_turns: int | None = 8  # assistant turns
-    max_user_turns: int | None = None  # what the user says after the prompt; see `user_turns.py`
+    max_user_turns: int | None = None  # what the user says after the prompt; see `row_parts.py`
     max_tool_calls: int | None = None  # calls that are run; further ones are answered with an error
     max_turn_tokens: int | None = None  # sampled tokens of one turn
-    max_tool_response_tokens: int | None = 1024  # a longer result is cut in the middle and says so, see `truncation.py`
+    max_tool_response_tokens: int | None = 1024  # a longer result is cut in the middle and says so
     deadline_s: float | None = None  # wall-clock seconds of the whole episode
     context: ContextLimit | None = None  # where the history is written anew, see `compaction.py`
 
@@ -98,3 +103,41 @@ class EpisodeLimits:
             when_full=StopReason.LENGTH if by_length <= left else StopReason.CONTEXT_FULL,
             by_turn_cap=cap is not None and cap < left,
         )
+
+
+class TextTokenizer(Protocol):
+    """The two sides of a tokenizer, and how many ids it has."""
+
+    def __len__(self) -> int: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]: ...
+
+    def decode(self, ids: Sequence[int], /) -> str: ...
+
+
+class TokenCutter:
+    """Cuts a text longer than `max_tokens` in the middle, and says so in the text; None keeps all."""
+
+    def __init__(self, tokenizer: TextTokenizer, max_tokens: int | None) -> None:
+        self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+
+    def __call__(self, text: str, left_out: int = 0) -> RenderedText:
+        """Cut a text; a notice in it that counts `left_out` characters becomes one of all."""
+        limit = self._max_tokens
+        # A token is a byte at least, and some tokenizers begin every text with one more.
+        if limit is None or len(text.encode(errors="replace")) < limit:
+            return RenderedText(text, left_out)
+        # Only the ends can survive, so only they are tokenized: a megabyte of output costs no more
+        # than a page.
+        window = limit * _LONGEST_TOKEN_CHARS
+        if len(text) <= window and len(self._encode(text)) <= limit:
+            return RenderedText(text, left_out)
+        ends = ends_of(text, left_out)
+        half = limit // 2
+        head = self._tokenizer.decode(self._encode(ends.first[:window])[: limit - half])
+        tail = self._tokenizer.decode(self._encode(ends.last[-window:])[-half:]) if half else ""
+        return joined(head.removesuffix(_HALF_A_CHARACTER), tail.removeprefix(_HALF_A_CHARACTER), ends.n_chars)
+
+    def _encode(self, text: str) -> Sequence[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions
 from toolgrpo.rollout.batch import Mode, RolloutBatch, Row, Scored
-from toolgrpo.rollout.limits import EpisodeLimits
+from toolgrpo.rollout.limits import EpisodeLimits, TextTokenizer
 from toolgrpo.rollout.observers import EpisodeDone, Observers, RolloutBegan, RolloutEnded, TurnDone
+from toolgrpo.rollout.row_parts import as_messages, thinking_of
 from toolgrpo.rollout.runner import Episode, EpisodeRunner, Player
 from toolgrpo.rollout.scheduler import Scheduler, run_all, run_blocking
-from toolgrpo.rollout.truncation import TextTokenizer
 from toolgrpo.tools.base import ToolProvider
-from toolgrpo.trajectory import Message, Trajectory, Turn
+from toolgrpo.trajectory import Trajectory, Turn
 
 if TYPE_CHECKING:
     import torch
@@ -131,16 +131,3 @@ class Rollouts:
             self.observers.turn_done(TurnDone(began, episode.number, episode.row, turn))
 
         return on_turn
-
-
-def as_messages(prompt: str | Sequence[Message]) -> tuple[Message, ...]:
-    """Return the conversation that an episode of this prompt starts from."""
-    if isinstance(prompt, str):
-        return ({"role": "user", "content": prompt},)
-    return tuple(dict(message) for message in prompt)
-
-
-def thinking_of(row: Row, default: bool | None) -> bool | None:
-    """Return what a chat template is told of thinking: a row's own column decides."""
-    own = row.get("enable_thinking")
-    return default if own is None else bool(own)

@@ -21,10 +21,11 @@ how many were lost and why. A lost episode never becomes a reward of 0.
 from __future__ import annotations
 
 import asyncio
-import threading
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -151,11 +152,32 @@ def check_complete(trajectories: Sequence[Trajectory]) -> None:
         )
 
 
-def run_blocking(
-    start: Callable[[], Coroutine[Any, Any, T]],
-    *,
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
-) -> T:
+class HoldingLoop(asyncio.SelectorEventLoop):
+    """An event loop with a clock that `timers_held` stops.
+
+    A reward that is asked in the middle of a rollout runs in the loop's thread and may take seconds.
+    No deadline of an episode or a tool counts them: what ended meanwhile has ended in time.
+    """
+
+    held_s = 0.0
+
+    def time(self) -> float:
+        return super().time() - self.held_s
+
+
+@contextmanager
+def timers_held() -> Iterator[None]:
+    """Let the block take no time for the timers of the running loop, if that is a `HoldingLoop`."""
+    loop = asyncio.get_running_loop()
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        if isinstance(loop, HoldingLoop):
+            loop.held_s += time.monotonic() - started
+
+
+def run_blocking(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine on an event loop of its own,
     in another thread where this one already has a loop.
     """
@@ -173,7 +195,7 @@ def run_blocking(
             running.append((asyncio.get_running_loop(), task))
             outcome.append(await start())
 
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
+        with asyncio.Runner(loop_factory=HoldingLoop) as runner:
             runner.run(main())
         return outcome[0]
 
@@ -182,36 +204,15 @@ def run_blocking(
     except RuntimeError:
         return run()
 
-    def cancel() -> None:
-        for loop, task in running:
-            with suppress(RuntimeError):  # it came to its end meanwhile
-                loop.call_soon_threadsafe(task.cancel)
-
-    return _in_thread(run, cancel)
-
-
-def _in_thread(function: Callable[[], T], cancel: Callable[[], None]) -> T:
-    """Run a function in a thread; where the wait is interrupted, `cancel` it and see it end."""
-    outcome: list[T] = []
-    failure: list[BaseException] = []
-
-    def target() -> None:
+    with ThreadPoolExecutor(1, thread_name_prefix="toolgrpo-rollout") as thread:
+        ended = thread.submit(on_this_device(run))
         try:
-            outcome.append(function())
-        except BaseException as error:  # carried over to the calling thread, which raises it
-            failure.append(error)
-
-    thread = threading.Thread(target=on_this_device(target), name="toolgrpo-rollout")
-    thread.start()
-    try:
-        thread.join()
-    except BaseException:  # KeyboardInterrupt, of a notebook
-        cancel()
-        thread.join()
-        raise
-    if failure:
-        raise failure[0]
-    return outcome[0]
+            return ended.result()
+        except BaseException:  # KeyboardInterrupt, of a notebook: cancel it and see it end
+            for loop, task in running:
+                with suppress(RuntimeError):  # it came to its end meanwhile
+                    loop.call_soon_threadsafe(task.cancel)
+            raise
 
 
 class _BusyTime:

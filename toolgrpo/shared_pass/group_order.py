@@ -2,11 +2,11 @@
 those of one group, where the sizes allow.
 
 TRL shuffles the samples of a generation batch and cuts it into micro-batches,
-`gradient_accumulation_steps` of which make one optimizer step. `keep_groups_together` moves samples
+`gradient_accumulation_steps` of which make one optimizer step. `put_in_order` moves samples
 between micro-batches of one and the same optimizer step only, so every optimizer step still takes
-exactly the samples that TRL's shuffle gave it. `put_live_first` does the same with the samples that
-are trained at all: where they fill the first micro-batches of every process, no process waits with
-an empty one for a full one of another.
+exactly the samples that TRL's shuffle gave it. Samples that are trained at all come first: where they
+fill the first micro-batches of every process, no process waits with an empty one for a full one of
+another.
 
 Not covered: losses that TRL normalises per micro-batch (`bnpo`, and the entropy bonus) depend on
 which samples stand together, under TRL's shuffle as under this order. The others sum to the same
@@ -31,19 +31,25 @@ IsLive = Callable[[MicroBatch], Sequence[bool]]
 """Says of each sample whether it is trained at all."""
 
 
-def keep_groups_together(
-    micro_batches: Sequence[MicroBatch], accumulation_steps: int, is_live: IsLive | None = None
+def put_in_order(
+    micro_batches: Sequence[MicroBatch],
+    accumulation_steps: int,
+    is_live: IsLive | None = None,
+    *,
+    by_prompt: bool = True,
 ) -> list[MicroBatch]:
     """Bring the samples of one prompt into one micro-batch of their optimizer step, if they fit.
 
-    Groups with a live sample come first, if it is said which are live.
+    Groups with a live sample come first, if it is said which are live. Without `by_prompt` each sample is
+    a group of its own.
     """
-    return _reordered(micro_batches, accumulation_steps, _prompts, is_live)
-
-
-def put_live_first(micro_batches: Sequence[MicroBatch], accumulation_steps: int, is_live: IsLive) -> list[MicroBatch]:
-    """Bring live samples into the first micro-batches of their optimizer step."""
-    return _reordered(micro_batches, accumulation_steps, lambda block: range(_n_samples(block)), is_live)
+    n_together = math.gcd(len(micro_batches), accumulation_steps)
+    ordered = []
+    for start in range(0, len(micro_batches), n_together):
+        block = micro_batches[start : start + n_together]
+        live = None if is_live is None else [live for micro_batch in block for live in is_live(micro_batch)]
+        ordered.extend(_reorder(block, live, by_prompt))
+    return ordered
 
 
 def order_by_group(groups: Sequence[Hashable], micro_batch_size: int, live: Sequence[bool] | None = None) -> list[int]:
@@ -76,39 +82,16 @@ def order_by_group(groups: Sequence[Hashable], micro_batch_size: int, live: Sequ
     return [index for box in bins for index in box]
 
 
-def _reordered(
-    micro_batches: Sequence[MicroBatch],
-    accumulation_steps: int,
-    groups_of: Callable[[Sequence[MicroBatch]], Sequence[Hashable]],
-    is_live: IsLive | None,
-) -> list[MicroBatch]:
-    n_together = math.gcd(len(micro_batches), accumulation_steps)
-    ordered = []
-    for start in range(0, len(micro_batches), n_together):
-        block = micro_batches[start : start + n_together]
-        live = None if is_live is None else [live for micro_batch in block for live in is_live(micro_batch)]
-        ordered.extend(_reorder(block, groups_of, live))
-    return ordered
-
-
-def _reorder(
-    block: Sequence[MicroBatch],
-    groups_of: Callable[[Sequence[MicroBatch]], Sequence[Hashable]],
-    live: Sequence[bool] | None,
-) -> list[MicroBatch]:
+def _reorder(block: Sequence[MicroBatch], live: Sequence[bool] | None, by_prompt: bool) -> list[MicroBatch]:
     sizes = [len(micro_batch["prompt_ids"]) for micro_batch in block]
     if len(block) == 1 or len(set(sizes)) > 1:
         return list(block)
-    order = order_by_group(groups_of(block), sizes[0], live)
+    order = order_by_group(_prompts(block) if by_prompt else range(sum(sizes)), sizes[0], live)
     joined = {key: _permuted([micro_batch[key] for micro_batch in block], order) for key in block[0]}
     return [
         {key: _piece(value, start, sizes[0]) for key, value in joined.items()}
         for start in range(0, sum(sizes), sizes[0])
     ]
-
-
-def _n_samples(block: Sequence[MicroBatch]) -> int:
-    return sum(len(micro_batch["prompt_ids"]) for micro_batch in block)
 
 
 def _prompts(block: Sequence[MicroBatch]) -> list[Hashable]:

@@ -77,8 +77,8 @@ def unsupported(config: Any) -> str | None:
     both_ways = getattr(text, "use_bidirectional_attention", None)  # "vision": among the tokens of an image
     if both_ways not in (None, False, "vision") or not getattr(text, "is_causal", True):
         return "its attention is not causal"
-    if text.model_type in _REFUSED:
-        return _REFUSED[text.model_type]
+    if text.model_type == "gpt_oss":
+        return "it has attention sinks"
     rope = getattr(text, "rope_parameters", None)
     if not rope:
         return "it has no rotary positions"
@@ -86,9 +86,6 @@ def unsupported(config: Any) -> str | None:
     if kinds & {"dynamic", "longrope"}:
         return "its rotary positions depend on the length of the sequence"
     return None
-
-
-_REFUSED = {"gpt_oss": "it has attention sinks"}
 
 
 class SharedPass:

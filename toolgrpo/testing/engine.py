@@ -29,7 +29,7 @@ from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingO
 from toolgrpo.engines.checks import check_request
 from toolgrpo.errors import EngineError
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, Player, Rollouts
-from toolgrpo.rollout.truncation import TextTokenizer
+from toolgrpo.rollout.limits import TextTokenizer
 from toolgrpo.testing.chat import ByteChat
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trajectory import Trajectory

@@ -4,7 +4,7 @@ A string stays as it is, everything else becomes JSON; what cannot be encoded as
 surrogates) is replaced, because a tokenizer would refuse it. What is longer than a bound loses its
 middle where it is made, before it travels: the bound is against memory that runs out, not for the
 model. How much of a result the model sees is decided in tokens, by the episode
-(`rollout/truncation.py`), and it sees one notice that counts what both left out.
+(`rollout/limits.py`), and it sees one notice that counts what both left out.
 """
 
 from __future__ import annotations

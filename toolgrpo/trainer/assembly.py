@@ -42,7 +42,7 @@ from toolgrpo.rewards import named_rewards
 from toolgrpo.rewards.base import source_text
 from toolgrpo.rollout import Observer, Player
 from toolgrpo.rollout.observers import Observers
-from toolgrpo.rollout.user_turns import users_speak
+from toolgrpo.rollout.row_parts import users_speak
 from toolgrpo.shared_pass.scoring import SharedPass, unsupported_model
 from toolgrpo.startup import map_large_blocks
 from toolgrpo.tools import load_tools

@@ -24,7 +24,7 @@ from toolgrpo.learning.turn_rewards import TurnRewards
 from toolgrpo.learning.turns import Credit, episode_turns, teaches
 from toolgrpo.rollout.batch import Mode, RolloutBatch, Row, Scored
 from toolgrpo.rollout.group_queue import GroupSet, TakenGroups, as_it_is
-from toolgrpo.rollout.held_time import timers_held
+from toolgrpo.rollout.scheduler import timers_held
 from toolgrpo.trainer.row_queue import Processes, RowQueue
 from toolgrpo.trainer.trl_jobs import point_to_messages
 from toolgrpo.trajectory import Trajectory

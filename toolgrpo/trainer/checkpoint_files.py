@@ -20,6 +20,7 @@ Not covered: somebody who changes a checkpoint and its seal on purpose.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -37,7 +38,6 @@ _OURS = "toolgrpo_"  # so begins the name of every file that is not Transformers
 _SEAL = f"{_OURS}complete.json"
 _UNFINISHED = f"{_OURS}unfinished"
 _NAME = re.compile(r"checkpoint-\d+")
-_READ_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +235,8 @@ def _digest(path: Path) -> str:
 
     No cryptography: it is against accidents, and costs less than reading the file.
     """
-    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(_READ_BYTES))
     with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -76,31 +76,6 @@ of episodes, and in the order of rows.
 """
 
 
-# The generators of random numbers of one process, kept and put back.
-
-
-@dataclass(frozen=True, slots=True)
-class RandomNumbers:
-    """States of Python's, NumPy's and PyTorch's generators, those of the accelerators too."""
-
-    of_python: Any
-    of_numpy: Any
-    cpu: torch.Tensor
-    cuda: tuple[torch.Tensor, ...]
-
-    @classmethod
-    def now(cls) -> Self:
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), tuple(cuda))
-
-    def restore(self) -> None:
-        random.setstate(self.of_python)
-        np.random.set_state(self.of_numpy)
-        torch.set_rng_state(self.cpu)
-        if self.cuda:
-            torch.cuda.set_rng_state_all(list(self.cuda))
-
-
 @contextmanager
 def tied_head_expected(model: Any) -> Iterator[None]:
     """Keep Transformers from reporting the head of a tied model as missing in a checkpoint, which never has it.
@@ -122,10 +97,25 @@ def tied_head_expected(model: Any) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """Place of a process when a step began."""
+    """Place of a process when a step began, and its generators of random numbers, those of the accelerators too."""
 
     place: Place
-    random_numbers: RandomNumbers
+    of_python: Any
+    of_numpy: Any
+    cpu: torch.Tensor
+    cuda: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def now(cls, place: Place) -> Self:
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        return cls(place, random.getstate(), np.random.get_state(), torch.get_rng_state(), tuple(cuda))
+
+    def restore_random_numbers(self) -> None:
+        random.setstate(self.of_python)
+        np.random.set_state(self.of_numpy)
+        torch.set_rng_state(self.cpu)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(list(self.cuda))
 
 
 class RunIsComplete(Exception):
@@ -195,14 +185,14 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         folder = files.checkpoint_folder(self._output_dir, step)
         if begun is None or not step or any(gather_object([files.why_incomplete(folder) is None])):
             return
-        begun.random_numbers.restore()
+        begun.restore_random_numbers()
         self.save(write, begun.place)
         self._warn(f"step {step} is saved in {folder}")
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        self._begun = _Begun(self._place(self._trainer.recorder.size()), RandomNumbers.now())
+        self._begun = _Begun.now(self._place(self._trainer.recorder.size()))
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object

@@ -32,7 +32,7 @@ from toolgrpo.options import THEMES, RecordedShare, batch_of_parts, options_of, 
 from toolgrpo.rollout.compaction import ContextLimit
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import SharedPass
-from toolgrpo.trainer.hardware import settled_cpu, settled_precision, trains_on_cpu
+from toolgrpo.trainer.hardware import settled_device
 from toolgrpo.trainer.trl.fields import refuse_without_effect
 from toolgrpo.trainer.trl_jobs import take_trl_arguments
 
@@ -53,12 +53,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         def __init__(self, *args: Any, **fields: Any) -> None: ...
 
     def __post_init__(self) -> None:
-        bf16, fp16 = settled_precision(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
-        self.bf16: bool | None = bf16
-        self.fp16: bool = fp16
-        use_cpu, ddp_backend = settled_cpu(self.use_cpu, self.ddp_backend, self.bf16)
-        self.use_cpu: bool = use_cpu
-        self.ddp_backend: str | None = ddp_backend
+        self.__dict__.update(settled_device(self.__dict__))
         take_trl_arguments(self.__dict__)
         self._check_fields_of_trl()
         self._settle_evaluation()

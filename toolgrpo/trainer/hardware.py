@@ -63,6 +63,13 @@ def refuse_old_driver(driver: Path = _DRIVER, device: Path = _DEVICE) -> None:
         )
 
 
+def settled_device(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a config has about device and precision, as TRL shall read it."""
+    bf16, fp16 = settled_precision(given["bf16"], given["fp16"], on_cpu=trains_on_cpu(given["use_cpu"]))
+    use_cpu, ddp_backend = settled_cpu(given["use_cpu"], given["ddp_backend"], bf16)
+    return {"bf16": bf16, "fp16": fp16, "use_cpu": use_cpu, "ddp_backend": ddp_backend}
+
+
 def settled_precision(bf16: bool | None, fp16: bool, *, on_cpu: bool) -> tuple[bool | None, bool]:
     """Return `bf16` and `fp16` as TRL shall read them; a flag wins over the launch file, in both directions.
 

@@ -16,16 +16,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCardData, try_to_load_from_cache
 from huggingface_hub.repocard import metadata_load
 
-from toolgrpo.evaluation.measures import Share
 from toolgrpo.models import folder_of
 from toolgrpo.plain_text import plain
 from toolgrpo.storage import saved_into, write_whole
+
+if TYPE_CHECKING:
+    from toolgrpo.evaluation.measures import Share
 
 CARD_FILE, TOOLS_FILE = "README.md", "tools.json"
 _SERVE_WHOLE = "Serve it with `vllm serve FOLDER`, where FOLDER is where this file lies."

@@ -31,10 +31,9 @@ from accelerate.utils import gather_object
 from toolgrpo.engines.base import Engine, SamplingOptions
 from toolgrpo.errors import ConfigError, PeerError
 from toolgrpo.meeting import wait_for_the_slowest
-from toolgrpo.rollout.admission import Admission
 from toolgrpo.rollout.ahead import RolloutsAhead
 from toolgrpo.rollout.batch import Row
-from toolgrpo.rollout.group_queue import GroupQueue, GroupSet, GroupVerdict, Judge, TakenGroups
+from toolgrpo.rollout.group_queue import Admission, GroupQueue, GroupSet, GroupVerdict, Judge, TakenGroups
 from toolgrpo.rollout.observers import RolloutBegan
 from toolgrpo.rollout.rollouts import Rollouts
 
@@ -76,10 +75,10 @@ class QueueOptions:
 
     def rule(self, target: int, left: int) -> Admission:
         """Return how a step takes `target` sets, if `left - 1` others follow it."""
-        rule = Admission.of(target, max_groups_drawn=self.most_groups if self.replaces else 1.0)
+        most = self.most_groups if self.replaces else 1.0
         carried = max(1, int(self.carry_over * target)) if self.carry_over else 0
         beyond = min(self.staleness * target + carried, (left - 1) * target)
-        return rule.ahead(carried=min(carried, beyond), beyond=beyond)
+        return Admission.of(target, max_groups_drawn=most, carried=min(carried, beyond), beyond=beyond)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,31 +93,23 @@ class Training:
     log: Callable[[Mapping[str, float]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A place in the endless sequence of passes."""
-
-    epoch: int = 0
-    position: int = 0
-
-
 class RowOrder:
     """The rows still to be drawn. `order_of(epoch)` is the permutation of a pass over the data."""
 
     def __init__(self, n_rows: int, order_of: Callable[[int], Sequence[int]]) -> None:
         self._n_rows = n_rows
         self._order_of = order_of
-        self._place = _Place()
+        self._place = 0  # in the endless sequence of passes
         self._held: list[int] = []  # planned before, not used
         self._pass: tuple[int, Sequence[int]] | None = None
-        self._planned: list[tuple[int, _Place | None]] = []
+        self._planned: list[tuple[int, int | None]] = []
 
     def plan(self, n: int) -> list[int]:
         """Return the next n rows, none of them used yet."""
         self._planned = [(row, None) for row in self._held[:n]]
         place = self._place
         while len(self._planned) < n:
-            row, place = self._row_at(place), self._after(place)
+            row, place = self._row_at(place), place + 1
             self._planned.append((row, place))
         return [row for row, _ in self._planned]
 
@@ -135,22 +126,19 @@ class RowOrder:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        return {"epoch": self._place.epoch, "position": self._place.position, "held": list(self._held)}
+        epoch, position = divmod(self._place, self._n_rows)
+        return {"epoch": epoch, "position": position, "held": list(self._held)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave, also in a version that kept more."""
-        self._place = _Place(state["epoch"], state["position"])
+        self._place = state["epoch"] * self._n_rows + state["position"]
         self._held = list(state["held"])
 
-    def _row_at(self, place: _Place) -> int:
-        if self._pass is None or self._pass[0] != place.epoch:
-            self._pass = (place.epoch, self._order_of(place.epoch))
-        return int(self._pass[1][place.position])
-
-    def _after(self, place: _Place) -> _Place:
-        if place.position + 1 < self._n_rows:
-            return _Place(place.epoch, place.position + 1)
-        return _Place(place.epoch + 1, 0)
+    def _row_at(self, place: int) -> int:
+        epoch, position = divmod(place, self._n_rows)
+        if self._pass is None or self._pass[0] != epoch:
+            self._pass = (epoch, self._order_of(epoch))
+        return int(self._pass[1][position])
 
 
 class RowQueue:

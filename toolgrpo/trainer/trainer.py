@@ -23,9 +23,10 @@ from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions, Sleeper
 from toolgrpo.engines.build import BuiltEngine
 from toolgrpo.errors import TooManyDroppedError
+from toolgrpo.evaluation.agreement import EngineProof
 from toolgrpo.evaluation.grading import Grading, success_at
 from toolgrpo.folder_claim import FolderClaim, claim_folder
-from toolgrpo.learning.correction import cut_by, settled
+from toolgrpo.learning.correction import settled
 from toolgrpo.models.untrained_markers import output_rows
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.progress import RunProgress, library_bars_off, take_display
@@ -51,10 +52,8 @@ from toolgrpo.trainer.batch_in_training import BatchInTraining
 from toolgrpo.trainer.batches import Batches, EpisodeGrading
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete, tied_head_expected
 from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trainer.engine_proof import EngineProof
 from toolgrpo.trainer.hardware import check_backend, precision_line
 from toolgrpo.trainer.model_card import SavesWithCard
-from toolgrpo.trainer.off_policy import OffPolicy
 from toolgrpo.trainer.row_queue import Processes, check_engine, open_queue
 from toolgrpo.trainer.stopping import (
     GracefulStop,
@@ -63,9 +62,7 @@ from toolgrpo.trainer.stopping import (
     closed_if_it_fails,
     report_first_failure,
 )
-from toolgrpo.trainer.token_tap import TokenTap
 from toolgrpo.trainer.trl import batch as trl_batch
-from toolgrpo.trainer.trl import rewards as trl_rewards
 from toolgrpo.trainer.trl import trainer as trl_trainer
 
 
@@ -171,7 +168,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             same_numbers=built.engine.same_numbers_as_trainer and self.policy.dtype == torch.float32,
         )
         trl_batch.correct_by(self, self.correction)
-        trl_rewards.check_models(self)
+        trl_batch.check_models(self)
         if args.runs_ahead:
             check_engine(built.engine, args.carry_over)
         return built
@@ -231,7 +228,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             success_at(args.success_threshold),
             self.reward_func_names,
             state=lambda: self.state,
-            ask_model=partial(trl_rewards.ask_model, self),
+            ask_model=partial(trl_batch.ask_model, self),
         )
         episode_grading = EpisodeGrading(grading, args.shaping(), args.credits(), self.turn_rewards)
         self.rollout_batches = Batches(
@@ -245,16 +242,15 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             model=lambda: self.model,
             step=lambda: int(self.state.global_step),
         )
-        self._token_tap = TokenTap(self.recorder, args.record_tokens)
-        off_policy = OffPolicy(
-            self.correction,
-            micro_batches=args.steps_per_generation,
-            cut_by=cut_by(args.sampling_options()),
-            log=partial(trl_trainer.log_metrics, self),
-            warn=self.progress.say,
-        )
         self._batch = BatchInTraining(
-            self, args, self.rollout_batches, self.rollouts.observers, off_policy, self._proof, self._token_tap
+            self,
+            args,
+            self.rollout_batches,
+            self.rollouts.observers,
+            self._proof,
+            self.correction,
+            self.recorder,
+            say=self.progress.say,
         )
 
     @property

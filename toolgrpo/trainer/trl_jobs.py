@@ -109,11 +109,6 @@ def _shows_images(prompt: Any) -> bool:
     return any(isinstance(part, Mapping) and "image" in str(part.get("type")) for part in parts)
 
 
-def as_conversations(prompts: Sequence[Any]) -> list[Any]:
-    """Return prompts of plain text as the user messages that the model was shown."""
-    return [[{"role": "user", "content": one}] if isinstance(one, str) else one for one in prompts]
-
-
 def refuse_rollout_func(rollout_func: Any) -> None:
     """Refuse a function that would replace every episode."""
     if rollout_func is not None:

@@ -1,6 +1,6 @@
 """Batches of TRL's trainer, from a rollout through its rewards to its loss. Tested with TRL 1.16.0.
 
-What is private and used (`tests/trainer/test_trl_correction.py` fails with a
+What is private and used (`tests/trainer/test_trl_correction.py` and `test_trl_rewards.py` fail with a
 sentence when one of these changes):
 
 * `_generate` returns (prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields,
@@ -23,7 +23,16 @@ sentence when one of these changes):
   `NEEDS_EVERY_ROW` or the load-balancing loss (`aux_loss_enabled`) is on, and homogeneous in the
   advantages: twice of them is twice the loss. Those of `LOSSES_BY_TOKEN` weigh each token by its own;
 * `_compute_loss` appends to `_metrics["train"]["entropy"]` the mean over all tokens of the
-  micro-batch, in all processes, and a NaN there is left out of the average.
+  micro-batch, in all processes, and a NaN there is left out of the average;
+* `GRPOTrainer._calculate_rewards(inputs, prompts, completions, completion_ids_list)` gives the rewards
+  of all processes, an episode a row, a function a column; NaN where a function does not score it. A row
+  with NaN alone leaves mean and standard deviation, and its advantage is 0;
+* `GRPOTrainer._pending_extra_logs` and `_pending_metrics` collect what rewards log until the batch is
+  scored;
+* a reward model is asked about prompt and completion as one conversation, in the template of its own
+  tokenizer (`reward_processing_classes`) with `chat_template_kwargs`, on the device where
+  `Trainer._prepare_inputs` puts it; the first logit is the reward;
+* `GRPOTrainer._metrics[mode]["reward"]` is the mean reward of what is trained on.
 """
 
 from __future__ import annotations
@@ -35,19 +44,31 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from trl import GRPOTrainer
+from accelerate.utils import gather_object
+from transformers import Trainer
+from trl import GRPOTrainer, apply_chat_template
 
-from toolgrpo.learning.correction import Correction, EpisodeWeights, clipped, log_ratios, weights_of_rows
+from toolgrpo.errors import ConfigError
+from toolgrpo.learning.correction import (
+    Correction,
+    EpisodeWeights,
+    clipped,
+    log_ratios,
+    updates_are_several,
+    weights_of_rows,
+)
 from toolgrpo.learning.shaping import loss_mask
 from toolgrpo.learning.stages import (
     ROW_LOSSES,
     TOKEN_LOSSES,
     LearningRule,
     TrainBatch,
-    dead_by_rewards_alone,
     is_live,
     why_every_row,
 )
+from toolgrpo.rollout.batch import Scored
+from toolgrpo.rollout.row_parts import as_messages
+from toolgrpo.trainer.batches import TakenBatch
 from toolgrpo.trainer.pass_rows import RowChoice, SegmentedRows
 from toolgrpo.trajectory import Trajectory
 
@@ -85,6 +106,69 @@ def engine_logps(trajectories: Sequence[Trajectory]) -> list[list[float]]:
     return [[0.0 if lp is None else lp for lp in one.logprobs] or [0.0] for one in trajectories]
 
 
+def check_models(trainer: GRPOTrainer) -> None:
+    """Raise if a reward model would have to be asked by one process alone, and cannot be."""
+    has_model = any(isinstance(one, torch.nn.Module) for one in trainer.reward_funcs)
+    if trainer.args.draws_groups and has_model and trainer.backend.splits_parameters:
+        raise ConfigError(
+            "dynamic_sampling asks rewards when a group ends, in each process for itself, but the "
+            "reward model is split over the processes; use a reward function, or a backend that splits nothing"
+        )
+
+
+def ask_model(trainer: GRPOTrainer, number: int, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
+    """Return what a reward model says of these conversations."""
+    model, tokenizer = trainer.reward_funcs[number], trainer.reward_processing_classes[number]
+    whole = [{"messages": [*as_messages(p), *c]} for p, c in zip(prompts, completions, strict=True)]
+    texts = [apply_chat_template(one, tokenizer, **trainer.chat_template_kwargs)["text"] for one in whole]
+    inputs = tokenizer(text=texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False)
+    with torch.inference_mode():
+        scores: list[float] = model(**Trainer._prepare_inputs(trainer, inputs)).logits[:, 0].float().tolist()
+    return scores
+
+
+def rewards_of_all(trainer: GRPOTrainer, taken: TakenBatch) -> torch.Tensor:
+    """Return the rewards of the batches of all processes; what the rewards have logged goes to TRL with it."""
+    for name, values in taken.answers.columns.items():
+        trainer._pending_extra_logs[name].extend(values)
+    for name, numbers in taken.answers.metrics.items():
+        trainer._pending_metrics[name].extend(numbers)
+    own = [
+        (math.nan,) * len(values) if one.drop is not None else values
+        for one, values in zip(taken.scored, taken.answers.values, strict=True)
+    ]
+    device = trainer.accelerator.device
+    everything: torch.Tensor = trainer.accelerator.gather(torch.tensor(own, dtype=torch.float32, device=device))
+    return everything
+
+
+def log_drawn(trainer: GRPOTrainer, taken: TakenBatch) -> None:
+    """Let `reward` be the mean of everything that was drawn; TRL's, of what is trained on, stands beside it."""
+    if taken.metrics_of_all is None:
+        return
+    collected = trainer._metrics["train"]
+    collected["reward_trained"].append(collected["reward"].pop())
+    collected["reward"].append(taken.reward)
+    for name, value in taken.metrics_of_all.items():
+        collected[name].append(value)
+
+
+def log_evaluation(trainer: GRPOTrainer, own: Sequence[Scored]) -> tuple[dict[str, float], int]:
+    """Log success and rewards over the episodes of all processes, for TRL's next log; return them, and how many were scored."""
+    shown = [(bool(one.success), {"reward": one.total, **_by_function(one)}) for one in own]
+    of_all: list[tuple[bool, dict[str, float | None]]] = gather_object(shown)
+    metrics = {"success": sum(success for success, _ in of_all) / max(1, len(of_all))}
+    for name in dict.fromkeys(name for _, rewards in of_all for name in rewards):
+        values = [value for _, rewards in of_all if (value := rewards.get(name)) is not None]
+        metrics[name] = sum(values) / len(values) if values else math.nan
+    trainer._metrics["eval"].update({name: [value] for name, value in metrics.items()})
+    return metrics, len(of_all)
+
+
+def _by_function(episode: Scored) -> dict[str, float | None]:
+    return {f"rewards/{name}/mean": value for name, value in episode.rewards.items()}
+
+
 def learning_rule(trainer: GRPOTrainer) -> LearningRule:
     """Return how this trainer learns from its batches."""
     args = trainer.args
@@ -92,8 +176,7 @@ def learning_rule(trainer: GRPOTrainer) -> LearningRule:
         shaping=args.shaping(),
         credit=args.credits(),
         correction=trainer.correction,
-        dead_by_rewards=dead_by_rewards_alone(args),
-        skips_rows=skips_rows(trainer),
+        skips_rows=why_every_row(args) is None and not trainer.aux_loss_enabled,
     )
 
 
@@ -132,27 +215,15 @@ def correct_by(trainer: GRPOTrainer, correction: Correction) -> None:
         trainer.vllm_importance_sampling_clip_min = None
 
 
-def skips_rows(trainer: GRPOTrainer) -> bool:
-    """Return whether rows without an advantage stay out of the training pass."""
-    return why_every_row(trainer.args) is None and not trainer.aux_loss_enabled
-
-
-def steps_differ(trainer: GRPOTrainer) -> bool:
-    """Return whether weights change between the micro-batches of a batch, so that TRL reads the old policy."""
-    args = trainer.args
-    return bool(args.gradient_accumulation_steps % (args.steps_per_generation * trainer.num_iterations))
-
-
-def reads_old_policy(trainer: GRPOTrainer) -> bool:
+def reads_old_policy(trainer: GRPOTrainer, rule: LearningRule) -> bool:
     """Return whether TRL reads this training batch with the old policy, and only rows that have an
     advantage matter there.
     """
-    args = trainer.args
-    if not skips_rows(trainer) or not dead_by_rewards_alone(args):
+    if not (rule.skips_rows and rule.dead_by_rewards_alone):
         return False
-    if args.credits().by_turn or trainer.correction.method == "bypass":
+    if rule.credit.by_turn or rule.correction.method == "bypass":
         return False
-    return steps_differ(trainer) or bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
+    return updates_are_several(trainer.args) or bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
 
 
 def choose_rows_of_old_policy(trainer: GRPOTrainer, dead: torch.Tensor) -> RowChoice:
@@ -167,9 +238,9 @@ def choose_rows_of_old_policy(trainer: GRPOTrainer, dead: torch.Tensor) -> RowCh
     return RowChoice(read, math.nan)
 
 
-def choose_rows(trainer: GRPOTrainer, micro_batch: Batch) -> RowChoice | None:
+def choose_rows(rule: LearningRule, micro_batch: Batch) -> RowChoice | None:
     """Return which rows of a micro-batch the training pass reads; None stands for all of them."""
-    if not skips_rows(trainer):
+    if not rule.skips_rows:
         return None
     return RowChoice(_live(micro_batch), micro_batch.get("old_per_token_logps", 0.0))
 
@@ -280,11 +351,11 @@ def tokens_of_row(
     }
 
 
-def live_flags(trainer: GRPOTrainer) -> Any:
+def live_flags(rule: LearningRule) -> Any:
     """Return what says of each row of a micro-batch whether it is live, or None where the rows must
     stay where TRL's shuffle put them: all are read, or the loss depends on which stand together.
     """
-    if not skips_rows(trainer) or trainer.loss_type not in TOKEN_LOSSES | ROW_LOSSES:
+    if not rule.skips_rows or rule.loss_type not in TOKEN_LOSSES | ROW_LOSSES:
         return None
     return lambda micro_batch: _live(micro_batch).tolist()
 

@@ -52,7 +52,7 @@ from toolgrpo.engines.adapters import merged_parameters, merges_exactly, persist
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.batch import Mode, Row
-from toolgrpo.shared_pass.group_order import keep_groups_together, put_live_first
+from toolgrpo.shared_pass.group_order import put_in_order
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.row_queue import Training
@@ -61,7 +61,6 @@ from toolgrpo.trainer.trl.batch import live_flags
 if TYPE_CHECKING:
     from toolgrpo.trainer.batch_in_training import BatchInTraining
     from toolgrpo.trainer.checkpointing import Checkpoints
-    from toolgrpo.trainer.token_tap import TokenTap
 
 TESTED_VERSIONS = ("1.16.0",)
 _TRL_TILE, _CPU_TILE = (4096, 32768), (256, 4096)  # tokens, and words of the vocabulary
@@ -75,7 +74,6 @@ class CallsOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     _batch: BatchInTraining
     _checkpoints: Checkpoints
     _shared_pass: SharedPass
-    _token_tap: TokenTap
 
     def __init__(self, args: Any, **kwargs: Any) -> None:
         wanted, args.use_vllm = args.use_vllm, False  # so that TRL starts no engine of its own
@@ -130,10 +128,6 @@ class CallsOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         return self._batch.compute_loss(inputs, partial(super().compute_loss, model, inputs, *args, **kwargs))
 
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        with self._token_tap.reading(inputs):
-            return super()._compute_loss(model, inputs)
-
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """Put groups together where prompts may be shared, and first what is trained where the rest is skipped."""
         before = self._buffered_inputs
@@ -141,11 +135,10 @@ class CallsOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         buffered, args = self._buffered_inputs, self.args
         if buffered is before:
             return inputs
-        is_live = live_flags(self)
-        if args.prefix_sharing != "off":
-            self._buffered_inputs = keep_groups_together(buffered, args.gradient_accumulation_steps, is_live)
-        elif is_live is not None:
-            self._buffered_inputs = put_live_first(buffered, args.gradient_accumulation_steps, is_live)
+        is_live, by_prompt = live_flags(self._batch.rule), args.prefix_sharing != "off"
+        if by_prompt or is_live is not None:
+            steps = args.gradient_accumulation_steps
+            self._buffered_inputs = put_in_order(buffered, steps, is_live, by_prompt=by_prompt)
         return self._buffered_inputs[self._step % len(buffered)]
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

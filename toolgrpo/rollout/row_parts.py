@@ -1,12 +1,17 @@
-"""The tools of one row:
-a row whose column `tools` names some of the tools is shown only these, and can call only these.
+"""Everything of an episode that its row decides: messages, thinking, tools, and what its user says later.
 
+A row whose column `tools` names some of the tools is shown only these, and can call only these.
 It can call those of its column `hidden_tools` too, which its prompt does not show: something later in
 the conversation will, a user or a result.
 
+A row whose column `user_turns` lists texts has the user say them one after the other, each when the
+model has answered the one before: when it ends a turn without a call. An environment with
+`next_user_message` is asked then instead. Neither of them: the first answer ends the episode.
+
 Invariants: a row without names gets all tools; the tools keep the order of the toolbox; a call of a
 tool that was not offered is answered like a call of a tool that does not exist, and never reaches
-it.
+it. An episode has one speaker: where a row has a script and its environment speaks too, that is an
+error, because each would take the other's messages for none.
 
 Not covered: tools that a row would bring itself; names only choose among those that were loaded.
 """
@@ -19,7 +24,22 @@ from typing import Any
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import DataError
 from toolgrpo.nearest import nearest
+from toolgrpo.rollout.batch import Row
 from toolgrpo.tools.base import ToolProvider, ToolSession, speaks
+from toolgrpo.trajectory import Message, StopReason
+
+
+def as_messages(prompt: str | Sequence[Message]) -> tuple[Message, ...]:
+    """Return the conversation that an episode of this prompt starts from."""
+    if isinstance(prompt, str):
+        return ({"role": "user", "content": prompt},)
+    return tuple(dict(message) for message in prompt)
+
+
+def thinking_of(row: Row, default: bool | None) -> bool | None:
+    """Return what a chat template is told of thinking: a row's own column decides."""
+    own = row.get("enable_thinking")
+    return default if own is None else bool(own)
 
 
 def offered_tools(tools: ToolProvider | None, row: Mapping[str, Any]) -> ToolProvider | None:
@@ -111,3 +131,52 @@ class _OfferedSession(ToolSession):
         known = f"The tools are: {', '.join(self._names)}" if self._names else "There are no tools for this question"
         content = f"Error: there is no tool named '{str(attempt.name)[:80]}'. {known}."
         return ToolResult(content, attempt.name, ToolErrorKind.UNKNOWN_TOOL)
+
+
+class User:
+    """The user of one episode. `said` counts what the user said after the prompt."""
+
+    def __init__(self, script: tuple[str, ...] | None, most: int | None) -> None:
+        self._script = script  # None: the environment speaks
+        self._most = most
+        self.said = 0
+
+    async def reply(self, session: ToolSession | None, answer: str, *, last_turn: bool) -> str | StopReason:
+        """Return what the user says to an answer, or why the episode ends with it.
+
+        Nothing more to say is FINISHED, also where a limit would have ended it.
+        """
+        text = await self._next(session, answer)
+        if text is None:
+            return StopReason.FINISHED
+        if last_turn:
+            return StopReason.MAX_TURNS
+        return StopReason.MAX_USER_TURNS if self._most is not None and self.said >= self._most else text
+
+    async def _next(self, session: ToolSession | None, answer: str) -> str | None:
+        if self._script is not None:
+            return self._script[self.said] if self.said < len(self._script) else None
+        return None if session is None else await session.next_user_message(answer)
+
+
+def user_of(tools: ToolProvider | None, row: Mapping[str, Any], most: int | None = None) -> User | None:
+    """Return who speaks for the user in an episode of this row, `most` times; None if nobody does."""
+    script = row.get("user_turns")
+    check_user_turns(tools, script)
+    if script:
+        return User(tuple(script), most)
+    return User(None, most) if speaks(tools) else None
+
+
+def check_user_turns(tools: ToolProvider | None, script: Any) -> None:
+    """Raise `DataError` where a row has a script beside an environment that speaks."""
+    if script and speaks(tools):
+        raise DataError(
+            "a row has the column `user_turns`, and the environment has next_user_message: both would speak for the user. "
+            "Leave one of them out; an environment gets the row in reset, under another name of the column too."
+        )
+
+
+def users_speak(tools: ToolProvider | None, rows: Any) -> bool:
+    """Return whether users speak in the middle of episodes of this data set."""
+    return speaks(tools) or "user_turns" in (getattr(rows, "column_names", None) or ())
