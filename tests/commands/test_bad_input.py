@@ -241,7 +241,7 @@ def arguments(text: str, folder: Path) -> list[str]:
 def load(text: str, folder: Path) -> TrainingRun:
     """Everything before the model."""
     script, config, model = parse_arguments(arguments(text, folder))
-    run = TrainingRun(script, config, model, Terminal(None, io.StringIO(), quiet=False), started=0.0)
+    run = TrainingRun(script, config, model, Terminal(None, io.StringIO(), quiet=False))
     rows = run.parts.training_rows()
     heldout = run.parts.heldout_rows()
     tools = run.parts.toolbox()

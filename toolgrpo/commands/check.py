@@ -377,6 +377,16 @@ class CheckRun:
         self.report.add("time", said, rollout_s=rollout_s)
 
 
+def run_check(words: Sequence[str], terminal: Terminal) -> int:
+    """Run the command."""
+    parsed = parse_check_arguments(words)
+    report = CheckRun(*parsed, terminal).run()
+    if parsed[0].json:
+        terminal.stream.write(report.as_json() + "\n")
+    terminal.say(f"{report.closing()} (log: {terminal.log_file})")
+    return report.exit_code
+
+
 def _some(names: Sequence[str]) -> str:
     more = [f"and {len(names) - _NAMES_SHOWN} more"] if len(names) > _NAMES_SHOWN else []
     return ", ".join([*names[:_NAMES_SHOWN], *more])

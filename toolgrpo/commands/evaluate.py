@@ -200,3 +200,11 @@ def parse_evaluation_arguments(
     evaluation, script, config, model = parse_args(kinds, list(argv))
     check_arguments(script, config, model, given_values(kinds, argv), trains=False)
     return evaluation, script, config, model
+
+
+def run_evaluate(words: Sequence[str], terminal: Terminal) -> int:
+    """Run the command."""
+    evaluation, script, config, model = parse_evaluation_arguments(words)
+    with terminal.writing_into_folder(config, dry_run=script.dry_run) as config:
+        EvaluationRun(evaluation, script, config, model, terminal, words).run()
+    return 0

@@ -28,7 +28,7 @@ _PACKAGES = (
 _VARIABLES = ("ACCELERATE_", "CUDA_VISIBLE", "HF_HUB_OFFLINE", "MALLOC_", "OMP_", "TRITON_", "VLLM_", "WANDB_MODE")
 
 
-def environment_lines() -> Iterator[str]:
+def environment_lines(_: Sequence[str] = ()) -> Iterator[str]:
     """Yield one line for each fact about this machine that a bug report needs; no value holds a secret."""
     import psutil
     import torch

@@ -277,6 +277,11 @@ class ReplayRun:
         return not same
 
 
+def run_replay(words: Sequence[str], terminal: Terminal) -> int:
+    """Run the command; its exit code says whether anything differs."""
+    return int(ReplayRun(*parse_replay_arguments(words), terminal).run())
+
+
 def _short(answer: Answer) -> str:
     if answer is None:
         return "(no more)"

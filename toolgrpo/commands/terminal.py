@@ -26,10 +26,12 @@ import select
 import sys
 import tempfile
 import threading
+import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.live import Live
 from rich.spinner import Spinner
@@ -167,6 +169,7 @@ class Terminal:
 
     def __init__(self, log: RunLog | None, stream: TextIO, *, quiet: bool) -> None:
         self._log = log
+        self.started_s = time.monotonic()
         self.stream = stream
         self.console = SteadyConsole(file=stream, quiet=quiet, highlight=False, soft_wrap=True)
 
@@ -206,6 +209,17 @@ class Terminal:
     @classmethod
     def is_main_process(cls) -> bool:
         return cls.rank() == 0
+
+    @contextlib.contextmanager
+    def writing_into_folder(self, config: Any, *, dry_run: bool, append: bool = False) -> Iterator[Any]:
+        """Yield the config of a run, whose output folder is claimed and logged into; a dry run leaves nothing behind."""
+        self.console.quiet = self.console.quiet or config.quiet
+        if dry_run:
+            with tempfile.TemporaryDirectory(prefix="toolgrpo-dry-") as folder:
+                yield config.changed(output_dir=folder)
+        else:
+            self.log_into(Path(config.output_dir), append=append)
+            yield config
 
     def log_into(self, output_dir: Path, *, append: bool = False) -> None:
         """Claim the output folder for this run, and go on logging there (`append`: in the log that

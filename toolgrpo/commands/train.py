@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from datasets import Dataset
 from rich.table import Table
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.report import report_line
-from toolgrpo.commands.run_config import resume_command
+from toolgrpo.commands.run_config import keep_run_config, resume_command
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.load import hub_ids
 from toolgrpo.errors import ToolGRPOError
@@ -87,6 +87,17 @@ def outcome_line(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | N
     return f"{said}: see {page_here('held-out-success-does-not-rise')}"
 
 
+def run_train(words: Sequence[str], terminal: Terminal) -> int:
+    """Run the command."""
+    script, config, model = parse_arguments(words)
+    resumes = bool(config.resume_from_checkpoint)
+    with terminal.writing_into_folder(config, dry_run=script.dry_run, append=resumes) as config:
+        if terminal.is_main_process() and not script.dry_run:
+            keep_run_config(words, Path(config.output_dir))
+        TrainingRun(script, config, model, terminal).run()
+    return 0
+
+
 class TrainingRun:
     """Holds the loaded parts between the stages."""
 
@@ -96,13 +107,10 @@ class TrainingRun:
         config: ToolGRPOConfig,
         model: ModelConfig,
         terminal: Terminal,
-        *,
-        started: float,
     ) -> None:
         self.script = script
         self.config = config
         self.terminal = terminal
-        self.started = started
         self.parts = RunParts(script, config, model, terminal)
 
     def run(self) -> dict[str, Any] | None:
@@ -154,6 +162,7 @@ class TrainingRun:
                 self._show(summary, doctor_lines(trainer.doctor))
                 if trainer.stopped_by and trainer.state.global_step < trainer.state.max_steps:
                     self._say_how_to_go_on()
+            self._keep(summary)
             return summary
         finally:
             trainer.close()
@@ -240,7 +249,7 @@ class TrainingRun:
                 "rollout": trainer.rollout_batches.rollout_seconds / max(1, steps),
                 "training": (train_s - trainer.rollout_batches.rollout_seconds) / max(1, steps),
             },
-            "seconds_in_all": time.monotonic() - self.started,
+            "seconds_in_all": time.monotonic() - self.terminal.started_s,
             **doctor_summary(trainer.doctor),
             "model": str(self.config.output_dir),
             "episodes": str(trainer.recorder.path) if trainer.recorder.path else None,
