@@ -194,30 +194,26 @@ def run_chat(words: Sequence[str], terminal: Terminal) -> int:
 
 def _talk(run: RunParts, chat: ChatTools) -> None:
     config, say = run.config, chat.terminal.say
-    loaded = load_model(Path(run.model_path(str(run.model.model_name_or_path))), run.model_init_kwargs(), config)
-    parts = loaded.parts(config, toolbox=chat)
-    built = parts.engine(loaded.policy)
-    say(f"engine    {built.choice.name} ({built.choice.why}), {parts.chat.name} chat format")
-    if (line := parts.markers_line(loaded.head)) is not None:
-        say(line)
+    loaded = load_model(run, str(run.model.model_name_or_path), toolbox=chat)
+    engine = loaded.engine(say)
     limits = replace(
         config.episode_limits(),
-        max_completion_length=built.engine.max_model_len,
+        max_completion_length=engine.max_model_len,
         max_turns=None,
         max_user_turns=None,
         deadline_s=None,
     )
-    rollouts = replace(parts.rollouts(built.engine), limits=limits)
+    rollouts = replace(loaded.parts.rollouts(engine), limits=limits)
     runner = ShowingRunner(rollouts, config.sampling_options(), show_turn=chat.said)
     try:
-        built.engine.load_weights(loaded.policy.weights())
+        engine.load_weights(loaded.policy.weights())
         say("/reset begins anew, /tools lists the tools, /save FILE.jsonl keeps this; an empty line ends it")
         signal.signal(signal.SIGINT, _interrupted)  # asyncio's own would wait for the line that is being typed
         asyncio.run(_conversations(runner, chat, config.enable_thinking))
     except KeyboardInterrupt:
         say("")
     finally:
-        built.engine.shutdown()
+        engine.shutdown()
 
 
 async def _conversations(runner: EpisodeRunner, chat: ChatTools, thinking: bool | None) -> None:

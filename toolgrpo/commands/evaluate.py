@@ -17,7 +17,6 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from toolgrpo.build import Parts
 from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments, check_arguments
 from toolgrpo.commands.given import given_values, parse_args
 from toolgrpo.commands.loaded_model import LoadedModel, load_model
@@ -116,17 +115,16 @@ class EvaluationRun:
             rewards = parts.rewards()
             rows = parts.rows_to_score(rows, rewards, "the questions")
             parts.check(rows, tools, rewards)
-            loaded = load_model(Path(parts.model_path(name)), parts.model_init_kwargs(), config)
-            built_of = loaded.parts(config, toolbox=tools, player=player)
-            rollouts = self._rollouts(loaded, built_of, rows)
+            loaded = load_model(parts, name, toolbox=tools, player=player)
+            rollouts = self._rollouts(loaded, rows)
         except BaseException:
             for opened in (tools, player):
                 if opened is not None:
                     opened.close()
             raise
         try:
-            built_of.prove_chat(rows["prompt"], [rows])
-            rows = built_of.fitting(rollouts.engine, self.terminal.say)(rows, name="the questions")
+            loaded.parts.prove_chat(rows["prompt"], [rows])
+            rows = loaded.parts.fitting(rollouts.engine, self.terminal.say)(rows, name="the questions")
             if self.script.dry_run:
                 return None
             evaluation = Evaluation(
@@ -142,8 +140,9 @@ class EvaluationRun:
         finally:
             rollouts.close()
 
-    def _rollouts(self, loaded: LoadedModel, parts: Parts, rows: Dataset) -> Rollouts:
+    def _rollouts(self, loaded: LoadedModel, rows: Dataset) -> Rollouts:
         show_engine_lines(self.terminal.say)
+        parts = loaded.parts
         demand = parts.demand(loaded.policy, (), rows, samples=self.evaluation.samples)
         built = parts.engine(loaded.policy, demand)
         self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {parts.chat.name} chat format")
@@ -158,7 +157,7 @@ class EvaluationRun:
                 self.terminal.say(line)
         config = parts.config
         path = episodes_path(Path(config.output_dir), loaded.policy.process_index)
-        recorder = EpisodeRecorder(path, share=config.record_episodes, token_text=token_texts(loaded.tokenizer))
+        recorder = EpisodeRecorder(path, share=config.record_episodes, token_text=token_texts(parts.tokenizer))
         progress = RunProgress(self.terminal.console, say=self.terminal.say)
         lines = [RolloutLines(self.terminal.say)] if progress.lines_only else []
         observers = Observers([recorder, progress, RolloutLog(), *lines])

@@ -12,7 +12,6 @@ import asyncio
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from toolgrpo.commands.arguments import GatewayArguments, ScriptArguments, is_missing
 from toolgrpo.commands.evaluate import EvaluationConfig
@@ -49,20 +48,15 @@ def run_gateway(words: Sequence[str], terminal: Terminal) -> int:
         raise ConfigError(is_missing("model_name_or_path", "gateway"))
     terminal.console.quiet = terminal.console.quiet or config.quiet
     name = model.model_name_or_path
-    run = RunParts(ScriptArguments(), config, model, terminal)
-    loaded = load_model(Path(run.model_path(name)), run.model_init_kwargs(), config)
-    parts = loaded.parts(config)
-    built = parts.engine(loaded.policy)
-    terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {parts.chat.name} chat format")
-    if (line := parts.markers_line(loaded.head)) is not None:
-        terminal.say(line)
-    limits = EpisodeLimits(max_completion_length=built.engine.max_model_len, max_turns=None)
-    shared = EpisodeRunner(replace(parts.rollouts(built.engine), limits=limits), config.sampling_options())
+    loaded = load_model(RunParts(ScriptArguments(), config, model, terminal), name)
+    engine = loaded.engine(terminal.say)
+    limits = EpisodeLimits(max_completion_length=engine.max_model_len, max_turns=None)
+    shared = EpisodeRunner(replace(loaded.parts.rollouts(engine), limits=limits), config.sampling_options())
     try:
-        built.engine.load_weights(loaded.policy.weights())
+        engine.load_weights(loaded.policy.weights())
         asyncio.run(_serve(gateway, shared, [name, *({MODEL_NAME} - {name})], terminal))
     finally:
-        built.engine.shutdown()
+        engine.shutdown()
     return 0
 
 

@@ -188,11 +188,10 @@ class ReplayRun:
         """Return the episode as this model samples it, from the prompt that the training rendered."""
         from toolgrpo.commands.loaded_model import load_model
 
-        parts = self._parts()
-        config = parts.config
-        loaded = load_model(Path(parts.model_path(model)), parts.model_init_kwargs(), config)
-        built_of = loaded.parts(config, toolbox=tools, player=parts.player())
-        rollouts = built_of.rollouts(built_of.engine(loaded.policy).engine, vocabulary=loaded.vocabulary)
+        run = self._parts()
+        loaded = load_model(run, model, toolbox=tools, player=run.player())
+        parts, config = loaded.parts, run.config
+        rollouts = parts.rollouts(parts.engine(loaded.policy).engine, vocabulary=loaded.vocabulary)
         try:
             rollouts.load_weights(loaded.policy.weights())
             return episode_again(rollouts, self.row, config.sampling_options(), config.seed)
