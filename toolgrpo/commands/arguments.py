@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolgrpo.commands.flags import Flag, flags_of_classes, flags_of_source
-from toolgrpo.commands.given import given_values, parse_args
+from toolgrpo.commands.given import given_values, made_of
 from toolgrpo.commands.other_names import question_iterations
 from toolgrpo.errors import ConfigError
 from toolgrpo.options import (
@@ -285,10 +285,17 @@ def parse_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, ToolGRPOConfi
     """Read the command line of a training over the YAML file over the defaults."""
     from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 
-    kinds = (ScriptArguments, ToolGRPOConfig, ModelConfig)
-    script, config, model = parse_args(kinds, argv)
-    check_arguments(script, config, model, given_values(kinds, argv))
+    _, script, config, model = parse_checked((ScriptArguments, ToolGRPOConfig, ModelConfig), argv)
     return script, config, model
+
+
+def parse_checked(kinds: Sequence[type[Any]], argv: Sequence[str], *, trains: bool = True) -> tuple[Any, ...]:
+    """Return what is given, and a checked instance of each kind, of which the last three are those of a training."""
+    given = given_values(kinds, argv)
+    made = made_of(kinds, given)
+    script, config, model = made[-3:]
+    check_arguments(script, config, model, given, trains=trains)
+    return given, *made
 
 
 def is_missing(name: str, command: str = "train") -> str:

@@ -30,7 +30,7 @@ from peft import get_peft_model
 from transformers import AutoConfig
 
 from toolgrpo.build import load_tokenizer, put_together
-from toolgrpo.commands.arguments import CheckArguments, ScriptArguments, check_arguments
+from toolgrpo.commands.arguments import CheckArguments, ScriptArguments, parse_checked
 from toolgrpo.commands.check_lines import (
     CheckReport,
     add_agreement,
@@ -40,7 +40,6 @@ from toolgrpo.commands.check_lines import (
     add_step,
     add_success,
 )
-from toolgrpo.commands.given import given_values, parse_args
 from toolgrpo.commands.loaded_model import model_without_weights
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
@@ -66,9 +65,7 @@ _GIB = 2**30
 def parse_check_arguments(argv: Sequence[str]) -> tuple[CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig]:
     """Read the command line over the YAML file of the training over the defaults."""
     kinds = (CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig)
-    check, script, config, model = parse_args(kinds, argv)
-    given = given_values(kinds, argv)
-    check_arguments(script, config, model, given)
+    given, check, script, config, model = parse_checked(kinds, argv)
     if check.card is not None:  # what a GPU trains in, whatever this machine has
         config = config.changed(bf16=given.get("bf16", not config.fp16))
     return check, script, config, model

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ from toolgrpo.commands.other_names import question_iterations
 from toolgrpo.commands.run_config import words_of_model
 from toolgrpo.errors import ConfigError, DataError, ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
-from toolgrpo.named_files import located, no_conversations, no_data_file, no_mcp_config
-from toolgrpo.nearest import nearest
+from toolgrpo.named_files import located, nearest, no_conversations, no_data_file, no_mcp_config
 from toolgrpo.options import batch_of_parts
 from toolgrpo.plugin_files import python_file
 from toolgrpo.rewards import get_reward
@@ -62,25 +60,21 @@ def early_errors(command: str, argv: Sequence[str]) -> list[ToolGRPOError]:
         value = given.values.get(name)
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, str):
-                errors += _raised(partial(look, one))
+                errors += _raised(look, one)
     if errors:
         return errors
     for kind in own_classes(command):
         names = {one.name for one in fields(kind)} & given.values.keys()
-        errors += _raised(partial(_make, kind, {name: given.values[name] for name in names}))
+        errors += _raised(kind, **{name: given.values[name] for name in names})
     if errors:
         return errors
     together = _said_together(command, given.values, flags)
     return [found for look in together for found in _raised(look)]
 
 
-def _make(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    return kind(**values)
-
-
-def _raised(look: Callable[[], Any]) -> list[ToolGRPOError]:
+def _raised(look: Callable[..., Any], *given: Any, **named: Any) -> list[ToolGRPOError]:
     try:
-        look()
+        look(*given, **named)
     except ToolGRPOError as error:
         return [error]
     return []

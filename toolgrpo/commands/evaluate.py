@@ -17,8 +17,7 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments, check_arguments
-from toolgrpo.commands.given import given_values, parse_args
+from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments, parse_checked
 from toolgrpo.commands.loaded_model import LoadedModel, load_model
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.run_config import keep_run_config
@@ -196,8 +195,7 @@ def parse_evaluation_arguments(
     The YAML file may be the one of the training.
     """
     kinds = (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig)
-    evaluation, script, config, model = parse_args(kinds, list(argv))
-    check_arguments(script, config, model, given_values(kinds, argv), trains=False)
+    _, evaluation, script, config, model = parse_checked(kinds, argv, trains=False)
     return evaluation, script, config, model
 
 

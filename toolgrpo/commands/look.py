@@ -68,10 +68,8 @@ def data_lines(argv: Sequence[str]) -> Iterator[str]:
         raise ConfigError(
             "say which rows: toolgrpo data FILE --show 3 (a file, a hub id, or a task set such as arithmetic)"
         )
-    given = read_given(flags_of("data"), ["--dataset_id_or_path", *argv])
-    if given.complaints:
-        raise ConfigError("\n".join(given.complaints))
-    asked, script = made_of((DataArguments, ScriptArguments), given.values)
+    given = read_given(flags_of("data"), ["--dataset_id_or_path", *argv]).right()
+    asked, script = made_of((DataArguments, ScriptArguments), given)
     rows = load_tasks(
         script.dataset_id_or_path, split=script.dataset_split, limit=script.max_rows, system_prompt=script.system_prompt
     )

@@ -20,8 +20,7 @@ from toolgrpo.commands.early import early_errors
 from toolgrpo.commands.help_page import PAGES, asked_for, completion, help_text
 from toolgrpo.commands.terminal import LOADING, Terminal
 from toolgrpo.errors import ConfigError, ToolGRPOError
-from toolgrpo.named_files import LAUNCH_FILES, located, shipped_names, shipped_root
-from toolgrpo.nearest import nearest
+from toolgrpo.named_files import LAUNCH_FILES, located, nearest, shipped_names, shipped_root
 from toolgrpo.plain_text import plain
 from toolgrpo.startup import prepare
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from toolgrpo.calls import ToolResult
-from toolgrpo.commands.arguments import ReplayArguments, ReplayOptions, ScriptArguments, flags_of
+from toolgrpo.commands.arguments import ReplayArguments, ReplayOptions, ScriptArguments, flags_of, parse_checked
 from toolgrpo.commands.given import made_of, read_given
 from toolgrpo.commands.plugins import load_rewards, load_toolbox
 from toolgrpo.commands.run_config import config_of_run
@@ -65,13 +65,9 @@ def parse_replay_arguments(
     of_flags = read_given(known, flags).values.keys() if "--config" not in flags else ()
     if not any(flag == "--config" or flag.startswith("--config=") for flag in flags):
         flags = ["--config", str(config_of_run(recording_in(Path(folder)))), *flags]
-    given = read_given(known, [*flags, "--folder", folder, "--episode", number])
-    if given.complaints:
-        raise ConfigError("\n".join(given.complaints))
+    given = read_given(known, [*flags, "--folder", folder, "--episode", number]).right()
     chosen = not {"reward", "reward_fn"}.isdisjoint(of_flags)
-    values = {
-        name: value for name, value in given.values.items() if not chosen or name not in _REWARDS or name in of_flags
-    }
+    values = {name: value for name, value in given.items() if not chosen or name not in _REWARDS or name in of_flags}
     replay, script, config = made_of((ReplayArguments, ScriptArguments, ReplayOptions), values)
     return replay, script, config, flags
 
@@ -200,15 +196,12 @@ class ReplayRun:
 
     def _parts(self) -> RunParts:
         """Return the parts of the run, for what needs a model or its tokenizer; an evaluation may have been greedy."""
-        from toolgrpo.commands.arguments import check_arguments
         from toolgrpo.commands.evaluate import EvaluationConfig
-        from toolgrpo.commands.given import given_values, parse_args
         from toolgrpo.commands.parts import RunParts
         from toolgrpo.trainer.config import ModelConfig
 
         kinds = (ReplayArguments, ScriptArguments, EvaluationConfig, ModelConfig)
-        _, script, config, model = parse_args(kinds, self.words)
-        check_arguments(script, config, model, given_values(kinds, self.words), trains=False)
+        *_, script, config, model = parse_checked(kinds, self.words, trains=False)
         return RunParts(script, config, model, self.terminal.in_log_only())
 
     def _whole(self, model: str, tools: Toolbox | None, rewards: Sequence[Reward]) -> bool:

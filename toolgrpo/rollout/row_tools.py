@@ -18,7 +18,7 @@ from typing import Any
 
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import DataError
-from toolgrpo.nearest import nearest
+from toolgrpo.named_files import nearest
 from toolgrpo.tools.base import ToolProvider, ToolSession, speaks
 
 
