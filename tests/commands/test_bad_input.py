@@ -269,7 +269,6 @@ def test_the_model_flag(wrong_files: Path, flags: str, says: str) -> None:
     with pytest.raises(ToolGRPOError) as caught:
         run = load(flags, wrong_files)
         run.parts.trainer(
-            run.parts.model_path(str(run.parts.model.model_name_or_path)),
             reward_funcs=run.parts.rewards(),
             train_dataset=run.parts.training_rows(),
         )

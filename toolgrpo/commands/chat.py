@@ -194,7 +194,7 @@ def run_chat(words: Sequence[str], terminal: Terminal) -> int:
 
 def _talk(run: RunParts, chat: ChatTools) -> None:
     config, say = run.config, chat.terminal.say
-    loaded = load_model(run, str(run.model.model_name_or_path), toolbox=chat)
+    loaded = load_model(run, run.model_name, toolbox=chat)
     engine = loaded.engine(say)
     limits = replace(
         config.episode_limits(),

@@ -41,7 +41,7 @@ from toolgrpo.commands.check_lines import (
     add_success,
 )
 from toolgrpo.commands.loaded_model import model_without_weights
-from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.parts import RunParts, init_kwargs_of
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.base import MORE_ROOM
 from toolgrpo.engines.vllm_options import vllm_available
@@ -220,16 +220,14 @@ class CheckRun:
     def _trainer(self, rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward]) -> ToolGRPOTrainer:
         parts, report = self.parts, self.report
         trainer = parts.trainer(
-            parts.model_path(str(parts.model.model_name_or_path)),
             reward_funcs=list(rewards),
             train_dataset=rows,
             tools=tools,
             agent=parts.script.agent,
-            peft_config=parts.peft_config(),
         )
         model, choice = trainer.policy.get_model(), trainer.engine_choice
         n = sum(parameter.numel() for parameter in model.parameters())
-        report.add("model", f"{parts.model.model_name_or_path}: {n / 1e6:.3g} M parameters", parameters=n)
+        report.add("model", f"{parts.model_name}: {n / 1e6:.3g} M parameters", parameters=n)
         report.add("engine", f"{choice.name} ({choice.why}), a window of {trainer.engine.max_model_len} tokens")
         report.add("chat", f"the {trainer.chat.name} format is proven on conversations of these rows")
         if trainer.markers_line is not None:
@@ -259,8 +257,8 @@ class CheckRun:
         """Estimate the memory from the shape of the model."""
         parts, config, asked = self.parts, self.parts.config, self.parts.model
         device = Device.named(self.check.card) if self.check.card else Device.here(config.device)
-        path = parts.model_path(str(asked.model_name_or_path))
-        kwargs = {**parts.model_init_kwargs(), "trust_remote_code": config.trust_remote_code}
+        path = parts.model_path(parts.model_name)
+        kwargs = {**init_kwargs_of(asked), "trust_remote_code": config.trust_remote_code}
         try:
             shape = AutoConfig.from_pretrained(
                 path, revision=asked.model_revision, trust_remote_code=config.trust_remote_code

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from toolgrpo.observe.console import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, token_texts
 from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
-from toolgrpo.rollout import Player, Rollouts
+from toolgrpo.rollout import Rollouts
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.storage import storage_errors, write_whole
 from toolgrpo.trainer.assembly import cache_of
@@ -107,21 +108,19 @@ class EvaluationRun:
             keep_run_config(self.words, folder, "evaluate")
         config = self.config.changed(output_dir=str(folder))
         parts = RunParts(self.script, config, self.model, self.terminal)
-        tools = parts.toolbox()
-        player: Player | None = None
-        try:
+        with ExitStack() as opened:
+            tools = parts.toolbox()
+            if tools is not None:
+                opened.callback(tools.close)
             player = parts.player()
+            if player is not None:
+                opened.callback(player.close)
             rewards = parts.rewards()
             rows = parts.rows_to_score(rows, rewards, "the questions")
             parts.check(rows, tools, rewards)
             loaded = load_model(parts, name, toolbox=tools, player=player)
             rollouts = self._rollouts(loaded, rows)
-        except BaseException:
-            for opened in (tools, player):
-                if opened is not None:
-                    opened.close()
-            raise
-        try:
+            opened.callback(rollouts.close)
             loaded.parts.prove_chat(rows["prompt"], [rows])
             rows = loaded.parts.fitting(rollouts.engine, self.terminal.say)(rows, name="the questions")
             if self.script.dry_run:
@@ -136,8 +135,6 @@ class EvaluationRun:
                 ks=tuple(self.evaluation.ks or ()),
             )
             return evaluate(evaluation, rollouts, loaded.policy, name=name, label=label)
-        finally:
-            rollouts.close()
 
     def _rollouts(self, loaded: LoadedModel, rows: Dataset) -> Rollouts:
         show_engine_lines(self.terminal.say)

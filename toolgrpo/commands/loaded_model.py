@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations import unset_hf_deepspeed_config
 
 from toolgrpo.build import Parts, load_tokenizer, put_together
-from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.parts import RunParts, init_kwargs_of
 from toolgrpo.engines.base import Engine
 from toolgrpo.engines.build import choose_engine
 from toolgrpo.engines.policy import Policy
@@ -60,7 +60,7 @@ def load_model(
 
     An adapter's folder is loaded with its base model.
     """
-    config, init_kwargs, path = run.config, run.model_init_kwargs(), Path(run.model_path(name))
+    config, init_kwargs, path = run.config, init_kwargs_of(run.model), Path(run.model_path(name))
     check_backend(Accelerator(cpu=config.use_cpu))
     unset_hf_deepspeed_config()  # else ZeRO-3 would split the parameters while they are loaded
     without_base = is_adapter(path)

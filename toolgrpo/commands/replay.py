@@ -236,8 +236,7 @@ class ReplayRun:
         from toolgrpo.build import load_tokenizer
 
         parts = self._parts()
-        path = parts.model_path(str(parts.model.model_name_or_path))
-        tokenizer = load_tokenizer(path, call_markers=parts.config.call_markers)
+        tokenizer = load_tokenizer(parts.model_path(parts.model_name), call_markers=parts.config.call_markers)
         cutter = TokenCutter(tokenizer, self.config.max_tool_response_tokens)
 
         def cut(result: ToolResult) -> ToolResult:

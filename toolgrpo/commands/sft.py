@@ -20,12 +20,12 @@ from typing import Any, Self, cast
 from datasets import Dataset
 from rich.console import Console
 from transformers import PrinterCallback
-from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
+from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from toolgrpo.build import load_tokenizer, markers_line
 from toolgrpo.commands.arguments import SFTArguments, SFTOptions
 from toolgrpo.commands.given import parse_args
-from toolgrpo.commands.parts import shape_of, with_lora_modules
+from toolgrpo.commands.parts import init_kwargs_of, shape_of, with_lora_modules
 from toolgrpo.commands.run_config import keep_run_config, resume_command
 from toolgrpo.data.load import hub_ids
 from toolgrpo.engines.policy import compute_dtype
@@ -171,7 +171,7 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
         learning_rate=rate,
         disable_tqdm=True,
         max_length=None,  # nothing is cut: what is too long was refused
-        model_init_kwargs=_init_kwargs(model),
+        model_init_kwargs=init_kwargs_of(model),
     )
     progress = StepProgress(console if config.process_index == 0 else Console(quiet=True))
     folder = Path(config.output_dir)
@@ -242,16 +242,6 @@ def _how_long(config: ToolSFTConfig) -> str:
     if config.max_steps > 0:
         return f"{config.max_steps} steps"
     return f"{config.num_train_epochs:g} pass{'' if config.num_train_epochs == 1 else 'es'}"
-
-
-def _init_kwargs(model: ModelConfig) -> dict[str, Any]:
-    given = {
-        "revision": model.model_revision,
-        "attn_implementation": model.attn_implementation,
-        "dtype": model.dtype,
-        "quantization_config": get_quantization_config(model),
-    }
-    return {key: value for key, value in given.items() if value is not None}
 
 
 def learning_rate_for(n_parameters: int) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,6 @@ from toolgrpo.evaluation.measures import Share
 from toolgrpo.observe.doctor import page_here
 from toolgrpo.observe.watch import DoctorWatch
 from toolgrpo.plain_text import without_secrets
-from toolgrpo.rollout import Player
 from toolgrpo.storage import storage_errors, write_whole
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 from toolgrpo.trainer.stopping import finish_before_stopping
@@ -115,8 +115,8 @@ class TrainingRun:
 
     def run(self) -> dict[str, Any] | None:
         """Run all stages; return the summary that the table shows, or None after a dry run."""
-        trainer, heldout = self._load()
-        try:
+        with ExitStack() as opened:
+            trainer, heldout = self._load(opened)
             if self.script.dry_run:
                 said = self.parts.estimate_of(trainer, trainer.train_dataset, list(heldout or ()))
                 self.terminal.say(f"memory    {said}")
@@ -129,7 +129,7 @@ class TrainingRun:
                 self._keep({"before": _as_json(before)})  # for the run that resumes this one, should it be killed
             trainer.card = replace(
                 trainer.card,
-                base_model=str(self.parts.model.model_name_or_path),
+                base_model=self.parts.model_name,
                 data=without_secrets(self.parts.dataset_spec),
                 system_prompt=self.script.system_prompt,
                 datasets=hub_ids(self.parts.dataset_spec, self.script.dataset_split),
@@ -164,10 +164,6 @@ class TrainingRun:
                     self._say_how_to_go_on()
             self._keep(summary)
             return summary
-        finally:
-            trainer.close()
-            if trainer.toolbox is not None:
-                trainer.toolbox.close()
 
     def _say_how_to_go_on(self) -> None:
         self.terminal.say(f"go on     {resume_command('train', Path(self.config.output_dir))}")
@@ -179,42 +175,32 @@ class TrainingRun:
             trainer.save_state()
             say(f"saved     {folder}")
 
-    def _load(self) -> tuple[ToolGRPOTrainer, Dataset | None]:
+    def _load(self, opened: ExitStack) -> tuple[ToolGRPOTrainer, Dataset | None]:
         parts, say = self.parts, self.terminal.say
         dataset = parts.training_rows()
         heldout = parts.heldout_rows()
         tools = parts.toolbox()
-        player: Player | None = None
-        try:
-            player = parts.player()
-            rewards = parts.rewards()
-            say(f"data      {parts.dataset_spec}: {len(dataset)} rows, {len(heldout or ())} held out")
-            dataset = parts.rows_to_score(dataset, rewards, "the training rows")
-            heldout = heldout and parts.rows_to_score(heldout, rewards, "the held-out rows")
-            parts.check(dataset, tools, rewards, heldout)
-            parts.check_evaluation(heldout)
-            trainer = parts.trainer(
-                parts.model_path(str(parts.model.model_name_or_path)),
-                reward_funcs=rewards,
-                train_dataset=dataset,
-                heldout=heldout or (),
-                eval_dataset=None if self.config.eval_strategy == "no" else heldout,
-                tools=tools,
-                agent=player,
-                peft_config=parts.peft_config(),
-            )
-        except BaseException:
-            for opened in (tools, player):
-                if opened is not None:
-                    opened.close()
-            raise
-        try:
-            return trainer, trainer.fitting(heldout, name="the held-out rows")
-        except BaseException:
-            trainer.close()
-            if tools is not None:
-                tools.close()
-            raise
+        if tools is not None:
+            opened.callback(tools.close)
+        player = parts.player()
+        if player is not None:
+            opened.callback(player.close)
+        rewards = parts.rewards()
+        say(f"data      {parts.dataset_spec}: {len(dataset)} rows, {len(heldout or ())} held out")
+        dataset = parts.rows_to_score(dataset, rewards, "the training rows")
+        heldout = heldout and parts.rows_to_score(heldout, rewards, "the held-out rows")
+        parts.check(dataset, tools, rewards, heldout)
+        parts.check_evaluation(heldout)
+        trainer = parts.trainer(
+            reward_funcs=rewards,
+            train_dataset=dataset,
+            heldout=heldout or (),
+            eval_dataset=None if self.config.eval_strategy == "no" else heldout,
+            tools=tools,
+            agent=player,
+        )
+        opened.callback(trainer.close)
+        return trainer, trainer.fitting(heldout, name="the held-out rows")
 
     def _success(self, trainer: ToolGRPOTrainer, rows: Dataset | None, when: str) -> dict[str, Share]:
         if rows is None:
