@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,19 +168,10 @@ def _mcp(value: str) -> None:
         raise ConfigError(no_mcp_config(Path(value)))
 
 
-def _rows(value: str) -> None:
-    if _is_missing_data(value):
-        raise DataError(no_data_file(Path(value)))
-
-
-def _conversations(value: str) -> None:
-    if _is_missing_data(value):
-        raise DataError(no_conversations(Path(value)))
-
-
-def _is_missing_data(value: str) -> bool:
+def _rows(value: str, missing: Callable[[Path], str] = no_data_file) -> None:
     path = located(value)
-    return ":" not in value and path.suffix.lower() in _DATA_FILES and not path.exists()
+    if ":" not in value and path.suffix.lower() in _DATA_FILES and not path.exists():
+        raise DataError(missing(Path(value)))
 
 
 _PLUGINS = {"tools_script": _python, "environment": _python, "agent": _python, "reward_fn": _python, "mcp_config": _mcp}
@@ -188,5 +180,5 @@ _FILES: Mapping[str, Mapping[str, Callable[[str], None]]] = {
     "check": {**_PLUGINS, "dataset_id_or_path": _rows},
     "evaluate": _PLUGINS,
     "chat": _PLUGINS,
-    "sft": {**_PLUGINS, "dataset_id_or_path": _conversations},
+    "sft": {**_PLUGINS, "dataset_id_or_path": partial(_rows, missing=no_conversations)},
 }

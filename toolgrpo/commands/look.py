@@ -13,7 +13,6 @@ import os
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from toolgrpo.commands.arguments import DataArguments, ScriptArguments, flags_of
@@ -91,15 +90,13 @@ def _as_the_model_sees(model: str | None, script: ScriptArguments, opened: ExitS
         return lambda row: "\n".join(f"  {one['role']}: {one['content']}" for one in row["prompt"])
     from toolgrpo.build import load_tokenizer
     from toolgrpo.chat import resolve_format
+    from toolgrpo.commands.plugins import open_tools
     from toolgrpo.models import folder_of
     from toolgrpo.rollout.row_tools import offered_tools
-    from toolgrpo.tools import load_tools
 
     tokenizer = load_tokenizer(str(folder_of(model)))
     chat = resolve_format(tokenizer)
-    file = Path(script.tools_script) if script.tools_script else None
-    sources = file or script.tool_functions_module, script.environment, script.mcp_config
-    tools = load_tools(sources[0], environment=sources[1], mcp_config=sources[2]) if any(sources) else None
+    tools = open_tools(script)
     if tools is not None:
         opened.callback(tools.close)
 

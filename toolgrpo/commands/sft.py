@@ -26,6 +26,7 @@ from toolgrpo.build import load_tokenizer, markers_line
 from toolgrpo.commands.arguments import SFTArguments, SFTOptions
 from toolgrpo.commands.given import parse_args
 from toolgrpo.commands.parts import init_kwargs_of, shape_of, with_lora_modules
+from toolgrpo.commands.plugins import open_tools
 from toolgrpo.commands.run_config import keep_run_config, resume_command
 from toolgrpo.data.load import hub_ids
 from toolgrpo.engines.policy import compute_dtype
@@ -40,7 +41,6 @@ from toolgrpo.sft.progress import StepProgress
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.startup import map_large_blocks
 from toolgrpo.storage import storage_errors
-from toolgrpo.tools import load_tools
 from toolgrpo.trainer.hardware import precision_line, settled_cpu, settled_precision, trains_on_cpu
 from toolgrpo.trainer.memory import PassShape
 from toolgrpo.trainer.model_card import ModelCard, SavesWithCard
@@ -273,14 +273,11 @@ def _checkpoint(config: ToolSFTConfig) -> str | None:
 
 def _schemas(sft: SFTArguments) -> Sequence[Mapping[str, Any]]:
     """Return the tools that conversations without their own are rendered with."""
-    if not (sft.tools_script or sft.environment or sft.mcp_config):
+    toolbox = open_tools(sft)
+    if toolbox is None:
         return ()
-    tools = Path(sft.tools_script) if sft.tools_script else None  # a path, or the bare name of a file that is shipped
-    toolbox = load_tools(tools, environment=sft.environment, mcp_config=sft.mcp_config)
-    try:
+    with toolbox:
         return toolbox.schemas
-    finally:
-        toolbox.close()
 
 
 def _examples(

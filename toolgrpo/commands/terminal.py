@@ -305,7 +305,7 @@ _WAIT_S = 1.0  # for a terminal that takes nothing at the moment
 def unfailing_stream(descriptor: int, encoding: str | None = None) -> TextIO:
     """Return a stream over `descriptor`, which it does not own: closing it has no effect."""
     return _Stream(
-        _Descriptor(descriptor),  # type: ignore[arg-type]  # as `python -u` does: raw, without a buffer
+        _Descriptor(descriptor),  # as `python -u` does: raw, without a buffer
         encoding=encoding or locale.getpreferredencoding(False),
         errors="backslashreplace",
         newline="\n",
@@ -328,26 +328,14 @@ def write_all(descriptor: int, content: bytes | memoryview) -> bool:
     return True
 
 
-class _Descriptor(io.RawIOBase):
+class _Descriptor(io.FileIO):
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        super().__init__(descriptor, "w", closefd=False)
 
     def write(self, content: ReadableBuffer, /) -> int:
         with memoryview(content) as view:
-            write_all(self._descriptor, view.cast("B"))
+            write_all(self.fileno(), view.cast("B"))
             return view.nbytes
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def isatty(self) -> bool:
-        try:
-            return os.isatty(self._descriptor)
-        except OSError:
-            return False
 
     def close(self) -> None:
         """Stay open, for those who write later."""
