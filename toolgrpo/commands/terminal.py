@@ -154,13 +154,6 @@ def _same_file(one: int, other: int) -> bool:
         return False
 
 
-def describe_error(error: BaseException) -> str:
-    """Return what the person at the terminal is told when `error` ends the program."""
-    if isinstance(error, ToolGRPOError):
-        return plain(f"{type(error).__name__}: {error}\n")
-    return plain("".join(traceback.format_exception(error)))
-
-
 class Terminal:
     """The real terminal of this process, while everything else goes to the log file.
 
@@ -274,8 +267,9 @@ class Terminal:
 
     def _show_errors_on(self, errors: TextIO) -> None:
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            errors.write("interrupted\n" if kind is KeyboardInterrupt else describe_error(error))
             whole = plain("".join(traceback.format_exception(kind, error, trace)))
+            said = plain(f"{kind.__name__}: {error}\n") if isinstance(error, ToolGRPOError) else whole
+            errors.write("interrupted\n" if kind is KeyboardInterrupt else said)
             logged = self._log is not None and self._log.write(whole)
             if isinstance(error, ToolGRPOError) and not (isinstance(error, UserError) and error.__cause__ is None):
                 place = "is in" if logged else "could not be written into"

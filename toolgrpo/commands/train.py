@@ -33,7 +33,7 @@ from toolgrpo.errors import ToolGRPOError
 from toolgrpo.evaluation.measures import Share
 from toolgrpo.observe.doctor import page_here
 from toolgrpo.observe.watch import DoctorWatch
-from toolgrpo.plain_text import without_secrets
+from toolgrpo.plain_text import counted, without_secrets
 from toolgrpo.storage import storage_errors, write_whole
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 from toolgrpo.trainer.stopping import finish_before_stopping
@@ -273,7 +273,7 @@ class TrainingRun:
             self.terminal.say(outcome)
         seconds = summary["seconds_per_step"]
         self.terminal.say(
-            f"{summary['steps']} step{'' if summary['steps'] == 1 else 's'}, {seconds['all']:.2f} s each (rollout {seconds['rollout']:.2f}, "
+            f"{counted(summary['steps'], 'step')}, {seconds['all']:.2f} s each (rollout {seconds['rollout']:.2f}, "
             f"training {seconds['training']:.2f}); {summary['seconds_in_all']:.0f} s in all"
         )
         for line in doctor:
