@@ -13,7 +13,7 @@ was changed since, or an environment that draws at random. Only a model needs Py
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -72,25 +72,20 @@ def parse_replay_arguments(
     return replay, script, config, flags
 
 
+@dataclass
 class ReplayRun:
     """Replay one episode, or ask rewards about all; `run` prints the differences and returns whether there are any."""
 
-    def __init__(
-        self,
-        replay: ReplayArguments,
-        script: ScriptArguments,
-        config: ReplayOptions,
-        words: Sequence[str],
-        terminal: Terminal,
-    ) -> None:
-        self.replay = replay
-        self.script = script
-        self.config = config
-        self.words = words
-        self.terminal = terminal
-        self.folder = recording_in(Path(replay.folder))
-        if not replay.all:
-            self.record = find_episode(self.folder, replay.episode)
+    replay: ReplayArguments
+    script: ScriptArguments
+    config: ReplayOptions
+    words: Sequence[str]
+    terminal: Terminal
+
+    def __post_init__(self) -> None:
+        self.folder = recording_in(Path(self.replay.folder))
+        if not self.replay.all:
+            self.record = find_episode(self.folder, self.replay.episode)
             self.row = row_of(self.record)
             self.then = Trajectory.from_record(self.record)
 

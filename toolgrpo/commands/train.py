@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,20 +98,17 @@ def run_train(words: Sequence[str], terminal: Terminal) -> int:
     return 0
 
 
+@dataclass
 class TrainingRun:
     """Holds the loaded parts between the stages."""
 
-    def __init__(
-        self,
-        script: ScriptArguments,
-        config: ToolGRPOConfig,
-        model: ModelConfig,
-        terminal: Terminal,
-    ) -> None:
-        self.script = script
-        self.config = config
-        self.terminal = terminal
-        self.parts = RunParts(script, config, model, terminal)
+    script: ScriptArguments
+    config: ToolGRPOConfig
+    model: ModelConfig
+    terminal: Terminal
+
+    def __post_init__(self) -> None:
+        self.parts = RunParts(self.script, self.config, self.model, self.terminal)
 
     def run(self) -> dict[str, Any] | None:
         """Run all stages; return the summary that the table shows, or None after a dry run."""
