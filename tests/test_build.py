@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,13 @@ import pytest
 
 from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
 from toolgrpo.build import open_player
+from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.loaded_model import load_model
+from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.rollout import RolloutBatch
+from toolgrpo.trainer.config import ModelConfig
 
 AGENT = """
 async def run(client, row):
@@ -41,8 +46,9 @@ def test_the_same_prompts_are_rendered_and_the_same_tokens_sampled(tmp_path: Pat
     greedy = SamplingOptions(temperature=0.0)
     with ToolGRPOTrainer("nano", "accuracy", config, rows, agent=agent) as trainer:
         then = trainer.rollout(rows, greedy)
-    loaded = load_model(Path(trainer.model.config._name_or_path), {}, config)
-    parts = loaded.parts(config, player=open_player(agent, None, config))
+    run = RunParts(ScriptArguments(), config, ModelConfig(), Terminal(None, io.StringIO(), quiet=True))
+    loaded = load_model(run, trainer.model.config._name_or_path, player=open_player(agent, None, config))
+    parts = loaded.parts
     rollouts = parts.rollouts(parts.engine(loaded.policy).engine, vocabulary=loaded.vocabulary)
     try:
         rollouts.load_weights(loaded.policy.weights())

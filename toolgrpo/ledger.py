@@ -56,14 +56,6 @@ class Ledger:
         return self._all_ids
 
     @property
-    def prompt_ids(self) -> tuple[int, ...]:
-        return self._prompt_ids
-
-    @property
-    def mask(self) -> tuple[int, ...]:
-        return tuple(self._mask)
-
-    @property
     def turns(self) -> tuple[Turn, ...]:
         return tuple(self._turns)
 

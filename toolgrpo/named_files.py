@@ -1,4 +1,4 @@
-"""Files that a user names: where they are looked for, and the message where there is none.
+"""Names that a user gives: where files are looked for, the message where there is none, and which known name may be meant.
 
 A relative path that the working folder lacks is looked for among the shipped files: recipes, launch files,
 tools, rewards and pages. A clone has them at its root, an installed package in `toolgrpo/shipped/`. Of some
@@ -9,15 +9,24 @@ The messages are the same early, before PyTorch is imported, and late, where the
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from pathlib import Path
-
-from toolgrpo.nearest import nearest
 
 CONFIGS = ("recipes/configs/{}.yaml",)
 LAUNCH_FILES = ("recipes/accelerate/{}.yaml",)
 PLUGINS = ("tools_funcs/{}.py", "tools_funcs/{}_tools.py", "rewards/{}.py")
 
 _ALIKE = 0.7  # of the letters of two names
+_LONGEST = 100  # characters of a name that are compared; what is longer is none
+
+
+def nearest(name: str, known: Iterable[str], n: int = 1, *, alike: float = 0.0) -> list[str]:
+    """Return up to `n` of the known names, the nearest first.
+
+    `alike`, from 0 to 1, is what they must share at least.
+    """
+    return difflib.get_close_matches(name[:_LONGEST], list(known), n=n, cutoff=alike)
 
 
 def shipped_root() -> Path:

@@ -41,6 +41,14 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+def at_least(least: int) -> dict[str, Any]:
+    """Return what an `option` that is such a number, or None where that is its default, is told of its values."""
+    return {
+        "allowed": lambda number: number is None or number >= least,
+        "wrong": f"{{name}} must be at least {least}, got {{value}}",
+    }
+
+
 def seconds(default: float | None, text: str) -> Any:
     """Return a field that is a number of seconds, or None where its default is None."""
     return option(
@@ -139,10 +147,7 @@ class EpisodeOptions(Options):
     max_tool_response_tokens: int | None = option(1024, "A longer tool result is cut in the middle, and says so.")
     episode_timeout: float | None = seconds(None, "Wall-clock seconds after which an episode is ended as it is.")
     max_concurrent_episodes: int | None = option(
-        None,
-        "Most episodes that run at the same time in one process; default: all.",
-        allowed=lambda number: number is None or number >= 1,
-        wrong="{name} must be at least 1, got {value}",
+        None, "Most episodes that run at the same time in one process; default: all.", **at_least(1)
     )
     enable_thinking: bool | None = option(
         None, "Passed to chat templates that know it; a column `enable_thinking` decides for its row."
@@ -190,12 +195,7 @@ class GenerationOptions(Options):
         "How vLLM gets a LoRA policy: merge (into the weights, which are sent whole) or adapter (alone).",
         choices=("merge", "adapter"),
     )
-    vllm_kv_cache_gib: int = option(
-        1,
-        "KV cache of colocated vLLM on the CPU, in GiB.",
-        allowed=lambda size: size >= 1,
-        wrong="{name} must be at least 1, got {value}",
-    )
+    vllm_kv_cache_gib: int = option(1, "KV cache of colocated vLLM on the CPU, in GiB.", **at_least(1))
     vllm_enforce_eager: bool | None = option(
         None, "Do not compile in colocated vLLM; default: on the CPU (starts 20 s sooner)."
     )
@@ -227,8 +227,7 @@ class OverlapOptions(Options):
         0,
         "How many steps the weights may be behind that a batch began to be drawn from: its rollouts run while so many "
         "earlier batches are trained on. 0: one after the other.",
-        allowed=lambda steps: steps >= 0,
-        wrong="{name} must be at least 0, got {value}",
+        **at_least(0),
     )
     carry_over: float = option(
         0.0,

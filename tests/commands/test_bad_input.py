@@ -237,7 +237,7 @@ def arguments(text: str, folder: Path) -> list[str]:
 def load(text: str, folder: Path) -> TrainingRun:
     """Everything before the model."""
     script, config, model = parse_arguments(arguments(text, folder))
-    run = TrainingRun(script, config, model, Terminal(None, io.StringIO(), quiet=False), started=0.0)
+    run = TrainingRun(script, config, model, Terminal(None, io.StringIO(), quiet=False))
     rows = run.parts.training_rows()
     heldout = run.parts.heldout_rows()
     tools = run.parts.toolbox()
@@ -265,7 +265,6 @@ def test_the_model_flag(wrong_files: Path, flags: str, says: str) -> None:
     with pytest.raises(ToolGRPOError) as caught:
         run = load(flags, wrong_files)
         run.parts.trainer(
-            run.parts.model_path(str(run.parts.model.model_name_or_path)),
             reward_funcs=run.parts.rewards(),
             train_dataset=run.parts.training_rows(),
         )

@@ -41,7 +41,7 @@ def test_it_stands_under_the_table_and_its_page_has_the_section(tmp_path: Path) 
     flags = ["--model_name_or_path", "nano", "--dataset_id_or_path", "arithmetic", "--output_dir", str(tmp_path)]
     flags += ["--reward", "exact_match"]
     shown = io.StringIO()
-    run = TrainingRun(*parse_arguments(flags), Terminal(None, shown, quiet=False), started=0.0)
+    run = TrainingRun(*parse_arguments(flags), Terminal(None, shown, quiet=False))
     seconds = {"all": 1.0, "rollout": 0.5, "training": 0.5}
     summary = {
         "before": rates(greedy=0.4),

@@ -31,7 +31,7 @@ def load(folder: Path, *flags: str) -> str:
     base = [part for flag, value in defaults.items() if flag not in given for part in (flag, value)]
     script, config, model = parse_arguments([*base, "--output_dir", str(folder / "out"), *flags])
     shown = io.StringIO()
-    run = TrainingRun(script, config, model, Terminal(None, shown, quiet=False), started=0.0)
+    run = TrainingRun(script, config, model, Terminal(None, shown, quiet=False))
     rows = run.parts.training_rows()
     tools = run.parts.toolbox()
     try:

@@ -14,8 +14,7 @@ from toolgrpo.report.episode_data import COPIED, VOID, flags_of
 from toolgrpo.rollout.batch import RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
 from toolgrpo.testing.engine import run_episode
-from toolgrpo.trajectory import Turn
-from toolgrpo.void_turns import copies_result, is_void, is_void_record
+from toolgrpo.trajectory import Turn, copies_result, is_void, is_void_record
 
 
 def test_what_is_asked_for_is_one_value() -> None:

@@ -155,7 +155,7 @@ def test_a_recipe_trains(path: Path, roomy_nano: Path, tmp_path: Path, monkeypat
             *("--per_device_train_batch_size", "2", "--num_generations", "2"),
         ]
     )
-    summary = TrainingRun(script, config, model, Terminal(None, shown, quiet=False), started=0.0).run()
+    summary = TrainingRun(script, config, model, Terminal(None, shown, quiet=False)).run()
     assert summary is not None and summary["steps"] == 2
     logs = [log for log in json.loads((out / "trainer_state.json").read_text())["log_history"] if "reward" in log]
     episodes = read_episodes(Path(summary["episodes"]))
@@ -310,5 +310,5 @@ def test_what_libraries_and_checks_say_against_a_run_is_one_error(
         ["--config", "recipes/configs/nano.yaml", *run, *ON_A_CPU, "--eval_questions", "0", *flags]
     )
     with pytest.raises(ToolGRPOError) as caught:
-        TrainingRun(script, config, model, Terminal(None, io.StringIO(), quiet=False), started=0.0).run()
+        TrainingRun(script, config, model, Terminal(None, io.StringIO(), quiet=False)).run()
     assert says in str(caught.value)

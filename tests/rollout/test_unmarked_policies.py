@@ -20,8 +20,7 @@ from toolgrpo.rewards.tool_use import tool_use
 from toolgrpo.rollout import RolloutBatch, Scored
 from toolgrpo.rollout.batch import Grade
 from toolgrpo.testing import ScriptedEngine, ScriptedTools, run_episode
-from toolgrpo.trajectory import StopReason, Trajectory
-from toolgrpo.void_turns import is_void, is_void_record
+from toolgrpo.trajectory import StopReason, Trajectory, is_void, is_void_record
 
 TOKENIZER = trl_tokenizer("qwen2_5")
 CHAT: Any = resolve_format(TOKENIZER)

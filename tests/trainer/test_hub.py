@@ -176,7 +176,7 @@ def test_a_trained_model_is_pushed_as_trl_does_it_and_nothing_private_with_it(
     for name in ("run.yaml", "summary.json"):
         (out / name).write_text(str(tmp_path))
     try:
-        TrainingRun(script, config, model, Terminal(None, io.StringIO(), quiet=False), started=0.0).run()
+        TrainingRun(script, config, model, Terminal(None, io.StringIO(), quiet=False)).run()
     finally:
         monkeypatch.undo()
         transformers.utils.hub._hf_api = None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolgrpo.commands.flags import Flag, flags_of_classes, flags_of_source
-from toolgrpo.commands.given import given_values, parse_args
+from toolgrpo.commands.given import given_values, made_of
 from toolgrpo.commands.other_names import question_iterations
 from toolgrpo.errors import ConfigError
 from toolgrpo.options import (
@@ -25,6 +25,7 @@ from toolgrpo.options import (
     OverlapOptions,
     PassOptions,
     WatchOptions,
+    at_least,
     call_markers_option,
     max_tokens_per_pass_option,
     option,
@@ -47,10 +48,6 @@ READ_WITHOUT_TRAINING = frozenset(
     )
 )
 
-_AT_LEAST_1: dict[str, Any] = {
-    "allowed": lambda number: number is None or number >= 1,
-    "wrong": "{name} must be at least 1, got {value}",
-}
 _SOME_TEXT: dict[str, Any] = {
     "allowed": lambda text: text is None or text.strip(),
     "wrong": "--{name} is given without a value; give one, or leave the flag out",
@@ -70,7 +67,7 @@ class ScriptArguments(Options):
     agent_host: str = option("127.0.0.1", "Address of this machine for agents elsewhere; lets other machines in.")
     mcp_config: str | None = option(None, "Path of an mcp.json that names MCP servers.")
     cache_tools: bool = option(False, "Answer a repeated call of a stateless tool from memory.")
-    tool_workers: int = option(4, "Processes that run tools.", **_AT_LEAST_1)
+    tool_workers: int = option(4, "Processes that run tools.", **at_least(1))
     reward_fn: list[str] | None = option(None, "Python files that export a reward function.")
     reward_function_name: str | None = option(
         None, "Name of the function in the reward files (reward_func); without a file, of a built-in."
@@ -78,7 +75,7 @@ class ScriptArguments(Options):
     reward: list[str] | None = option(None, "Built-in rewards by name, e.g. exact_match; TRL's, and dotted paths.")
     dataset_id_or_path: str | None = option(None, "File, hub id or task set (arithmetic, gsm8k).")
     dataset_split: str = option("train", "Split to train on.")
-    max_rows: int | None = option(None, "Use at most this many rows.", **_AT_LEAST_1)
+    max_rows: int | None = option(None, "Use at most this many rows.", **at_least(1))
     system_prompt: str | None = option(None, "System message of rows that have none.")
     eval_dataset_id_or_path: str | None = option(None, "Other rows to measure success on; default: the task set's own.")
     eval_split: str | None = option(None, "Their split; default: heldout, test, eval or validation, or a whole file.")
@@ -88,12 +85,7 @@ class ScriptArguments(Options):
         allowed=lambda share: 0 <= share < 1,
         wrong="{name} must be a share of the rows, at least 0 and below 1; got {value}",
     )
-    eval_questions: int = option(
-        0,
-        "Held-out rows to measure; 0: none.",
-        allowed=lambda number: number >= 0,
-        wrong="{name} must be at least 0, got {value}",
-    )
+    eval_questions: int = option(0, "Held-out rows to measure; 0: none.", **at_least(0))
     skip_bad_rows: bool = option(False, "Leave bad rows out and say how many, instead of stopping at the first.")
     dry_run: bool = option(False, "Load and check everything, then stop.")
 
@@ -129,13 +121,8 @@ class ScriptArguments(Options):
 class CheckArguments(Options):
     """Arguments of `check`."""
 
-    questions: int = option(8, "Questions put to the untrained model.", **_AT_LEAST_1)
-    samples: int = option(
-        4,
-        "Episodes for each of them.",
-        allowed=lambda number: number >= 2,
-        wrong="{name} must be at least 2, got {value}",
-    )
+    questions: int = option(8, "Questions put to the untrained model.", **at_least(1))
+    samples: int = option(4, "Episodes for each of them.", **at_least(2))
     step: bool = option(True, "Also do one training step (nothing of it is kept).")
     estimate: bool = option(False, "Only estimate the memory, from the model's config: no weights are loaded.")
     card: str | None = option(
@@ -151,7 +138,7 @@ class EvaluationArguments(Options):
     baseline: str | None = option(
         None, "A second model, measured on the same questions: the one before training.", **_SOME_TEXT
     )
-    samples: int = option(8, "Episodes for each question.", **_AT_LEAST_1)
+    samples: int = option(8, "Episodes for each question.", **at_least(1))
     ks: list[int] | None = option(None, "The k of pass@k and maj@k; default: 1 and the number of samples.")
     report: str | None = option(None, "The JSON file; default: OUTPUT_DIR/evaluation.json.", **_SOME_TEXT)
 
@@ -218,9 +205,9 @@ class SFTArguments(Options):
     batch_size: int | None = option(
         None,
         "Conversations per optimizer step, of all processes; sets gradient_accumulation_steps.",
-        **_AT_LEAST_1,
+        **at_least(1),
     )
-    micro_batch_size: int | None = option(None, "Another name for per_device_train_batch_size.", **_AT_LEAST_1)
+    micro_batch_size: int | None = option(None, "Another name for per_device_train_batch_size.", **at_least(1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,10 +272,17 @@ def parse_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, ToolGRPOConfi
     """Read the command line of a training over the YAML file over the defaults."""
     from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 
-    kinds = (ScriptArguments, ToolGRPOConfig, ModelConfig)
-    script, config, model = parse_args(kinds, argv)
-    check_arguments(script, config, model, given_values(kinds, argv))
+    _, script, config, model = parse_checked((ScriptArguments, ToolGRPOConfig, ModelConfig), argv)
     return script, config, model
+
+
+def parse_checked(kinds: Sequence[type[Any]], argv: Sequence[str], *, trains: bool = True) -> tuple[Any, ...]:
+    """Return what is given, and a checked instance of each kind, of which the last three are those of a training."""
+    given = given_values(kinds, argv)
+    made = made_of(kinds, given)
+    script, config, model = made[-3:]
+    check_arguments(script, config, model, given, trains=trains)
+    return given, *made
 
 
 def is_missing(name: str, command: str = "train") -> str:

@@ -179,70 +179,59 @@ class ShowingRunner(EpisodeRunner):
         return sample
 
 
-@dataclass(frozen=True)
-class ChatRun:
-    """The arguments of one chat; `run` talks until the person ends it."""
-
-    script: ScriptArguments
-    config: EvaluationConfig
-    model: ModelConfig
-    terminal: Terminal
-
-    def run(self) -> None:
-        with tempfile.TemporaryDirectory(prefix="toolgrpo-chat-") as folder:
-            config = self.config.changed(output_dir=folder)
-            parts = RunParts(self.script, config, self.model, self.terminal)
-            chat = ChatTools(parts.toolbox(), self.terminal, self.script.system_prompt)
-            try:
-                self._talk(parts, config, chat)
-            finally:
-                chat.close()
-
-    def _talk(self, parts: RunParts, config: EvaluationConfig, chat: ChatTools) -> None:
-        path = parts.model_path(str(self.model.model_name_or_path))
-        loaded = load_model(Path(path), parts.model_init_kwargs(), config)
-        built_of = loaded.parts(config, toolbox=chat)
-        built = built_of.engine(loaded.policy)
-        self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {built_of.chat.name} chat format")
-        if (line := built_of.markers_line(loaded.head)) is not None:
-            self.terminal.say(line)
-        limits = replace(
-            config.episode_limits(),
-            max_completion_length=built.engine.max_model_len,
-            max_turns=None,
-            max_user_turns=None,
-            deadline_s=None,
-        )
-        rollouts = replace(built_of.rollouts(built.engine), limits=limits)
-        runner = ShowingRunner(rollouts, config.sampling_options(), show_turn=chat.said)
+def run_chat(words: Sequence[str], terminal: Terminal) -> int:
+    """Talk until the person ends it."""
+    script, config, model = parse_chat_arguments(words)
+    with tempfile.TemporaryDirectory(prefix="toolgrpo-chat-") as folder:
+        run = RunParts(script, config.changed(output_dir=folder), model, terminal)
+        chat = ChatTools(run.toolbox(), terminal, script.system_prompt)
         try:
-            built.engine.load_weights(loaded.policy.weights())
-            self.terminal.say(
-                "/reset begins anew, /tools lists the tools, /save FILE.jsonl keeps this; an empty line ends it"
-            )
-            signal.signal(signal.SIGINT, _interrupted)  # asyncio's own would wait for the line that is being typed
-            asyncio.run(self._conversations(runner, chat, config.enable_thinking))
-        except KeyboardInterrupt:
-            self.terminal.say("")
+            _talk(run, chat)
         finally:
-            built.engine.shutdown()
+            chat.close()
+    return 0
 
-    async def _conversations(self, runner: EpisodeRunner, chat: ChatTools, thinking: bool | None) -> None:
-        await runner.parts.engine.open()
-        try:
-            while not chat.ended:
-                messages = chat.opening()
-                if messages is None:
-                    continue
-                trajectory = await runner(Episode(messages, enable_thinking=thinking))
-                if trajectory.failure:
-                    self.terminal.say(trajectory.failure)
-                if not chat.ended:
-                    self.terminal.say(
-                        f"the conversation has ended ({trajectory.stop_reason}); the next line begins another"
-                    )
-        finally:
-            await runner.parts.engine.close()
+
+def _talk(run: RunParts, chat: ChatTools) -> None:
+    config, say = run.config, chat.terminal.say
+    loaded = load_model(run, run.model_name, toolbox=chat)
+    engine = loaded.engine(say)
+    limits = replace(
+        config.episode_limits(),
+        max_completion_length=engine.max_model_len,
+        max_turns=None,
+        max_user_turns=None,
+        deadline_s=None,
+    )
+    rollouts = replace(loaded.parts.rollouts(engine), limits=limits)
+    runner = ShowingRunner(rollouts, config.sampling_options(), show_turn=chat.said)
+    try:
+        engine.load_weights(loaded.policy.weights())
+        say("/reset begins anew, /tools lists the tools, /save FILE.jsonl keeps this; an empty line ends it")
+        signal.signal(signal.SIGINT, _interrupted)  # asyncio's own would wait for the line that is being typed
+        asyncio.run(_conversations(runner, chat, config.enable_thinking))
+    except KeyboardInterrupt:
+        say("")
+    finally:
+        engine.shutdown()
+
+
+async def _conversations(runner: EpisodeRunner, chat: ChatTools, thinking: bool | None) -> None:
+    await runner.parts.engine.open()
+    try:
+        while not chat.ended:
+            messages = chat.opening()
+            if messages is None:
+                continue
+            trajectory = await runner(Episode(messages, enable_thinking=thinking))
+            if trajectory.failure:
+                chat.terminal.say(trajectory.failure)
+            if not chat.ended:
+                chat.terminal.say(
+                    f"the conversation has ended ({trajectory.stop_reason}); the next line begins another"
+                )
+    finally:
+        await runner.parts.engine.close()
 
 
 def _interrupted(number: int, frame: object) -> None:

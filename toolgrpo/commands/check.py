@@ -30,7 +30,7 @@ from peft import get_peft_model
 from transformers import AutoConfig
 
 from toolgrpo.build import load_tokenizer, put_together
-from toolgrpo.commands.arguments import CheckArguments, ScriptArguments, check_arguments
+from toolgrpo.commands.arguments import CheckArguments, ScriptArguments, parse_checked
 from toolgrpo.commands.check_lines import (
     CheckReport,
     add_agreement,
@@ -40,9 +40,8 @@ from toolgrpo.commands.check_lines import (
     add_step,
     add_success,
 )
-from toolgrpo.commands.given import given_values, parse_args
 from toolgrpo.commands.loaded_model import model_without_weights
-from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.parts import RunParts, init_kwargs_of
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.base import MORE_ROOM
 from toolgrpo.engines.vllm_options import vllm_available
@@ -66,9 +65,7 @@ _GIB = 2**30
 def parse_check_arguments(argv: Sequence[str]) -> tuple[CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig]:
     """Read the command line over the YAML file of the training over the defaults."""
     kinds = (CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig)
-    check, script, config, model = parse_args(kinds, argv)
-    given = given_values(kinds, argv)
-    check_arguments(script, config, model, given)
+    given, check, script, config, model = parse_checked(kinds, argv)
     if check.card is not None:  # what a GPU trains in, whatever this machine has
         config = config.changed(bf16=given.get("bf16", not config.fp16))
     return check, script, config, model
@@ -222,16 +219,14 @@ class CheckRun:
     def _trainer(self, rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward]) -> ToolGRPOTrainer:
         parts, report = self.parts, self.report
         trainer = parts.trainer(
-            parts.model_path(str(parts.model.model_name_or_path)),
             reward_funcs=list(rewards),
             train_dataset=rows,
             tools=tools,
             agent=parts.script.agent,
-            peft_config=parts.peft_config(),
         )
         model, choice = trainer.policy.get_model(), trainer.engine_choice
         n = sum(parameter.numel() for parameter in model.parameters())
-        report.add("model", f"{parts.model.model_name_or_path}: {n / 1e6:.3g} M parameters", parameters=n)
+        report.add("model", f"{parts.model_name}: {n / 1e6:.3g} M parameters", parameters=n)
         report.add("engine", f"{choice.name} ({choice.why}), a window of {trainer.engine.max_model_len} tokens")
         report.add("chat", f"the {trainer.chat.name} format is proven on conversations of these rows")
         if trainer.markers_line is not None:
@@ -261,8 +256,8 @@ class CheckRun:
         """Estimate the memory from the shape of the model."""
         parts, config, asked = self.parts, self.parts.config, self.parts.model
         device = Device.named(self.check.card) if self.check.card else Device.here(config.device)
-        path = parts.model_path(str(asked.model_name_or_path))
-        kwargs = {**parts.model_init_kwargs(), "trust_remote_code": config.trust_remote_code}
+        path = parts.model_path(parts.model_name)
+        kwargs = {**init_kwargs_of(asked), "trust_remote_code": config.trust_remote_code}
         try:
             shape = AutoConfig.from_pretrained(
                 path, revision=asked.model_revision, trust_remote_code=config.trust_remote_code
@@ -374,6 +369,16 @@ class CheckRun:
         rollout_s = episode_s * episodes
         said = f"a rollout of {episodes} episodes about {rollout_s:.1f} s; the training pass was not tried"
         self.report.add("time", said, rollout_s=rollout_s)
+
+
+def run_check(words: Sequence[str], terminal: Terminal) -> int:
+    """Run the command."""
+    parsed = parse_check_arguments(words)
+    report = CheckRun(*parsed, terminal).run()
+    if parsed[0].json:
+        terminal.stream.write(report.as_json() + "\n")
+    terminal.say(f"{report.closing()} (log: {terminal.log_file})")
+    return report.exit_code
 
 
 def _some(names: Sequence[str]) -> str:

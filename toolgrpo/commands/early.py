@@ -23,8 +23,7 @@ from toolgrpo.commands.other_names import question_iterations
 from toolgrpo.commands.run_config import words_of_model
 from toolgrpo.errors import ConfigError, DataError, ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
-from toolgrpo.named_files import located, no_conversations, no_data_file, no_mcp_config
-from toolgrpo.nearest import nearest
+from toolgrpo.named_files import located, nearest, no_conversations, no_data_file, no_mcp_config
 from toolgrpo.options import batch_of_parts
 from toolgrpo.plugin_files import python_file
 from toolgrpo.rewards import get_reward
@@ -62,25 +61,21 @@ def early_errors(command: str, argv: Sequence[str]) -> list[ToolGRPOError]:
         value = given.values.get(name)
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, str):
-                errors += _raised(partial(look, one))
+                errors += _raised(look, one)
     if errors:
         return errors
     for kind in own_classes(command):
         names = {one.name for one in fields(kind)} & given.values.keys()
-        errors += _raised(partial(_make, kind, {name: given.values[name] for name in names}))
+        errors += _raised(kind, **{name: given.values[name] for name in names})
     if errors:
         return errors
     together = _said_together(command, given.values, flags)
     return [found for look in together for found in _raised(look)]
 
 
-def _make(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    return kind(**values)
-
-
-def _raised(look: Callable[[], Any]) -> list[ToolGRPOError]:
+def _raised(look: Callable[..., Any], *given: Any, **named: Any) -> list[ToolGRPOError]:
     try:
-        look()
+        look(*given, **named)
     except ToolGRPOError as error:
         return [error]
     return []
@@ -173,19 +168,10 @@ def _mcp(value: str) -> None:
         raise ConfigError(no_mcp_config(Path(value)))
 
 
-def _rows(value: str) -> None:
-    if _is_missing_data(value):
-        raise DataError(no_data_file(Path(value)))
-
-
-def _conversations(value: str) -> None:
-    if _is_missing_data(value):
-        raise DataError(no_conversations(Path(value)))
-
-
-def _is_missing_data(value: str) -> bool:
+def _rows(value: str, missing: Callable[[Path], str] = no_data_file) -> None:
     path = located(value)
-    return ":" not in value and path.suffix.lower() in _DATA_FILES and not path.exists()
+    if ":" not in value and path.suffix.lower() in _DATA_FILES and not path.exists():
+        raise DataError(missing(Path(value)))
 
 
 _PLUGINS = {"tools_script": _python, "environment": _python, "agent": _python, "reward_fn": _python, "mcp_config": _mcp}
@@ -194,5 +180,5 @@ _FILES: Mapping[str, Mapping[str, Callable[[str], None]]] = {
     "check": {**_PLUGINS, "dataset_id_or_path": _rows},
     "evaluate": _PLUGINS,
     "chat": _PLUGINS,
-    "sft": {**_PLUGINS, "dataset_id_or_path": _conversations},
+    "sft": {**_PLUGINS, "dataset_id_or_path": partial(_rows, missing=no_conversations)},
 }

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from datasets import Dataset
 
-from toolgrpo.build import Parts
-from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments, check_arguments
-from toolgrpo.commands.given import given_values, parse_args
+from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments, parse_checked
 from toolgrpo.commands.loaded_model import LoadedModel, load_model
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.run_config import keep_run_config
@@ -31,7 +30,7 @@ from toolgrpo.observe.console import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, token_texts
 from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
-from toolgrpo.rollout import Player, Rollouts
+from toolgrpo.rollout import Rollouts
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.storage import storage_errors, write_whole
 from toolgrpo.trainer.assembly import cache_of
@@ -103,24 +102,21 @@ class EvaluationRun:
             keep_run_config(self.words, folder, "evaluate")
         config = self.config.changed(output_dir=str(folder))
         parts = RunParts(self.script, config, self.model, self.terminal)
-        tools = parts.toolbox()
-        player: Player | None = None
-        try:
+        with ExitStack() as opened:
+            tools = parts.toolbox()
+            if tools is not None:
+                opened.callback(tools.close)
             player = parts.player()
+            if player is not None:
+                opened.callback(player.close)
             rewards = parts.rewards()
             rows = parts.rows_to_score(rows, rewards, "the questions")
             parts.check(rows, tools, rewards)
-            loaded = load_model(Path(parts.model_path(name)), parts.model_init_kwargs(), config)
-            built_of = loaded.parts(config, toolbox=tools, player=player)
-            rollouts = self._rollouts(loaded, built_of, rows)
-        except BaseException:
-            for opened in (tools, player):
-                if opened is not None:
-                    opened.close()
-            raise
-        try:
-            built_of.prove_chat(rows["prompt"], [rows])
-            rows = built_of.fitting(rollouts.engine, self.terminal.say)(rows, name="the questions")
+            loaded = load_model(parts, name, toolbox=tools, player=player)
+            rollouts = self._rollouts(loaded, rows)
+            opened.callback(rollouts.close)
+            loaded.parts.prove_chat(rows["prompt"], [rows])
+            rows = loaded.parts.fitting(rollouts.engine, self.terminal.say)(rows, name="the questions")
             if self.script.dry_run:
                 return None
             evaluation = Evaluation(
@@ -133,11 +129,10 @@ class EvaluationRun:
                 ks=tuple(self.evaluation.ks or ()),
             )
             return evaluate(evaluation, rollouts, loaded.policy, name=name, label=label)
-        finally:
-            rollouts.close()
 
-    def _rollouts(self, loaded: LoadedModel, parts: Parts, rows: Dataset) -> Rollouts:
+    def _rollouts(self, loaded: LoadedModel, rows: Dataset) -> Rollouts:
         show_engine_lines(self.terminal.say)
+        parts = loaded.parts
         demand = parts.demand(loaded.policy, (), rows, samples=self.evaluation.samples)
         built = parts.engine(loaded.policy, demand)
         self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {parts.chat.name} chat format")
@@ -152,7 +147,7 @@ class EvaluationRun:
                 self.terminal.say(line)
         config = parts.config
         path = episodes_path(Path(config.output_dir), loaded.policy.process_index)
-        recorder = EpisodeRecorder(path, share=config.record_episodes, token_text=token_texts(loaded.tokenizer))
+        recorder = EpisodeRecorder(path, share=config.record_episodes, token_text=token_texts(parts.tokenizer))
         progress = RunProgress(self.terminal.console, say=self.terminal.say)
         lines = [RolloutLines(self.terminal.say)] if progress.lines_only else []
         observers = Observers([recorder, progress, RolloutLog(), *lines])
@@ -191,6 +186,13 @@ def parse_evaluation_arguments(
     The YAML file may be the one of the training.
     """
     kinds = (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig)
-    evaluation, script, config, model = parse_args(kinds, list(argv))
-    check_arguments(script, config, model, given_values(kinds, argv), trains=False)
+    _, evaluation, script, config, model = parse_checked(kinds, argv, trains=False)
     return evaluation, script, config, model
+
+
+def run_evaluate(words: Sequence[str], terminal: Terminal) -> int:
+    """Run the command."""
+    evaluation, script, config, model = parse_evaluation_arguments(words)
+    with terminal.writing_into_folder(config, dry_run=script.dry_run) as config:
+        EvaluationRun(evaluation, script, config, model, terminal, words).run()
+    return 0

@@ -31,8 +31,7 @@ import yaml
 from toolgrpo.commands.flags import Flag, flags_of_classes
 from toolgrpo.commands.other_names import REMOVED, answer_to, meant_by
 from toolgrpo.errors import ConfigError, ToolGRPOError
-from toolgrpo.named_files import CONFIGS, located, seen_from_here, shipped_names
-from toolgrpo.nearest import nearest
+from toolgrpo.named_files import CONFIGS, located, nearest, seen_from_here, shipped_names
 from toolgrpo.plain_text import check_nesting
 
 HEADINGS = ("model", "data", "generation", "training", "tools", "reward", "logging")
@@ -51,6 +50,12 @@ class Given:
 
     values: dict[str, Any]
     complaints: list[str]
+
+    def right(self) -> dict[str, Any]:
+        """Return the values; raise ConfigError where something is wrong with them."""
+        if self.complaints:
+            raise ConfigError("\n".join(self.complaints))
+        return self.values
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +89,7 @@ def made_of(classes: Iterable[type[Any]], values: Mapping[str, Any]) -> tuple[An
 
 def given_values(classes: Iterable[type[Any]], argv: Sequence[str]) -> dict[str, Any]:
     """Return what a config file and the flags say, without any default."""
-    given = read_given(flags_of_classes(classes), argv)
-    if given.complaints:
-        raise ConfigError("\n".join(given.complaints))
-    return given.values
+    return read_given(flags_of_classes(classes), argv).right()
 
 
 def read_given(flags: Mapping[str, Flag], argv: Sequence[str]) -> Given:

@@ -17,7 +17,7 @@ from typing import Any
 from toolgrpo.commands.arguments import flags_of
 from toolgrpo.commands.flags import Flag
 from toolgrpo.errors import ConfigError
-from toolgrpo.nearest import nearest
+from toolgrpo.named_files import nearest
 from toolgrpo.trainer.trl.fields import WITHOUT_EFFECT
 
 _COLUMN = 34
@@ -260,8 +260,8 @@ def help_text(command: str, theme: str = "", *, width: int | None = None) -> str
     width = width or max(60, min(shutil.get_terminal_size().columns, 110))
     parts = [
         f"usage: toolgrpo {command} [--config FILE.yaml] [--flag value ...]",
-        _paragraph(page.purpose, width),
-        _paragraph("Every flag is also a key of the YAML file; a flag wins over the file.", width),
+        textwrap.fill(page.purpose, width),
+        textwrap.fill("Every flag is also a key of the YAML file; a flag wins over the file.", width),
     ]
     shown = _first(page, themes) if theme == "" else themes
     for name, names in shown.items():
@@ -273,7 +273,9 @@ def help_text(command: str, theme: str = "", *, width: int | None = None) -> str
         lines = [_entry(flags[flag], page, width, in_short=theme != "all") for flag in names]
         parts.append("\n".join([f"{name}:", *lines]))
     others = "" if theme == "all" else "; --help all: every flag, TRL's and Transformers' too"
-    parts.append(_paragraph(f"--help THEME: one of {', '.join(_filled(page, flags, everything=False))}{others}", width))
+    parts.append(
+        textwrap.fill(f"--help THEME: one of {', '.join(_filled(page, flags, everything=False))}{others}", width)
+    )
     return "\n\n".join(parts)
 
 
@@ -371,7 +373,3 @@ def _value(flag: Flag) -> str:
 def _cut(line: str, width: int) -> str:
     end = " ..." + (f" [{line.rpartition(' [')[2]}" if line.endswith("]") else "")
     return line if len(line) <= width else line[: width - len(end) + 1].rpartition(" ")[0] + end
-
-
-def _paragraph(text: str, width: int) -> str:
-    return "\n".join(textwrap.wrap(text, width))

@@ -20,6 +20,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations import unset_hf_deepspeed_config
 
 from toolgrpo.build import Parts, load_tokenizer, put_together
+from toolgrpo.commands.parts import RunParts, init_kwargs_of
+from toolgrpo.engines.base import Engine
 from toolgrpo.engines.build import choose_engine
 from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ModelError
@@ -35,26 +37,30 @@ from toolgrpo.trainer.hardware import check_backend
 
 @dataclass(frozen=True)
 class LoadedModel:
+    """A model, and what its rollouts are made of."""
+
     policy: Policy
-    tokenizer: Any
+    parts: Parts
     head: Callable[[], torch.Tensor | None]  # reads the rows of the output head
+    vocabulary: int
 
-    def parts(
-        self, config: ToolGRPOConfig, *, toolbox: ToolProvider | None = None, player: Player | None = None
-    ) -> Parts:
-        """Return what its rollouts are made of."""
-        return put_together(config, self.tokenizer, vocabulary=self.vocabulary, toolbox=toolbox, player=player)
-
-    @property
-    def vocabulary(self) -> int:
-        return int(self.policy.model.config.get_text_config().vocab_size)
+    def engine(self, say: Callable[[str], None]) -> Engine:
+        """Return the engine of a model that is talked to, and say which it is."""
+        built = self.parts.engine(self.policy)
+        say(f"engine    {built.choice.name} ({built.choice.why}), {self.parts.chat.name} chat format")
+        if (line := self.parts.markers_line(self.head)) is not None:
+            say(line)
+        return built.engine
 
 
-def load_model(path: Path, init_kwargs: Mapping[str, Any], config: ToolGRPOConfig) -> LoadedModel:
-    """Load the model of this folder or hub id, whole in each process.
+def load_model(
+    run: RunParts, name: str, *, toolbox: ToolProvider | None = None, player: Player | None = None
+) -> LoadedModel:
+    """Load this model, whole in each process.
 
     An adapter's folder is loaded with its base model.
     """
+    config, init_kwargs, path = run.config, init_kwargs_of(run.model), Path(run.model_path(name))
     check_backend(Accelerator(cpu=config.use_cpu))
     unset_hf_deepspeed_config()  # else ZeRO-3 would split the parameters while they are loaded
     without_base = is_adapter(path)
@@ -70,15 +76,18 @@ def load_model(path: Path, init_kwargs: Mapping[str, Any], config: ToolGRPOConfi
             else f"the model {path} cannot be loaded"
         )
         raise ModelError(missing_folder(str(path)) or f"{what}: {error}") from error
+    revision = init_kwargs.get("revision")
     tokenizer = load_tokenizer(
-        str(path),
-        revision=init_kwargs.get("revision"),
-        trust_remote_code=config.trust_remote_code,
-        call_markers=config.call_markers,
+        str(path), revision=revision, trust_remote_code=config.trust_remote_code, call_markers=config.call_markers
     )
-    if policy.model.device.type == "meta":
-        return LoadedModel(policy, tokenizer, lambda: output_rows_in(weight_files(path, init_kwargs.get("revision"))))
-    return LoadedModel(policy, tokenizer, lambda: output_rows(policy.model))
+    vocabulary = int(policy.model.config.get_text_config().vocab_size)
+    parts = put_together(config, tokenizer, vocabulary=vocabulary, toolbox=toolbox, player=player)
+
+    def head() -> torch.Tensor | None:
+        of_files = policy.model.device.type == "meta"
+        return output_rows_in(weight_files(path, revision)) if of_files else output_rows(policy.model)
+
+    return LoadedModel(policy, parts, head, vocabulary)
 
 
 def _policy_of_files(path: Path, kwargs: Mapping[str, Any], config: ToolGRPOConfig) -> Policy | None:

@@ -13,7 +13,6 @@ import os
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from toolgrpo.commands.arguments import DataArguments, ScriptArguments, flags_of
@@ -28,7 +27,7 @@ _PACKAGES = (
 _VARIABLES = ("ACCELERATE_", "CUDA_VISIBLE", "HF_HUB_OFFLINE", "MALLOC_", "OMP_", "TRITON_", "VLLM_", "WANDB_MODE")
 
 
-def environment_lines() -> Iterator[str]:
+def environment_lines(_: Sequence[str] = ()) -> Iterator[str]:
     """Yield one line for each fact about this machine that a bug report needs; no value holds a secret."""
     import psutil
     import torch
@@ -68,10 +67,8 @@ def data_lines(argv: Sequence[str]) -> Iterator[str]:
         raise ConfigError(
             "say which rows: toolgrpo data FILE --show 3 (a file, a hub id, or a task set such as arithmetic)"
         )
-    given = read_given(flags_of("data"), ["--dataset_id_or_path", *argv])
-    if given.complaints:
-        raise ConfigError("\n".join(given.complaints))
-    asked, script = made_of((DataArguments, ScriptArguments), given.values)
+    given = read_given(flags_of("data"), ["--dataset_id_or_path", *argv]).right()
+    asked, script = made_of((DataArguments, ScriptArguments), given)
     rows = load_tasks(
         script.dataset_id_or_path, split=script.dataset_split, limit=script.max_rows, system_prompt=script.system_prompt
     )
@@ -93,15 +90,13 @@ def _as_the_model_sees(model: str | None, script: ScriptArguments, opened: ExitS
         return lambda row: "\n".join(f"  {one['role']}: {one['content']}" for one in row["prompt"])
     from toolgrpo.build import load_tokenizer
     from toolgrpo.chat import resolve_format
+    from toolgrpo.commands.plugins import open_tools
     from toolgrpo.models import folder_of
     from toolgrpo.rollout.row_parts import offered_tools
-    from toolgrpo.tools import load_tools
 
     tokenizer = load_tokenizer(str(folder_of(model)))
     chat = resolve_format(tokenizer)
-    file = Path(script.tools_script) if script.tools_script else None
-    sources = file or script.tool_functions_module, script.environment, script.mcp_config
-    tools = load_tools(sources[0], environment=sources[1], mcp_config=sources[2]) if any(sources) else None
+    tools = open_tools(script)
     if tools is not None:
         opened.callback(tools.close)
 

@@ -6,24 +6,21 @@ The first line of a command stands on the terminal before PyTorch is imported, w
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
 import textwrap
-import time
 from argparse import SUPPRESS, ArgumentError, ArgumentParser
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from toolgrpo.commands.early import early_errors
 from toolgrpo.commands.help_page import PAGES, asked_for, completion, help_text
 from toolgrpo.commands.terminal import LOADING, Terminal
 from toolgrpo.errors import ConfigError, ToolGRPOError
-from toolgrpo.named_files import LAUNCH_FILES, located, shipped_names, shipped_root
-from toolgrpo.nearest import nearest
+from toolgrpo.named_files import LAUNCH_FILES, located, nearest, shipped_names, shipped_root
 from toolgrpo.plain_text import plain
 from toolgrpo.startup import prepare
 
@@ -34,10 +31,14 @@ LAUNCHER_FLAGS = {"accelerate_config": str, "main_process_ip": str} | dict.fromk
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command: what it is for, and what runs it with the arguments after its name."""
+    """One command: what it is for, and MODULE:NAME of the function that gets the words after its name.
+
+    The function returns an exit code, or yields the lines to print.
+    """
 
     purpose: str
-    run: Callable[[list[str]], int]
+    function: str
+    on_terminal: bool = False  # the function gets the `Terminal` too, which is opened before it is imported
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,8 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"toolgrpo {__version__}")
         return 0
-    command = COMMANDS.get(name)
-    if command is None:
+    if name not in COMMANDS:
         print(
             f"toolgrpo: there is no command {name!r}; the nearest is {nearest(name, COMMANDS)[0]!r}.\n\n{_overview()}",
             file=sys.stderr,
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if launch:
         os.execv(sys.executable, [*launch, "-m", "toolgrpo", name, *words])
     prepare(words)  # before anything imports PyTorch
-    return command.run(words)
+    return _run(name, words)
 
 
 def launched(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -100,7 +100,7 @@ def launched(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "--config_file", str(path), *over], rest
 
 
-def _init(words: list[str]) -> int:
+def init(words: list[str]) -> int:
     """Copy a task to begin with into a new folder."""
     from toolgrpo.observe.doctor import page_here
 
@@ -159,59 +159,8 @@ def _can_be_right(command: str, arguments: list[str]) -> bool:
     return not errors
 
 
-def _train(arguments: list[str]) -> int:
-    started = time.monotonic()
-    terminal = Terminal.of_command("train")
-    from toolgrpo.commands.arguments import parse_arguments
-    from toolgrpo.commands.run_config import keep_run_config
-    from toolgrpo.commands.train import TrainingRun
-    from toolgrpo.storage import storage_errors, write_whole
-
-    script, config, model = parse_arguments(arguments)
-    terminal.console.quiet = terminal.console.quiet or config.quiet
-    if script.dry_run:
-        with TemporaryDirectory(prefix="toolgrpo-dry-") as folder:  # it leaves nothing behind
-            TrainingRun(script, config.changed(output_dir=folder), model, terminal, started=started).run()
-        return 0
-    terminal.log_into(Path(config.output_dir), append=bool(config.resume_from_checkpoint))
-    if terminal.is_main_process():
-        keep_run_config(arguments, Path(config.output_dir))
-    summary = TrainingRun(script, config, model, terminal, started=started).run()
-    if summary is not None and terminal.is_main_process():
-        path = Path(config.output_dir) / "summary.json"
-        with storage_errors(f"the summary {path}", path.parent):
-            write_whole(path, json.dumps(summary, indent=2) + "\n")
-    return 0
-
-
-def _evaluate(arguments: list[str]) -> int:
-    terminal = Terminal.of_command("evaluate")
-    from toolgrpo.commands.evaluate import EvaluationRun, parse_evaluation_arguments
-
-    evaluation, script, config, model = parse_evaluation_arguments(arguments)
-    terminal.console.quiet = terminal.console.quiet or config.quiet
-    if script.dry_run:
-        with TemporaryDirectory(prefix="toolgrpo-dry-") as folder:
-            EvaluationRun(evaluation, script, config.changed(output_dir=folder), model, terminal, arguments).run()
-        return 0
-    terminal.log_into(Path(config.output_dir))
-    EvaluationRun(evaluation, script, config, model, terminal, arguments).run()
-    return 0
-
-
-def _check(arguments: list[str]) -> int:
-    terminal = Terminal.of_command("check", quiet="--json" in arguments)
-    from toolgrpo.commands.check import CheckRun, parse_check_arguments
-
-    check, script, config, model = parse_check_arguments(arguments)
-    report = CheckRun(check, script, config, model, terminal).run()
-    if check.json:
-        terminal.stream.write(report.as_json() + "\n")
-    terminal.say(f"{report.closing()} (log: {terminal.log_file})")
-    return report.exit_code
-
-
-def _sft(arguments: list[str]) -> int:
+def sft(words: list[str]) -> int:
+    """Run `toolgrpo sft`, whose first line stands there before the imports."""
     from rich.console import Console
 
     console = Console(stderr=True, soft_wrap=True)
@@ -219,83 +168,31 @@ def _sft(arguments: list[str]) -> int:
         console.print(LOADING, markup=False, highlight=False)
     from toolgrpo.commands.sft import parse_sft_arguments, run_sft
 
-    try:
-        sft, config, model = parse_sft_arguments(arguments)
-        run_sft(sft, config, model, console, arguments)
-    except ToolGRPOError as error:
-        print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
-        return 1
+    run_sft(*parse_sft_arguments(words), console, words)
     return 0
 
 
-def _show(arguments: list[str]) -> int:
-    from toolgrpo.commands.show import main as show
-
-    return show(arguments)
-
-
-def _replay(arguments: list[str]) -> int:
-    needs_model = any(word.partition("=")[0].replace("-", "_") == "__with_model" for word in arguments)
-    terminal = Terminal.of_command("replay", loads=needs_model)
-    from toolgrpo.commands.replay import ReplayRun, parse_replay_arguments
-
-    replay, script, config, model = parse_replay_arguments(arguments)
-    return int(ReplayRun(replay, script, config, model, terminal).run())
-
-
-def _report(arguments: list[str]) -> int:
-    from toolgrpo.commands.report import run_report
-
-    return run_report(arguments)
-
-
-def _gateway(arguments: list[str]) -> int:
-    terminal = Terminal.of_command("gateway")
-    from toolgrpo.commands.gateway import GatewayRun, parse_gateway_arguments
-
-    gateway, config, model = parse_gateway_arguments(arguments)
-    terminal.console.quiet = terminal.console.quiet or config.quiet
-    GatewayRun(gateway, config, model, terminal).run()
-    return 0
-
-
-def _chat(arguments: list[str]) -> int:
-    terminal = Terminal.of_command("chat")
-    from toolgrpo.commands.chat import ChatRun, parse_chat_arguments
-
-    ChatRun(*parse_chat_arguments(arguments), terminal).run()
-    return 0
-
-
-def _export(arguments: list[str]) -> int:
-    from toolgrpo.commands.export import export_lines
-
-    return _print_lines(export_lines(arguments))
-
-
-def _completion(arguments: list[str]) -> int:
-    if arguments not in (["bash"], ["zsh"]):
+def print_completion(words: list[str]) -> int:
+    """Print the script by which a shell completes commands and flags."""
+    if words not in (["bash"], ["zsh"]):
         print('usage: eval "$(toolgrpo completion bash)", or zsh, in ~/.bashrc or ~/.zshrc', file=sys.stderr)
         return 2
-    print(completion(arguments[0], list(COMMANDS)))
+    print(completion(words[0], list(COMMANDS)))
     return 0
 
 
-def _env(arguments: list[str]) -> int:
-    from toolgrpo.commands.look import environment_lines
-
-    return _print_lines(environment_lines())
-
-
-def _data(arguments: list[str]) -> int:
-    from toolgrpo.commands.look import data_lines
-
-    return _print_lines(data_lines(arguments))
-
-
-def _print_lines(lines: Iterable[str]) -> int:
+def _run(name: str, words: list[str]) -> int:
+    """Run a command; where it has no `Terminal`, an error of ours is one paragraph."""
+    module, _, function = COMMANDS[name].function.partition(":")
+    if COMMANDS[name].on_terminal:
+        loads = name != "replay" or any(word.partition("=")[0].replace("-", "_") == "__with_model" for word in words)
+        terminal = Terminal.of_command(name, quiet="--json" in words, loads=loads)
+        return int(getattr(import_module(f"toolgrpo.commands.{module}"), function)(words, terminal))
     try:
-        for line in lines:
+        done = getattr(import_module(f"toolgrpo.commands.{module}"), function)(words)
+        if isinstance(done, int):
+            return done
+        for line in done:
             print(line, flush=True)
     except ToolGRPOError as error:
         print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
@@ -306,18 +203,26 @@ def _print_lines(lines: Iterable[str]) -> int:
 
 
 COMMANDS: Mapping[str, Command] = {
-    "init": Command(f"copy a task to begin with into a folder: {'|'.join(_TASKS)} [FOLDER]", _init),
-    "train": Command("teach a model to use tools by reinforcement learning", _train),
-    "check": Command("look at all that a training needs, draw some episodes, do one step", _check),
-    "evaluate": Command("measure a model, or two side by side, on held-out questions", _evaluate),
-    "replay": Command("do the calls and rewards of a recorded episode again, or all of it", _replay),
-    "show": Command("look at the episodes that a run recorded", _show),
-    "chat": Command("talk to a model in the terminal, with its tools", _chat),
-    "data": Command("show rows as the model and the reward will see them", _data),
-    "export": Command("merge a LoRA adapter, write a GGUF file and a Modelfile for Ollama", _export),
-    "env": Command("print what a bug report needs to know of this machine", _env),
-    "gateway": Command("serve a model over OpenAI's API, as agents see it in a training", _gateway),
-    "sft": Command("teach a model the form of tool calls from example conversations", _sft),
-    "report": Command("show what a run did, as one HTML file", _report),
-    "completion": Command("print what completes commands and flags in a shell: bash|zsh", _completion),
+    "init": Command(f"copy a task to begin with into a folder: {'|'.join(_TASKS)} [FOLDER]", "main:init"),
+    "train": Command("teach a model to use tools by reinforcement learning", "train:run_train", on_terminal=True),
+    "check": Command(
+        "look at all that a training needs, draw some episodes, do one step", "check:run_check", on_terminal=True
+    ),
+    "evaluate": Command(
+        "measure a model, or two side by side, on held-out questions", "evaluate:run_evaluate", on_terminal=True
+    ),
+    "replay": Command(
+        "do the calls and rewards of a recorded episode again, or all of it", "replay:run_replay", on_terminal=True
+    ),
+    "show": Command("look at the episodes that a run recorded", "show:show"),
+    "chat": Command("talk to a model in the terminal, with its tools", "chat:run_chat", on_terminal=True),
+    "data": Command("show rows as the model and the reward will see them", "look:data_lines"),
+    "export": Command("merge a LoRA adapter, write a GGUF file and a Modelfile for Ollama", "export:export_lines"),
+    "env": Command("print what a bug report needs to know of this machine", "look:environment_lines"),
+    "gateway": Command(
+        "serve a model over OpenAI's API, as agents see it in a training", "gateway:run_gateway", on_terminal=True
+    ),
+    "sft": Command("teach a model the form of tool calls from example conversations", "main:sft"),
+    "report": Command("show what a run did, as one HTML file", "report:run_report"),
+    "completion": Command("print what completes commands and flags in a shell: bash|zsh", "main:print_completion"),
 }

@@ -77,6 +77,10 @@ class RunParts:
     def dataset_spec(self) -> str:
         return str(self.script.dataset_id_or_path)
 
+    @property
+    def model_name(self) -> str:
+        return str(self.model.model_name_or_path)
+
     def training_rows(self) -> Dataset:
         """Return the rows to train on; at least as many as one step takes."""
         dataset = self._all_rows if self._shares is None else self._all_rows.select(self._shares.train)
@@ -213,28 +217,20 @@ class RunParts:
         self.terminal.say(f"model     {name}" + (f" ({path})" if path != name else ""))
         return path
 
-    def model_init_kwargs(self) -> dict[str, Any]:
-        kwargs: dict[str, Any] = {
-            "revision": self.model.model_revision,
-            "attn_implementation": self.model.attn_implementation,
-            "dtype": self.model.dtype,
-        }
-        quantization = get_quantization_config(self.model)
-        if quantization is not None:
-            kwargs["quantization_config"] = quantization
-        return {key: value for key, value in kwargs.items() if value is not None}
-
-    def trainer(self, model: Any, **arguments: Any) -> ToolGRPOTrainer:
+    def trainer(self, **arguments: Any) -> ToolGRPOTrainer:
         """Build the trainer.
 
         What a library says against the settings meanwhile is shown as the user's mistake it is.
         """
-        config = self.config.changed(disable_tqdm=True, model_init_kwargs=self.model_init_kwargs())
+        model, peft_config = self.model_path(self.model_name), self.peft_config()
+        config = self.config.changed(disable_tqdm=True, model_init_kwargs=init_kwargs_of(self.model))
         progress = RunProgress(self.terminal.console, say=self.terminal.say)
         show_engine_lines(self.terminal.say)
         try:
             with storage_errors("what the trainer keeps on the disk", Path(config.output_dir)):
-                trainer = ToolGRPOTrainer(model=model, args=config, progress=progress, **arguments)
+                trainer = ToolGRPOTrainer(
+                    model=model, args=config, peft_config=peft_config, progress=progress, **arguments
+                )
         except ToolGRPOError:
             raise
         except (ValueError, ImportError, OSError) as error:
@@ -304,7 +300,7 @@ class RunParts:
         """Return LoRA on the projections of every layer, unless the user names other modules."""
         model = self.model
         if model.use_peft:
-            path = self._place_of(str(model.model_name_or_path))
+            path = self._place_of(self.model_name)
             model = with_lora_modules(model, lambda: shape_of(path, model, self.config.trust_remote_code))
         return get_peft_config(model)
 
@@ -341,6 +337,17 @@ class RunParts:
                 f"--model_name_or_path {name}: there is no such folder (the working folder is {Path.cwd()})"
             )
         return str(path) if path.exists() else name
+
+
+def init_kwargs_of(model: ModelConfig) -> dict[str, Any]:
+    """Return with which arguments the model is loaded."""
+    given = {
+        "revision": model.model_revision,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+        "quantization_config": get_quantization_config(model),
+    }
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def shape_of(path: str, model: ModelConfig, trust_remote_code: bool) -> Any:

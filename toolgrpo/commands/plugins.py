@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.arguments import ScriptArguments, SFTArguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.rewards import Reward, get_reward, load_reward
 from toolgrpo.rewards.base import check_weights
@@ -17,27 +17,38 @@ from toolgrpo.tools import Toolbox, load_tools
 from toolgrpo.tools.arguments import signatures_text
 
 
+def open_tools(script: ScriptArguments | SFTArguments, **others: Any) -> Toolbox | None:
+    """Return the tools that are asked for; None if none are."""
+    spec = _file_or_module(script)
+    if not (spec or script.environment or script.mcp_config):
+        return None
+    return load_tools(spec, environment=script.environment, mcp_config=script.mcp_config, **others)
+
+
 def load_toolbox(script: ScriptArguments, config: Any, terminal: Terminal) -> Toolbox | None:
     """Return the tools that are asked for, and say which; None if none are."""
-    spec = Path(script.tools_script) if script.tools_script else script.tool_functions_module
-    sources = [str(source) for source in (spec, script.environment, script.mcp_config) if source]
-    if not sources:
-        terminal.say("tools     none")
-        return None
-    toolbox = load_tools(
-        spec,
-        environment=script.environment,
-        mcp_config=script.mcp_config,
+    toolbox = open_tools(
+        script,
         cache_tools=script.cache_tools,
         workers=script.tool_workers,
         tool_timeout_s=config.tool_timeout,
         log_path=Path(config.output_dir) / "tools.log",
     )
+    if toolbox is None:
+        terminal.say("tools     none")
+        return None
+    sources = [str(one) for one in (_file_or_module(script), script.environment, script.mcp_config) if one]
     signatures = signatures_text(toolbox.schemas, indent=" " * 10)
     terminal.say(f"tools     {signatures} from {', '.join(sources)}")
     for notice in toolbox.notices:
         terminal.say(f"          {notice}")
     return toolbox
+
+
+def _file_or_module(script: ScriptArguments | SFTArguments) -> Path | str | None:
+    if script.tools_script:
+        return Path(script.tools_script)  # or the bare name of a shipped file
+    return script.tool_functions_module if isinstance(script, ScriptArguments) else None
 
 
 def load_rewards(script: ScriptArguments, config: Any, terminal: Terminal) -> list[Reward]:

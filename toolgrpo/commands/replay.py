@@ -13,7 +13,7 @@ was changed since, or an environment that draws at random. Only a model needs Py
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from toolgrpo.calls import ToolResult
-from toolgrpo.commands.arguments import ReplayArguments, ReplayOptions, ScriptArguments, flags_of
+from toolgrpo.commands.arguments import ReplayArguments, ReplayOptions, ScriptArguments, flags_of, parse_checked
 from toolgrpo.commands.given import made_of, read_given
 from toolgrpo.commands.plugins import load_rewards, load_toolbox
 from toolgrpo.commands.run_config import config_of_run
@@ -65,36 +65,27 @@ def parse_replay_arguments(
     of_flags = read_given(known, flags).values.keys() if "--config" not in flags else ()
     if not any(flag == "--config" or flag.startswith("--config=") for flag in flags):
         flags = ["--config", str(config_of_run(recording_in(Path(folder)))), *flags]
-    given = read_given(known, [*flags, "--folder", folder, "--episode", number])
-    if given.complaints:
-        raise ConfigError("\n".join(given.complaints))
+    given = read_given(known, [*flags, "--folder", folder, "--episode", number]).right()
     chosen = not {"reward", "reward_fn"}.isdisjoint(of_flags)
-    values = {
-        name: value for name, value in given.values.items() if not chosen or name not in _REWARDS or name in of_flags
-    }
+    values = {name: value for name, value in given.items() if not chosen or name not in _REWARDS or name in of_flags}
     replay, script, config = made_of((ReplayArguments, ScriptArguments, ReplayOptions), values)
     return replay, script, config, flags
 
 
+@dataclass
 class ReplayRun:
     """Replay one episode, or ask rewards about all; `run` prints the differences and returns whether there are any."""
 
-    def __init__(
-        self,
-        replay: ReplayArguments,
-        script: ScriptArguments,
-        config: ReplayOptions,
-        words: Sequence[str],
-        terminal: Terminal,
-    ) -> None:
-        self.replay = replay
-        self.script = script
-        self.config = config
-        self.words = words
-        self.terminal = terminal
-        self.folder = recording_in(Path(replay.folder))
-        if not replay.all:
-            self.record = find_episode(self.folder, replay.episode)
+    replay: ReplayArguments
+    script: ScriptArguments
+    config: ReplayOptions
+    words: Sequence[str]
+    terminal: Terminal
+
+    def __post_init__(self) -> None:
+        self.folder = recording_in(Path(self.replay.folder))
+        if not self.replay.all:
+            self.record = find_episode(self.folder, self.replay.episode)
             self.row = row_of(self.record)
             self.then = Trajectory.from_record(self.record)
 
@@ -188,11 +179,10 @@ class ReplayRun:
         """Return the episode as this model samples it, from the prompt that the training rendered."""
         from toolgrpo.commands.loaded_model import load_model
 
-        parts = self._parts()
-        config = parts.config
-        loaded = load_model(Path(parts.model_path(model)), parts.model_init_kwargs(), config)
-        built_of = loaded.parts(config, toolbox=tools, player=parts.player())
-        rollouts = built_of.rollouts(built_of.engine(loaded.policy).engine, vocabulary=loaded.vocabulary)
+        run = self._parts()
+        loaded = load_model(run, model, toolbox=tools, player=run.player())
+        parts, config = loaded.parts, run.config
+        rollouts = parts.rollouts(parts.engine(loaded.policy).engine, vocabulary=loaded.vocabulary)
         try:
             rollouts.load_weights(loaded.policy.weights())
             return episode_again(rollouts, self.row, config.sampling_options(), config.seed)
@@ -201,15 +191,12 @@ class ReplayRun:
 
     def _parts(self) -> RunParts:
         """Return the parts of the run, for what needs a model or its tokenizer; an evaluation may have been greedy."""
-        from toolgrpo.commands.arguments import check_arguments
         from toolgrpo.commands.evaluate import EvaluationConfig
-        from toolgrpo.commands.given import given_values, parse_args
         from toolgrpo.commands.parts import RunParts
         from toolgrpo.trainer.config import ModelConfig
 
         kinds = (ReplayArguments, ScriptArguments, EvaluationConfig, ModelConfig)
-        _, script, config, model = parse_args(kinds, self.words)
-        check_arguments(script, config, model, given_values(kinds, self.words), trains=False)
+        *_, script, config, model = parse_checked(kinds, self.words, trains=False)
         return RunParts(script, config, model, self.terminal.in_log_only())
 
     def _whole(self, model: str, tools: Toolbox | None, rewards: Sequence[Reward]) -> bool:
@@ -244,8 +231,7 @@ class ReplayRun:
         from toolgrpo.build import load_tokenizer
 
         parts = self._parts()
-        path = parts.model_path(str(parts.model.model_name_or_path))
-        tokenizer = load_tokenizer(path, call_markers=parts.config.call_markers)
+        tokenizer = load_tokenizer(parts.model_path(parts.model_name), call_markers=parts.config.call_markers)
         cutter = TokenCutter(tokenizer, self.config.max_tool_response_tokens)
 
         def cut(result: ToolResult) -> ToolResult:
@@ -275,6 +261,11 @@ class ReplayRun:
             f"same     {what} {_number(now)}" if same else f"differs  {what} {_number(then)}, now {_number(now)}"
         )
         return not same
+
+
+def run_replay(words: Sequence[str], terminal: Terminal) -> int:
+    """Run the command; its exit code says whether anything differs."""
+    return int(ReplayRun(*parse_replay_arguments(words), terminal).run())
 
 
 def _short(answer: Answer) -> str:

@@ -10,7 +10,6 @@ The page needs no network and no server, and opens in any browser of 2023 or lat
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,24 +20,20 @@ from toolgrpo.report.build import MOST_EPISODES, Built, build_report
 
 
 def run_report(arguments: Sequence[str]) -> int:
-    """Write or serve the report; return the exit code."""
+    """Write or serve the report."""
     parser = _parser()
     given = parser.parse_args(list(arguments))
     if len(given.folders) > 2:
         parser.error(f"give one or two folders, not {len(given.folders)}")
     if given.most_episodes < 1:
         parser.error(f"--most_episodes must be at least 1, got {given.most_episodes}")
-    try:
-        if given.live:
-            from toolgrpo.report.live import serve
+    if given.live:
+        from toolgrpo.report.live import serve
 
-            serve(given.folders, port=given.port, say=lambda text: print(plain(text), flush=True))
-            return 0
-        began = time.monotonic()
-        built = build_report(given.folders, given.out, most_episodes=given.most_episodes)
-    except ToolGRPOError as error:
-        print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
-        return 1
+        serve(given.folders, port=given.port, say=lambda text: print(plain(text), flush=True))
+        return 0
+    began = time.monotonic()
+    built = build_report(given.folders, given.out, most_episodes=given.most_episodes)
     print(plain(f"report    {described(built)}, made in {time.monotonic() - began:.1f} s"))
     print(plain(f"          {built.url}"))
     return 0

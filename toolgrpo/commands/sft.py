@@ -20,12 +20,13 @@ from typing import Any, Self, cast
 from datasets import Dataset
 from rich.console import Console
 from transformers import PrinterCallback
-from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
+from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from toolgrpo.build import load_tokenizer, markers_line
 from toolgrpo.commands.arguments import SFTArguments, SFTOptions
 from toolgrpo.commands.given import parse_args
-from toolgrpo.commands.parts import shape_of, with_lora_modules
+from toolgrpo.commands.parts import init_kwargs_of, shape_of, with_lora_modules
+from toolgrpo.commands.plugins import open_tools
 from toolgrpo.commands.run_config import keep_run_config, resume_command
 from toolgrpo.data.load import hub_ids
 from toolgrpo.engines.policy import compute_dtype
@@ -39,7 +40,6 @@ from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversation
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.startup import map_large_blocks
 from toolgrpo.storage import storage_errors
-from toolgrpo.tools import load_tools
 from toolgrpo.trainer.hardware import precision_line, settled_device, trains_on_cpu
 from toolgrpo.trainer.memory import PassShape
 from toolgrpo.trainer.model_card import ModelCard, SavesWithCard
@@ -165,7 +165,7 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
         learning_rate=rate,
         disable_tqdm=True,
         max_length=None,  # nothing is cut: what is too long was refused
-        model_init_kwargs=_init_kwargs(model),
+        model_init_kwargs=init_kwargs_of(model),
     )
     progress = StepProgress(console if config.process_index == 0 else Console(quiet=True))
     folder = Path(config.output_dir)
@@ -238,16 +238,6 @@ def _how_long(config: ToolSFTConfig) -> str:
     return f"{config.num_train_epochs:g} pass{'' if config.num_train_epochs == 1 else 'es'}"
 
 
-def _init_kwargs(model: ModelConfig) -> dict[str, Any]:
-    given = {
-        "revision": model.model_revision,
-        "attn_implementation": model.attn_implementation,
-        "dtype": model.dtype,
-        "quantization_config": get_quantization_config(model),
-    }
-    return {key: value for key, value in given.items() if value is not None}
-
-
 def learning_rate_for(n_parameters: int) -> float:
     """Return a peak learning rate at which a model of this size learns a new form in some hundred steps."""
     return float(min(3e-3, max(2e-5, 2e-5 * (1e9 / n_parameters) ** 0.7)))
@@ -277,14 +267,11 @@ def _checkpoint(config: ToolSFTConfig) -> str | None:
 
 def _schemas(sft: SFTArguments) -> Sequence[Mapping[str, Any]]:
     """Return the tools that conversations without their own are rendered with."""
-    if not (sft.tools_script or sft.environment or sft.mcp_config):
+    toolbox = open_tools(sft)
+    if toolbox is None:
         return ()
-    tools = Path(sft.tools_script) if sft.tools_script else None  # a path, or the bare name of a file that is shipped
-    toolbox = load_tools(tools, environment=sft.environment, mcp_config=sft.mcp_config)
-    try:
+    with toolbox:
         return toolbox.schemas
-    finally:
-        toolbox.close()
 
 
 def _examples(

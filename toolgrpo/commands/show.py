@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from toolgrpo.calls import AttemptStatus
-from toolgrpo.errors import ConfigError, ToolGRPOError
+from toolgrpo.errors import ConfigError
 from toolgrpo.observe.episode_view import causes_of, conversation, episode_table, group_table, tokens
 from toolgrpo.observe.records import episode_files, iter_episodes, read_vocabulary, shown_step
 from toolgrpo.plain_text import plain
@@ -212,15 +212,12 @@ def _say(console: Console, text: str) -> None:
     console.print(plain(text), markup=False)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command; an error of ours is one paragraph."""
+def show(argv: Sequence[str]) -> int:
+    """Run the command; a file that cannot be read is one sentence."""
     try:
         run_show(argv)
-    except ToolGRPOError as error:
-        print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # the reader has seen enough (| head)
-        sys.stderr.close()
+    except BrokenPipeError:
+        raise
     except OSError as error:
         print(plain(f"{error.filename or 'the recording'} cannot be read: {error.strerror or error}"), file=sys.stderr)
         return 1

@@ -26,10 +26,12 @@ import select
 import sys
 import tempfile
 import threading
+import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.live import Live
 from rich.spinner import Spinner
@@ -152,13 +154,6 @@ def _same_file(one: int, other: int) -> bool:
         return False
 
 
-def describe_error(error: BaseException) -> str:
-    """Return what the person at the terminal is told when `error` ends the program."""
-    if isinstance(error, ToolGRPOError):
-        return plain(f"{type(error).__name__}: {error}\n")
-    return plain("".join(traceback.format_exception(error)))
-
-
 class Terminal:
     """The real terminal of this process, while everything else goes to the log file.
 
@@ -167,6 +162,7 @@ class Terminal:
 
     def __init__(self, log: RunLog | None, stream: TextIO, *, quiet: bool) -> None:
         self._log = log
+        self.started_s = time.monotonic()
         self.stream = stream
         self.console = SteadyConsole(file=stream, quiet=quiet, highlight=False, soft_wrap=True)
 
@@ -206,6 +202,17 @@ class Terminal:
     @classmethod
     def is_main_process(cls) -> bool:
         return cls.rank() == 0
+
+    @contextlib.contextmanager
+    def writing_into_folder(self, config: Any, *, dry_run: bool, append: bool = False) -> Iterator[Any]:
+        """Yield the config of a run, whose output folder is claimed and logged into; a dry run leaves nothing behind."""
+        self.console.quiet = self.console.quiet or config.quiet
+        if dry_run:
+            with tempfile.TemporaryDirectory(prefix="toolgrpo-dry-") as folder:
+                yield config.changed(output_dir=folder)
+        else:
+            self.log_into(Path(config.output_dir), append=append)
+            yield config
 
     def log_into(self, output_dir: Path, *, append: bool = False) -> None:
         """Claim the output folder for this run, and go on logging there (`append`: in the log that
@@ -260,8 +267,9 @@ class Terminal:
 
     def _show_errors_on(self, errors: TextIO) -> None:
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            errors.write("interrupted\n" if kind is KeyboardInterrupt else describe_error(error))
             whole = plain("".join(traceback.format_exception(kind, error, trace)))
+            said = plain(f"{kind.__name__}: {error}\n") if isinstance(error, ToolGRPOError) else whole
+            errors.write("interrupted\n" if kind is KeyboardInterrupt else said)
             logged = self._log is not None and self._log.write(whole)
             if isinstance(error, ToolGRPOError) and not (isinstance(error, UserError) and error.__cause__ is None):
                 place = "is in" if logged else "could not be written into"
@@ -291,7 +299,7 @@ _WAIT_S = 1.0  # for a terminal that takes nothing at the moment
 def unfailing_stream(descriptor: int, encoding: str | None = None) -> TextIO:
     """Return a stream over `descriptor`, which it does not own: closing it has no effect."""
     return _Stream(
-        _Descriptor(descriptor),  # type: ignore[arg-type]  # as `python -u` does: raw, without a buffer
+        _Descriptor(descriptor),  # as `python -u` does: raw, without a buffer
         encoding=encoding or locale.getpreferredencoding(False),
         errors="backslashreplace",
         newline="\n",
@@ -314,26 +322,14 @@ def write_all(descriptor: int, content: bytes | memoryview) -> bool:
     return True
 
 
-class _Descriptor(io.RawIOBase):
+class _Descriptor(io.FileIO):
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        super().__init__(descriptor, "w", closefd=False)
 
     def write(self, content: ReadableBuffer, /) -> int:
         with memoryview(content) as view:
-            write_all(self._descriptor, view.cast("B"))
+            write_all(self.fileno(), view.cast("B"))
             return view.nbytes
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def isatty(self) -> bool:
-        try:
-            return os.isatty(self._descriptor)
-        except OSError:
-            return False
 
     def close(self) -> None:
         """Stay open, for those who write later."""

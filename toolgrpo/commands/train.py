@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,17 @@ from datasets import Dataset
 from rich.table import Table
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.report import report_line
-from toolgrpo.commands.run_config import resume_command
+from toolgrpo.commands.run_config import keep_run_config, resume_command
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.load import hub_ids
 from toolgrpo.errors import ToolGRPOError
 from toolgrpo.evaluation.measures import Share
 from toolgrpo.observe.doctor import page_here
 from toolgrpo.observe.watch import DoctorWatch
-from toolgrpo.plain_text import without_secrets
-from toolgrpo.rollout import Player
+from toolgrpo.plain_text import counted, without_secrets
 from toolgrpo.storage import storage_errors, write_whole
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 from toolgrpo.trainer.stopping import finish_before_stopping
@@ -87,28 +87,33 @@ def outcome_line(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | N
     return f"{said}: see {page_here('held-out-success-does-not-rise')}"
 
 
+def run_train(words: Sequence[str], terminal: Terminal) -> int:
+    """Run the command."""
+    script, config, model = parse_arguments(words)
+    resumes = bool(config.resume_from_checkpoint)
+    with terminal.writing_into_folder(config, dry_run=script.dry_run, append=resumes) as config:
+        if terminal.is_main_process() and not script.dry_run:
+            keep_run_config(words, Path(config.output_dir))
+        TrainingRun(script, config, model, terminal).run()
+    return 0
+
+
+@dataclass
 class TrainingRun:
     """Holds the loaded parts between the stages."""
 
-    def __init__(
-        self,
-        script: ScriptArguments,
-        config: ToolGRPOConfig,
-        model: ModelConfig,
-        terminal: Terminal,
-        *,
-        started: float,
-    ) -> None:
-        self.script = script
-        self.config = config
-        self.terminal = terminal
-        self.started = started
-        self.parts = RunParts(script, config, model, terminal)
+    script: ScriptArguments
+    config: ToolGRPOConfig
+    model: ModelConfig
+    terminal: Terminal
+
+    def __post_init__(self) -> None:
+        self.parts = RunParts(self.script, self.config, self.model, self.terminal)
 
     def run(self) -> dict[str, Any] | None:
         """Run all stages; return the summary that the table shows, or None after a dry run."""
-        trainer, heldout = self._load()
-        try:
+        with ExitStack() as opened:
+            trainer, heldout = self._load(opened)
             if self.script.dry_run:
                 said = self.parts.estimate_of(trainer, trainer.train_dataset, list(heldout or ()))
                 self.terminal.say(f"memory    {said}")
@@ -121,7 +126,7 @@ class TrainingRun:
                 self._keep({"before": _as_json(before)})  # for the run that resumes this one, should it be killed
             trainer.card = replace(
                 trainer.card,
-                base_model=str(self.parts.model.model_name_or_path),
+                base_model=self.parts.model_name,
                 data=without_secrets(self.parts.dataset_spec),
                 system_prompt=self.script.system_prompt,
                 datasets=hub_ids(self.parts.dataset_spec, self.script.dataset_split),
@@ -154,11 +159,8 @@ class TrainingRun:
                 self._show(summary, doctor_lines(trainer.doctor))
                 if trainer.stopped_by and trainer.state.global_step < trainer.state.max_steps:
                     self._say_how_to_go_on()
+            self._keep(summary)
             return summary
-        finally:
-            trainer.close()
-            if trainer.toolbox is not None:
-                trainer.toolbox.close()
 
     def _say_how_to_go_on(self) -> None:
         self.terminal.say(f"go on     {resume_command('train', Path(self.config.output_dir))}")
@@ -170,42 +172,32 @@ class TrainingRun:
             trainer.save_state()
             say(f"saved     {folder}")
 
-    def _load(self) -> tuple[ToolGRPOTrainer, Dataset | None]:
+    def _load(self, opened: ExitStack) -> tuple[ToolGRPOTrainer, Dataset | None]:
         parts, say = self.parts, self.terminal.say
         dataset = parts.training_rows()
         heldout = parts.heldout_rows()
         tools = parts.toolbox()
-        player: Player | None = None
-        try:
-            player = parts.player()
-            rewards = parts.rewards()
-            say(f"data      {parts.dataset_spec}: {len(dataset)} rows, {len(heldout or ())} held out")
-            dataset = parts.rows_to_score(dataset, rewards, "the training rows")
-            heldout = heldout and parts.rows_to_score(heldout, rewards, "the held-out rows")
-            parts.check(dataset, tools, rewards, heldout)
-            parts.check_evaluation(heldout)
-            trainer = parts.trainer(
-                parts.model_path(str(parts.model.model_name_or_path)),
-                reward_funcs=rewards,
-                train_dataset=dataset,
-                heldout=heldout or (),
-                eval_dataset=None if self.config.eval_strategy == "no" else heldout,
-                tools=tools,
-                agent=player,
-                peft_config=parts.peft_config(),
-            )
-        except BaseException:
-            for opened in (tools, player):
-                if opened is not None:
-                    opened.close()
-            raise
-        try:
-            return trainer, trainer.fitting(heldout, name="the held-out rows")
-        except BaseException:
-            trainer.close()
-            if tools is not None:
-                tools.close()
-            raise
+        if tools is not None:
+            opened.callback(tools.close)
+        player = parts.player()
+        if player is not None:
+            opened.callback(player.close)
+        rewards = parts.rewards()
+        say(f"data      {parts.dataset_spec}: {len(dataset)} rows, {len(heldout or ())} held out")
+        dataset = parts.rows_to_score(dataset, rewards, "the training rows")
+        heldout = heldout and parts.rows_to_score(heldout, rewards, "the held-out rows")
+        parts.check(dataset, tools, rewards, heldout)
+        parts.check_evaluation(heldout)
+        trainer = parts.trainer(
+            reward_funcs=rewards,
+            train_dataset=dataset,
+            heldout=heldout or (),
+            eval_dataset=None if self.config.eval_strategy == "no" else heldout,
+            tools=tools,
+            agent=player,
+        )
+        opened.callback(trainer.close)
+        return trainer, trainer.fitting(heldout, name="the held-out rows")
 
     def _success(self, trainer: ToolGRPOTrainer, rows: Dataset | None, when: str) -> dict[str, Share]:
         if rows is None:
@@ -240,7 +232,7 @@ class TrainingRun:
                 "rollout": trainer.rollout_batches.rollout_seconds / max(1, steps),
                 "training": (train_s - trainer.rollout_batches.rollout_seconds) / max(1, steps),
             },
-            "seconds_in_all": time.monotonic() - self.started,
+            "seconds_in_all": time.monotonic() - self.terminal.started_s,
             **doctor_summary(trainer.doctor),
             "model": str(self.config.output_dir),
             "episodes": str(trainer.recorder.path) if trainer.recorder.path else None,
@@ -278,7 +270,7 @@ class TrainingRun:
             self.terminal.say(outcome)
         seconds = summary["seconds_per_step"]
         self.terminal.say(
-            f"{summary['steps']} step{'' if summary['steps'] == 1 else 's'}, {seconds['all']:.2f} s each (rollout {seconds['rollout']:.2f}, "
+            f"{counted(summary['steps'], 'step')}, {seconds['all']:.2f} s each (rollout {seconds['rollout']:.2f}, "
             f"training {seconds['training']:.2f}); {summary['seconds_in_all']:.0f} s in all"
         )
         for line in doctor:

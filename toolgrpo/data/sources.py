@@ -19,8 +19,7 @@ from toolgrpo.data.files import find_files, read_file
 from toolgrpo.data.rows import Convert, RawRow, Row, RowError
 from toolgrpo.errors import DataError, StorageError
 from toolgrpo.hub import settle_hub
-from toolgrpo.named_files import no_data_file
-from toolgrpo.nearest import nearest
+from toolgrpo.named_files import nearest, no_data_file
 from toolgrpo.storage import storage_errors
 
 EMBEDDED_ROWS = {"train": 4000, "heldout": 1000}

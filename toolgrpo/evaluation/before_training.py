@@ -27,8 +27,7 @@ from toolgrpo.rewards.gold import GoldEpisode, as_answer, as_boxed_answer, as_pr
 from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
 from toolgrpo.rollout.row_parts import offered_tools
 from toolgrpo.tools.base import ToolProvider
-from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
-from toolgrpo.void_turns import copies_result
+from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn, copies_result
 
 _ENOUGH = 8  # episodes of a task, to say of it that none succeeds
 _REHEARSED = 3  # rows

@@ -30,7 +30,7 @@ from toolgrpo.meeting import wait_for_the_slowest
 from toolgrpo.rollout import Rollouts, Scored
 from toolgrpo.rollout.batch import Row
 from toolgrpo.startup import give_memory_back
-from toolgrpo.void_turns import copies_result
+from toolgrpo.trajectory import copies_result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

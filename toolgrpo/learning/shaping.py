@@ -15,8 +15,7 @@ from toolgrpo.drops import Drop
 from toolgrpo.errors import ConfigError
 from toolgrpo.learning.advantages import grouped_advantages, in_groups, normalized_rewards
 from toolgrpo.rollout.batch import Scored
-from toolgrpo.trajectory import Trajectory
-from toolgrpo.void_turns import has_void_turn
+from toolgrpo.trajectory import Trajectory, has_void_turn
 
 # What is taken off a reward for length: of an episode beside its group, and of one near the limit.
 #

@@ -32,8 +32,7 @@ from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.observers import Observer
-from toolgrpo.trajectory import StopReason, Trajectory
-from toolgrpo.void_turns import copies_result, is_void
+from toolgrpo.trajectory import StopReason, Trajectory, copies_result, is_void
 
 EACH_TOOL = 32
 """Up to so many tools have metrics in every batch; of a larger catalogue only those that were called."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from toolgrpo.calls import RUNNABLE
 from toolgrpo.observe.records import ids_checksum
-from toolgrpo.void_turns import copies_result, is_void_record
+from toolgrpo.trajectory import copies_result, is_void_record
 
 TEXT_LIMIT = 20_000  # characters
 

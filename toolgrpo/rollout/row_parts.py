@@ -23,7 +23,7 @@ from typing import Any
 
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import DataError
-from toolgrpo.nearest import nearest
+from toolgrpo.named_files import nearest
 from toolgrpo.rollout.batch import Row
 from toolgrpo.tools.base import ToolProvider, ToolSession, speaks
 from toolgrpo.trajectory import Message, StopReason
