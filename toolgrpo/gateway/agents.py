@@ -61,9 +61,7 @@ class _Outcome:
     timed_out: bool = False
 
 
-def load_agent(
-    agent: str | Path, *, host: str = "127.0.0.1", log_path: Path | None = None, load_timeout_s: float = 120.0
-) -> AgentPlayer:
+def load_agent(agent: str | Path, *, host: str = "127.0.0.1", log_path: Path | None = None) -> AgentPlayer:
     """Load what plays episodes: `FILE.py`, `FILE.py:function`, or a command line.
 
     `host` is the address of this machine that the agent is told; one that is not local lets other machines in.
@@ -75,8 +73,7 @@ def load_agent(
     if isinstance(made, PythonAgent):
         source = replace(source, secrets=asked_for(PluginSource(path=made.path)))
         memory_mb = _MEMORY_MB
-    limits = WorkerLimits(memory_mb=memory_mb)
-    options = PoolOptions(1, limits, load_timeout_s=load_timeout_s)
+    options = PoolOptions(1, WorkerLimits(memory_mb=memory_mb))
     pool = WorkerPool({"tools": None, "environment": asdict(source)}, options, OutputLog(log_path))
     return AgentPlayer(pool, made.__name__, host)
 
