@@ -67,7 +67,7 @@ async def _both(url: str, at_once: int, rounds: int, requests: int) -> dict[str,
 
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=4.0)
     times: dict[str, list[float]] = {"ours": [], "httpx": []}
-    async with new_client({}, keepalive_s=4.0) as own, httpx.AsyncClient(limits=limits, trust_env=False) as other:
+    async with new_client(keepalive_s=4.0) as own, httpx.AsyncClient(limits=limits, trust_env=False) as other:
 
         async def by_own(body: dict[str, Any]) -> bytes:
             return (await exchange(own, "POST", url, most_bytes=1 << 20, json=body, headers=HEADERS)).body

@@ -93,7 +93,7 @@ class ServerLink:
         self._timeout_s = timeout_s
         name = server.base_model.name
         self._model = name if weights is None else weights.model(name)
-        self._client = new_client(server.headers, keepalive_s=_KEEPALIVE_S)
+        self._client = new_client(keepalive_s=_KEEPALIVE_S)
         self._down_until_s = 0.0
         self._check_since_s = 0.0
         self._held_at_s = -1.0

@@ -78,7 +78,7 @@ class Answer:
             raise BadAnswer("its body", text, f"JSON ({what})") from error
 
 
-def new_client(headers: Mapping[str, str], *, keepalive_s: float = 0.0) -> aiohttp.ClientSession:
+def new_client(*, keepalive_s: float = 0.0) -> aiohttp.ClientSession:
     """Return a client for many requests at once, without proxies and cookies.
 
     Only connecting has a deadline here. With `keepalive_s` a connection waits so long for its next request.
@@ -88,7 +88,7 @@ def new_client(headers: Mapping[str, str], *, keepalive_s: float = 0.0) -> aioht
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, force_close=not keepalive_s, keepalive_timeout=keepalive_s or None),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-        headers={"Accept-Encoding": "identity", **headers},
+        headers={"Accept-Encoding": "identity"},
         auto_decompress=False,
         cookie_jar=aiohttp.DummyCookieJar(),
         trace_configs=[tracing],
@@ -172,11 +172,8 @@ class ServerControl:
     Every failure is an `EngineError` or `ConfigError` that names the server.
     """
 
-    def __init__(
-        self, url: str, *, api_key: str | None = None, timeout_s: float = 900.0, say_every_s: float = SAY_EVERY_S
-    ) -> None:
+    def __init__(self, url: str, *, timeout_s: float = 900.0, say_every_s: float = SAY_EVERY_S) -> None:
         self.url = _checked_url(url)
-        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.weight_lock = threading.Lock()  # held by whoever gives it weights, or asks which it has
         self._timeout_s = timeout_s
         self._say_every_s = say_every_s
@@ -316,7 +313,7 @@ class ServerControl:
         async def ask() -> Answer:
             waiting = asyncio.create_task(self._say_waiting(path.partition("?")[0]))
             try:
-                async with asyncio.timeout(max(0.0, left_s)), new_client(self.headers) as client:
+                async with asyncio.timeout(max(0.0, left_s)), new_client() as client:
                     options = {} if body is None else {"json": body}
                     return await exchange(client, method, f"{self.url}{path}", most_bytes=_CONTROL_BYTES, **options)
             finally:

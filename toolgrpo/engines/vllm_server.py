@@ -77,7 +77,6 @@ class VLLMServerEngine:
         *,
         vocabulary: int,
         weights: ServerWeights | None = None,
-        api_key: str | None = None,
         say_every_s: float = SAY_EVERY_S,
         is_main_process: bool = True,
         wait_for_everyone: Callable[[], None] = lambda: None,
@@ -85,8 +84,7 @@ class VLLMServerEngine:
         if not options.urls:
             raise ConfigError("engine vllm_server needs at least one URL, e.g. http://localhost:8000")
         self._servers = [
-            ServerControl(url, api_key=api_key, timeout_s=options.timeout_s, say_every_s=say_every_s)
-            for url in options.urls
+            ServerControl(url, timeout_s=options.timeout_s, say_every_s=say_every_s) for url in options.urls
         ]
         _refuse_repeated([server.url for server in self._servers])
         self._vocabulary = vocabulary
@@ -110,9 +108,9 @@ class VLLMServerEngine:
     async def open(self) -> None:
         if self._run is not None:
             raise EngineError("the engine is already open; close the rollout that uses it first")
-        timeout_s = self._options.timeout_s
-        links = [ServerLink(server, self._weights, self._vocabulary, timeout_s) for server in self._servers]
-        self._run = _ServerRun(links, timeout_s, self._options.retries, self._say_every_s)
+        options = self._options
+        links = [ServerLink(server, self._weights, self._vocabulary, options.timeout_s) for server in self._servers]
+        self._run = _ServerRun(links, options, self._say_every_s)
 
     async def sample(self, request: SampleRequest) -> Sample:
         run = self._run
@@ -153,11 +151,13 @@ class VLLMServerEngine:
 class _ServerRun:
     """The requests in flight between `open` and `close`, and the links to the servers."""
 
-    def __init__(self, links: Sequence[ServerLink], timeout_s: float, retries: int, say_every_s: float) -> None:
+    def __init__(self, links: Sequence[ServerLink], options: ServerOptions, say_every_s: float) -> None:
         self.links = links
         self.in_flight: set[asyncio.Task[Sample]] = set()
-        self._longest_s = timeout_s * min(2, len(links))  # one that hangs takes `timeout_s`; then another is asked
-        self._retries = retries
+        self._longest_s = options.timeout_s * min(
+            2, len(links)
+        )  # one that hangs takes `timeout_s`; then another is asked
+        self._retries = options.retries
         self._say_every_s = say_every_s
         self._given_up: EngineError | None = None
         self._saying = asyncio.get_running_loop().create_task(self._say_silence(), name="vllm-server-silence")

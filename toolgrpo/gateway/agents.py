@@ -58,9 +58,7 @@ class _Outcome:
     timed_out: bool = False
 
 
-def load_agent(
-    agent: str | Path, *, host: str = "127.0.0.1", log_path: Path | None = None, load_timeout_s: float = 120.0
-) -> AgentPlayer:
+def load_agent(agent: str | Path, *, host: str = "127.0.0.1", log_path: Path | None = None) -> AgentPlayer:
     """Load what plays episodes: `FILE.py`, `FILE.py:function`, or a command line.
 
     `host` is the address of this machine that the agent is told; one that is not local lets other machines in.
@@ -72,7 +70,7 @@ def load_agent(
     if isinstance(made, PythonAgent):
         source = replace(source, secrets=asked_for(PluginSource(path=made.path)))
         memory_mb = _MEMORY_MB
-    options = PoolOptions(workers=1, memory_mb=memory_mb, load_timeout_s=load_timeout_s)
+    options = PoolOptions(workers=1, memory_mb=memory_mb)
     pool = WorkerPool({"tools": None, "environment": asdict(source)}, options, OutputLog(log_path))
     return AgentPlayer(pool, made.__name__, host)
 
