@@ -78,6 +78,17 @@ def tiny_model(tiny_qwen3: Any, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
+@pytest.fixture(scope="session")
+def mini_nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a miniature of nano, as its recipe builds it; not to be written into."""
+    from recipes.nano.build import build_nano
+    from recipes.nano.recipe import MINI
+
+    folder: Path = tmp_path_factory.mktemp("mini") / "model"
+    build_nano(MINI, folder)
+    return folder
+
+
 class Launcher:
     """Starts jobs of `train_tiny`, one after the other in the same two processes."""
 
