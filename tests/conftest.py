@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here asks the hub but the tests that bring one (trainer/test_hub.py)
 ROOT = Path(__file__).parents[1]
+ASK_THE_SERVER = tuple(f"engines/test_{name}.py" for name in ("engine_contract", "scale_servers", "vllm_server"))
 TRAIN_TINY = ROOT / "tests" / "fixtures" / "scale" / "train_tiny.py"
 
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -78,6 +79,17 @@ def tiny_model(tiny_qwen3: Any, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
+@pytest.fixture(scope="session")
+def mini_nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a miniature of nano, as its recipe builds it; not to be written into."""
+    from recipes.nano.build import build_nano
+    from recipes.nano.recipe import MINI
+
+    folder: Path = tmp_path_factory.mktemp("mini") / "model"
+    build_nano(MINI, folder)
+    return folder
+
+
 class Launcher:
     """Starts jobs of `train_tiny`, one after the other in the same two processes."""
 
@@ -122,6 +134,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     long_files = {item.path for item in items if item.get_closest_marker("e2e") or item.get_closest_marker("vllm")}
     items.sort(key=lambda item: item.path not in long_files)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run each file whole in one process, and all that ask the real server in the same one: it is started once."""
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # it ships no types
+
+    class ByFileAndServer(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "vllm_server" if file.endswith(ASK_THE_SERVER) else file
+
+    return ByFileAndServer(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

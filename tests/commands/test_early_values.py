@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from itertools import combinations
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from tests.commands.test_bad_input import arguments, load, wrong_files  # noqa: F401  # a fixture
+from tests.support.held_folder import Holder
 from toolgrpo.commands.early import TRACKERS, early_errors
 from toolgrpo.errors import ToolGRPOError
 
@@ -92,14 +91,8 @@ def test_the_trackers_are_those_of_transformers() -> None:
 
 def test_a_folder_in_use_is_told_early(tmp_path: Path) -> None:
     job = [*JOB, "--output_dir", str(tmp_path)]
-    code = "import sys; from pathlib import Path; from toolgrpo.folder_claim import claim_folder; "
-    code += "claim_folder(Path(sys.argv[1])); print('ready', flush=True); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None and other.stdout.readline() == "ready\n"
+    with Holder(tmp_path):
         assert "another run writes into" in str(early(job)) and early([*job, "--dry_run"]) is None
-        other.kill()
     assert early(job) is None
 
 

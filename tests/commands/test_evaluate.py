@@ -17,23 +17,17 @@ from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.replay import ReplayRun, parse_replay_arguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError
+from toolgrpo.models import NANO
 from toolgrpo.observe.records import read_episodes
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 WITH = ("--with_model", "nano")
-NANO = ("--config", "recipes/configs/nano.yaml", "--engine", "transformers", "--use_cpu", "true")
+OF_NANO = ("--config", "recipes/configs/nano.yaml", "--engine", "transformers", "--use_cpu", "true")
 
 
 @pytest.fixture(scope="module")
-def nano() -> Path:
-    from toolgrpo.models import NANO
-
-    return NANO
-
-
-@pytest.fixture(scope="module")
-def adapter(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A LoRA adapter that spoils nano: with noise in every projection it can answer nothing."""
     import torch
     from peft import LoraConfig, get_peft_model
@@ -41,26 +35,24 @@ def adapter(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     torch.manual_seed(0)
     config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(nano), config)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(NANO), config)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             parameter.data.mul_(20)
     folder = tmp_path_factory.mktemp("models") / "adapter"
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(nano).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(NANO).save_pretrained(folder)
     return folder
 
 
 def evaluate(folder: Path, *flags: str) -> tuple[Any, str]:
-    words = [*NANO, "--output_dir", str(folder), *flags]
+    words = [*OF_NANO, "--output_dir", str(folder), *flags]
     shown = io.StringIO()
     comparison = EvaluationRun(*parse_evaluation_arguments(words), Terminal(None, shown, quiet=False), words).run()
     return comparison, shown.getvalue()
 
 
-def test_a_model_and_a_spoilt_one_side_by_side(
-    nano: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_and_a_spoilt_one_side_by_side(adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     flags = ("--eval_questions", "12", "--samples", "3", "--ks", "1", "3", "--baseline", str(adapter))
     comparison, shown = evaluate(tmp_path, *flags)
@@ -86,7 +78,7 @@ def test_a_model_and_a_spoilt_one_side_by_side(
     assert lines[-1] == f"objective eval_success {successes / 36:.6g}"
 
 
-def test_users_who_speak_again(nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_who_speak_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script of the row, on a real tokenizer; `replay` and `show` read the same recording."""
     from transformers import AutoTokenizer
 
@@ -98,20 +90,9 @@ def test_users_who_speak_again(nano: Path, tmp_path: Path, monkeypatch: pytest.M
     rows.write_text(
         json.dumps({"prompt": "What is 2 + 3?", "answer": "5", "user_turns": ["Thanks! And 4 + 5?"]}) + "\n"
     )
-    evaluate(
-        tmp_path,
-        "--eval_dataset_id_or_path",
-        str(rows),
-        "--eval_split",
-        "train",
-        "--eval_questions",
-        "1",
-        "--samples",
-        "2",
-        "--temperature",
-        "0",
-    )
-    tokenizer = AutoTokenizer.from_pretrained(nano)
+    flags = ("--eval_split", "train", "--eval_questions", "1", "--samples", "2", "--temperature", "0")
+    evaluate(tmp_path, "--eval_dataset_id_or_path", str(rows), *flags)
+    tokenizer = AutoTokenizer.from_pretrained(NANO)
     chat = resolve_format(tokenizer)
     for record in read_episodes(tmp_path / "model" / "episodes.jsonl"):
         users = [turn["user"] for turn in record["turns"] if turn["user"] is not None]
@@ -150,7 +131,7 @@ def test_questions_are_all_that_it_needs(tmp_path: Path) -> None:
     [("cpu", ()), ("cpu_ddp", ("--ddp_backend", "gloo", "--engine", "transformers"))],
     ids=["one process", "two processes that share 9 questions"],
 )
-def test_the_command_itself(nano: Path, tmp_path: Path, launch_file: str, more: tuple[str, ...]) -> None:
+def test_the_command_itself(tmp_path: Path, launch_file: str, more: tuple[str, ...]) -> None:
     """From the shell, with the engine that the machine has; `python -m json.tool` reads the report."""
     file = f"recipes/accelerate/{launch_file}.yaml"
     launch = (sys.executable, "-m", "accelerate.commands.launch", "--config_file", file)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,8 +12,7 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from recipes.nano.build import build_nano
-from recipes.nano.recipe import MINI
+from tests.support.held_folder import Holder
 from toolgrpo.commands.arguments import parse_arguments
 from toolgrpo.commands.sft import parse_sft_arguments, run_sft
 from toolgrpo.commands.terminal import Terminal
@@ -40,31 +37,31 @@ def reward_func(completions, **kwargs):
 """
 
 
-@pytest.fixture(scope="module")
-def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp("mini")
-    build_nano(MINI, folder)
-    return folder
-
-
-def arguments(mini: Path, folder: Path, trouble: str = "pass") -> list[str]:
+def arguments(mini_nano: Path, folder: Path, trouble: str = "pass") -> list[str]:
     (folder / "reward.py").write_text(REWARD.format(trouble=trouble))
     return [
-        *("--model_name_or_path", str(mini), "--dataset_id_or_path", "arithmetic", "--output_dir", str(folder / "out")),
+        *(
+            "--model_name_or_path",
+            str(mini_nano),
+            "--dataset_id_or_path",
+            "arithmetic",
+            "--output_dir",
+            str(folder / "out"),
+        ),
         *("--reward_fn", str(folder / "reward.py"), "--eval_questions", "2", "--max_steps", "1", "--use_cpu", "true"),
         *("--per_device_train_batch_size", "4", "--num_generations", "4", "--max_completion_length", "8"),
         *("--engine", "transformers", "--save_strategy", "no", "--report_to", "none", "--learning_rate", "0.01"),
     ]
 
 
-def training(mini: Path, folder: Path, trouble: str = "pass", kind: type[TrainingRun] = TrainingRun) -> Any:
+def training(mini_nano: Path, folder: Path, trouble: str = "pass", kind: type[TrainingRun] = TrainingRun) -> Any:
     shown = io.StringIO()
-    script, config, model = parse_arguments(arguments(mini, folder, trouble))
+    script, config, model = parse_arguments(arguments(mini_nano, folder, trouble))
     return kind(script, config, model, Terminal(None, shown, quiet=False)), shown
 
 
-def assert_trained_model_is_there(out: Path, mini: Path) -> None:
-    one, other = (load_file(folder / "model.safetensors") for folder in (out, mini))
+def assert_trained_model_is_there(out: Path, mini_nano: Path) -> None:
+    one, other = (load_file(folder / "model.safetensors") for folder in (out, mini_nano))
     assert any(not one[name].equal(other[name]) for name in one), "it is the trained one"
     assert (out / "config.json").is_file() and (out / "tokenizer.json").is_file()
 
@@ -86,12 +83,12 @@ class FailingEngine(TrainingRun):
     ids=["an error of the reward", "Ctrl-C", "a lost engine"],
 )
 def test_what_happens_after_the_last_step_does_not_cost_the_model(
-    mini: Path, tmp_path: Path, kind: type[TrainingRun], trouble: str, error: type[BaseException]
+    mini_nano: Path, tmp_path: Path, kind: type[TrainingRun], trouble: str, error: type[BaseException]
 ) -> None:
-    run, shown = training(mini, tmp_path, trouble, kind)
+    run, shown = training(mini_nano, tmp_path, trouble, kind)
     with pytest.raises(error):
         run.run()
-    assert_trained_model_is_there(tmp_path / "out", mini)
+    assert_trained_model_is_there(tmp_path / "out", mini_nano)
     said = shown.getvalue()
     assert f"saved     {tmp_path / 'out'}\n" in said and f"model     {tmp_path / 'out'}\n" in said
     assert "(not measured)" in said and "1 step, " in said
@@ -108,47 +105,32 @@ def test_a_signal_while_the_model_is_saved_waits_until_it_is(capsys: pytest.Capt
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.fixture
-def taken(tmp_path: Path) -> Any:
-    """An output folder in which another process writes."""
-    out = tmp_path / "out"
-    script = "import sys; from pathlib import Path; from toolgrpo.folder_claim import claim_folder\n"
-    script += "claim_folder(Path(sys.argv[1])); print('claimed', flush=True); sys.stdin.read()"
-    other = subprocess.Popen(
-        [sys.executable, "-c", script, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert other.stdout is not None and other.stdout.readline() == "claimed\n"
-    yield out, other
-    other.kill()
-    other.communicate(timeout=60)
-
-
 def test_every_way_to_write_into_a_folder_is_refused_while_another_run_does(
-    train_tiny: ModuleType, tiny_model: Path, mini: Path, taken: Any, tmp_path: Path
+    train_tiny: ModuleType, tiny_model: Path, mini_nano: Path, tmp_path: Path
 ) -> None:
-    out, other = taken
-    before = sorted(path.name for path in out.iterdir())
-    refused = f"another run writes into .*process {other.pid} on "
-    job = {"out": str(out), "model": str(tiny_model), "config": {"use_cpu": True, "max_steps": 1}}
-    with pytest.raises(ConfigError, match=refused):
-        train_tiny.run(train_tiny.Job(**job))
-    with pytest.raises(ConfigError, match=refused):
-        flags = ["--model_name_or_path", str(mini), "--dataset_id_or_path", "rows.jsonl", "--output_dir", str(out)]
-        run_sft(*parse_sft_arguments(flags), Console(file=io.StringIO()))
-    run, _ = training(mini, tmp_path)
-    with pytest.raises(ConfigError, match=refused):
-        run.run()
-    assert sorted(path.name for path in out.iterdir()) == before
-    other.kill()
-    other.communicate(timeout=60)
+    out = tmp_path / "out"
+    with Holder(out) as other:
+        before = sorted(path.name for path in out.iterdir())
+        refused = f"another run writes into .*process {other.pid} on "
+        job = {"out": str(out), "model": str(tiny_model), "config": {"use_cpu": True, "max_steps": 1}}
+        with pytest.raises(ConfigError, match=refused):
+            train_tiny.run(train_tiny.Job(**job))
+        with pytest.raises(ConfigError, match=refused):
+            flags = ["--model_name_or_path", str(mini_nano), "--dataset_id_or_path", "rows.jsonl"]
+            flags += ["--output_dir", str(out)]
+            run_sft(*parse_sft_arguments(flags), Console(file=io.StringIO()))
+        run, _ = training(mini_nano, tmp_path)
+        with pytest.raises(ConfigError, match=refused):
+            run.run()
+        assert sorted(path.name for path in out.iterdir()) == before
     train_tiny.run(train_tiny.Job(**job))
     claim_folder(out, patience_s=0.0).release()
 
 
-def test_a_resumed_run_counts_its_own_steps_and_keeps_the_first_table(mini: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_counts_its_own_steps_and_keeps_the_first_table(mini_nano: Path, tmp_path: Path) -> None:
     def run(*flags: str) -> tuple[dict[str, Any], str]:
         shown = io.StringIO()
-        script, config, model = parse_arguments([*arguments(mini, tmp_path), "--save_strategy", "steps", *flags])
+        script, config, model = parse_arguments([*arguments(mini_nano, tmp_path), "--save_strategy", "steps", *flags])
         summary = TrainingRun(script, config, model, Terminal(None, shown, quiet=False)).run()
         assert summary is not None
         return summary, shown.getvalue()
@@ -159,4 +141,4 @@ def test_a_resumed_run_counts_its_own_steps_and_keeps_the_first_table(mini: Path
     assert again["before"] == first["before"] and "before    greedy" not in shown, "it was measured once, before step 1"
     assert [run["after"] for run in again["earlier_runs"]] == [first["after"]] and first["earlier_runs"] == []
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "before (greedy)" in card and "after (sampled)" in card and f"`{mini}`" in card
+    assert "before (greedy)" in card and "after (sampled)" in card and f"`{mini_nano}`" in card

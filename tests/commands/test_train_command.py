@@ -60,14 +60,7 @@ def run(folder: Path, *extra: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def nano() -> Path:
-    from toolgrpo.models import NANO
-
-    return NANO
-
-
-@pytest.fixture(scope="module")
-def trained(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     folder = tmp_path_factory.mktemp("train")
     return run(folder, *SHORT), folder
 
@@ -112,7 +105,7 @@ def test_it_talks_to_no_other_machine(trained: tuple[subprocess.CompletedProcess
     assert not log.exists(), f"the run reached out: {log.read_text()}"
 
 
-def test_a_dry_run_checks_everything_and_stops(nano: Path, tmp_path: Path) -> None:
+def test_a_dry_run_checks_everything_and_stops(tmp_path: Path) -> None:
     done = run(tmp_path, *SHORT, "--dry_run", "--engine", "transformers")
     assert done.returncode == 0, done.stderr
     assert "dry run: everything was loaded and checked" in done.stdout and " 1/2 " not in done.stdout

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from tests.support import server_engine as support
-from tests.support.server_engine import VOCABULARY, sample_in_turn
+from tests.support.sampling import sample_in_turn
+from tests.support.server_engine import VOCABULARY
 from toolgrpo.engines import vllm_server
 from toolgrpo.engines.base import Sample
 from toolgrpo.engines.vllm_server import VLLMServerEngine
@@ -207,6 +208,8 @@ WIRES: list[Bad] = [
     ),
     ("headers without end", Wire([raw(b"", *(b"x-%d: 1" % n for n in range(20_000)))]), ("Too many headers",)),
     ("an error 500", Body(b"out of memory", 500), ("HTTP 500: 'out of memory'",)),
+    ("too many requests", Body(b"later", 429), ("HTTP 429: 'later'",)),
+    ("an error 503 without a word", Body(b"", 503), ("HTTP 503",)),
     ("an error with escape sequences", Body(b"\x1b[2J", 503), (r"HTTP 503: '\x1b[2J'",)),
 ]
 
@@ -250,7 +253,7 @@ def test_what_is_no_answer_is_asked_for_again_until_the_time_is_over(
 ) -> None:
     server.next_answers[COMPLETIONS] = [bad, bad, bad]
     (sample,) = ask(engine_of(server))
-    assert sample.ids == (5, 9) and len(server.asked) == 4
+    assert sample.ids == (5, 9) and len(server.asked) == 4 and server.asked[0] == server.asked[3]
     server.answers[COMPLETIONS] = bad
     with pytest.raises(FinalEngineError) as failure:
         ask(engine_of(server, timeout_s=0.3))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import server_engine as support
-from tests.support.server_engine import sample_in_turn
+from tests.support.sampling import sample_in_turn
 from toolgrpo.engines import vllm_http, vllm_server
 from toolgrpo.engines.server_weights import DiskWeights, LoraWeights
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError

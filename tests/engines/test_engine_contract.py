@@ -18,9 +18,9 @@ import torch
 from accelerate import PartialState
 
 from tests.support.model_families import HYBRIDS, tiny_family
+from tests.support.sampling import own_logprobs, sample_together
 from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.build import ENGINES, EngineOptions, build_engine
-from toolgrpo.engines.decode_batch import processed_logprobs
 from toolgrpo.errors import EngineError
 from toolgrpo.evaluation.run import policy_of_model
 from toolgrpo.testing import ScriptedEngine
@@ -56,7 +56,7 @@ def _hybrid(request: pytest.FixtureRequest, family: str) -> Iterator[Subject]:
     def open_requests() -> int:
         return 0 if engine._loop is None else len(engine._loop._batch)
 
-    model.config.eos_token_id = sample_all(engine, ask())[0].ids[4]  # drawn greedily, and no stop token for that
+    model.config.eos_token_id = sample_together(engine, ask())[0].ids[4]  # drawn greedily, and no stop token for that
     yield Subject(engine, model, open_requests, lambda: tiny_family(family, seed=1))
 
 
@@ -162,41 +162,24 @@ def during_a_rollout(engine: Engine, work: Callable[[], Awaitable[Any]]) -> Any:
     return asyncio.run(main())
 
 
-def sample_all(engine: Engine, *requests: SampleRequest) -> list[Sample]:
-    async def work() -> list[Sample]:
-        return list(await asyncio.gather(*(engine.sample(request) for request in requests)))
-
-    return during_a_rollout(engine, work)
-
-
-def trainer_logprobs(model: Any, request: SampleRequest, sample: Sample) -> list[float]:
-    """What the trainer's own forward pass says of the sampled tokens."""
-    ids = [*request.ids, *sample.ids]
-    with torch.no_grad():
-        logits = model(torch.tensor([ids], device=model.device)).logits[0, len(request.ids) - 1 : -1].cpu()
-    seen = [ids[: len(request.ids) + n] for n in range(len(sample.ids))]
-    logprobs = processed_logprobs(logits.float(), request.options, seen)
-    return logprobs.gather(1, torch.tensor(sample.ids).unsqueeze(1))[:, 0].tolist()
-
-
 # What comes back
 
 
 def test_a_sample_has_as_many_logprobs_as_ids_and_ends_at_max_tokens(subject: Subject) -> None:
-    for sample in sample_all(subject.engine, ask(), ask(max_tokens=1), ask(ids=[5])):
+    for sample in sample_together(subject.engine, ask(), ask(max_tokens=1), ask(ids=[5])):
         assert sample.finish_reason is FinishReason.LENGTH
         assert subject.engine.gives_logprobs and sample.logprobs is not None
         assert len(sample.logprobs) == len(sample.ids)
         assert all(isinstance(token, int) and 0 <= token < VOCABULARY for token in sample.ids)
         assert all(logprob <= 0 for logprob in sample.logprobs)
-    assert [len(sample.ids) for sample in sample_all(subject.engine, ask(), ask(max_tokens=1))] == [12, 1]
+    assert [len(sample.ids) for sample in sample_together(subject.engine, ask(), ask(max_tokens=1))] == [12, 1]
 
 
 def test_a_stop_token_ends_the_sample_and_is_its_last(subject: Subject) -> None:
-    (free,) = sample_all(subject.engine, ask())
+    (free,) = sample_together(subject.engine, ask())
     stop = free.ids[4]
     at = free.ids.index(stop)
-    stopped, at_the_limit, too_short = sample_all(
+    stopped, at_the_limit, too_short = sample_together(
         subject.engine,
         ask(stop_ids=(stop, VOCABULARY - 1)),
         ask(stop_ids=(stop,), max_tokens=at + 1),
@@ -209,42 +192,42 @@ def test_a_stop_token_ends_the_sample_and_is_its_last(subject: Subject) -> None:
 
 
 def test_a_stop_token_in_the_prompt_stops_nothing(subject: Subject) -> None:
-    (free,) = sample_all(subject.engine, ask())
+    (free,) = sample_together(subject.engine, ask())
     stop = next(token for token in range(VOCABULARY) if token not in free.ids)
-    (sample,) = sample_all(subject.engine, ask(ids=(11, 12, 13), stop_ids=(stop,)))
+    (sample,) = sample_together(subject.engine, ask(ids=(11, 12, 13), stop_ids=(stop,)))
     assert sample.ids == free.ids
 
 
 def test_only_the_stop_tokens_of_the_request_stop_it(real: Subject) -> None:
     """What the model's config calls its end of sequence is drawn, and decoding goes on."""
-    (sample,) = sample_all(real.engine, ask())
+    (sample,) = sample_together(real.engine, ask())
     assert real.model.config.eos_token_id in sample.ids[:-1]
 
 
 def test_greedy_is_the_same_alone_and_in_company(subject: Subject) -> None:
-    (alone,) = sample_all(subject.engine, ask())
+    (alone,) = sample_together(subject.engine, ask())
     others = [ask(ids=list(range(1, 2 + 7 * n)), max_tokens=3 + 5 * n) for n in range(6)]
-    assert sample_all(subject.engine, ask(), *others)[0].ids == alone.ids
-    assert sample_all(subject.engine, *others, ask())[-1].ids == alone.ids
+    assert sample_together(subject.engine, ask(), *others)[0].ids == alone.ids
+    assert sample_together(subject.engine, *others, ask())[-1].ids == alone.ids
 
 
 def test_a_seed_makes_a_draw_repeatable(real: Subject) -> None:
     hot = SamplingOptions(temperature=2.0)
-    first = sample_all(real.engine, *(ask(options=hot, seed=seed) for seed in (1, 2)))
-    again = sample_all(real.engine, *(ask(options=hot, seed=seed) for seed in (1, 2)))
+    first = sample_together(real.engine, *(ask(options=hot, seed=seed) for seed in (1, 2)))
+    again = sample_together(real.engine, *(ask(options=hot, seed=seed) for seed in (1, 2)))
     assert [sample.ids for sample in first] == [sample.ids for sample in again]
     assert first[0].ids != first[1].ids
 
 
 def test_requests_without_a_seed_differ_from_each_other(real: Subject) -> None:
     hot = SamplingOptions(temperature=2.0)
-    samples = sample_all(real.engine, *(ask(options=hot) for _ in range(8)))
+    samples = sample_together(real.engine, *(ask(options=hot) for _ in range(8)))
     assert len({sample.ids for sample in samples}) >= 6
 
 
 def test_the_request_is_not_changed(subject: Subject) -> None:
     ids = [11, 12, 13]
-    sample_all(subject.engine, ask(ids=ids), ask(ids=ids))
+    sample_together(subject.engine, ask(ids=ids), ask(ids=ids))
     assert ids == [11, 12, 13]
 
 
@@ -268,7 +251,7 @@ def test_logprobs_are_the_trainers_over_ten_thousand_tokens_of_many_turns(real: 
 
     n_tokens, worst = 0, 0.0
     for request, sample in (turn for turns in during_a_rollout(real.engine, work) for turn in turns):
-        expected = trainer_logprobs(real.model, request, sample)
+        expected = own_logprobs(real.model, request, sample)
         worst = max(worst, *(abs(a - b) for a, b in zip(sample.logprobs, expected, strict=True)))
         n_tokens += len(sample.ids)
     assert n_tokens >= 10_000
@@ -292,8 +275,8 @@ def test_logprobs_are_the_trainers_over_ten_thousand_tokens_of_many_turns(real: 
 def test_logprobs_are_those_of_the_distribution_drawn_from(real: Subject, options: SamplingOptions) -> None:
     on_gpu = torch.cuda.is_available() and "VLLM" in type(real.engine).__name__
     requests = [ask(ids=[n + 1, 2, 3], max_tokens=20, options=options) for n in range(8)]
-    for request, sample in zip(requests, sample_all(real.engine, *requests), strict=True):
-        expected = pytest.approx(trainer_logprobs(real.model, request, sample), abs=1e-4)
+    for request, sample in zip(requests, sample_together(real.engine, *requests), strict=True):
+        expected = pytest.approx(own_logprobs(real.model, request, sample), abs=1e-4)
         if on_gpu and options.min_p and options.top_k and sample.logprobs != expected:
             pytest.xfail("vLLM 0.32's kernel for GPUs keeps too few tokens after min_p (docs/how-to/engines.md)")
         assert sample.logprobs == expected
@@ -301,17 +284,17 @@ def test_logprobs_are_those_of_the_distribution_drawn_from(real: Subject, option
 
 def test_new_weights_take_effect_and_no_prefix_of_the_old_ones_is_left(real: Subject, tiny_qwen3: Any) -> None:
     request = ask(ids=list(range(100)), max_tokens=40)
-    (before,) = sample_all(real.engine, request)
+    (before,) = sample_together(real.engine, request)
     own = {name: parameter.detach().clone() for name, parameter in real.model.named_parameters()}
     other = dict((real.another or functools.partial(tiny_qwen3, 1))().named_parameters())
     try:
         replace_weights(real, other)
-        (after,) = sample_all(real.engine, request)
+        (after,) = sample_together(real.engine, request)
         assert after.ids != before.ids
-        assert after.logprobs == pytest.approx(trainer_logprobs(real.model, request, after), abs=1e-4)
+        assert after.logprobs == pytest.approx(own_logprobs(real.model, request, after), abs=1e-4)
     finally:
         replace_weights(real, own)
-    (again,) = sample_all(real.engine, request)
+    (again,) = sample_together(real.engine, request)
     assert again.ids == before.ids
     assert again.logprobs == pytest.approx(before.logprobs, abs=1e-4)
 
@@ -364,7 +347,7 @@ def test_a_cancelled_request_leaves_the_engine_and_its_siblings_go_on(subject: S
         return sample
 
     sibling = during_a_rollout(subject.engine, work)
-    assert sibling.ids == sample_all(subject.engine, ask(max_tokens=30))[0].ids
+    assert sibling.ids == sample_together(subject.engine, ask(max_tokens=30))[0].ids
 
 
 def test_closing_fails_what_is_open_and_leaves_nothing(subject: Subject) -> None:
@@ -382,23 +365,23 @@ def test_closing_fails_what_is_open_and_leaves_nothing(subject: Subject) -> None
     assert {type(outcome) for outcome in outcomes} <= {EngineError, Sample}
     if subject.open_requests is not None:
         assert subject.open_requests() == 0
-    assert len(sample_all(subject.engine, ask())[0].ids) == 12
+    assert len(sample_together(subject.engine, ask())[0].ids) == 12
 
 
 def test_the_context_window_can_be_filled_and_not_overfilled(subject: Subject) -> None:
     engine = subject.engine
     assert engine.max_model_len == MAX_MODEL_LEN
-    (sample,) = sample_all(engine, ask(ids=[5] * (MAX_MODEL_LEN - 4), max_tokens=4))
+    (sample,) = sample_together(engine, ask(ids=[5] * (MAX_MODEL_LEN - 4), max_tokens=4))
     assert len(sample.ids) == 4
     for too_long in (ask(ids=[5] * (MAX_MODEL_LEN - 4), max_tokens=5), ask(ids=[5] * MAX_MODEL_LEN, max_tokens=1)):
         with pytest.raises(EngineError, match="512"):
-            sample_all(engine, too_long)
+            sample_together(engine, too_long)
 
 
 @pytest.mark.parametrize("request_", [ask(ids=[]), ask(max_tokens=0)], ids=["no ids", "no tokens"])
 def test_an_impossible_request_is_refused(subject: Subject, request_: SampleRequest) -> None:
     with pytest.raises(EngineError):
-        sample_all(subject.engine, request_)
+        sample_together(subject.engine, request_)
 
 
 def test_an_engine_that_is_not_open_says_so_and_one_is_opened_once(subject: Subject) -> None:

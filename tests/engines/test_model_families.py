@@ -6,22 +6,20 @@ a buffer and experts.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = [pytest.mark.contract, pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 from tests.support.model_families import tiny_family  # noqa: E402
+from tests.support.sampling import largest_gap, sample_together  # noqa: E402
 from tests.support.server_engine import engine_of  # noqa: E402
 from tests.support.vllm_process import VLLMServerProcess  # noqa: E402
 from toolgrpo.engines.adapters import own_weights  # noqa: E402
-from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions  # noqa: E402
+from toolgrpo.engines.base import Engine, SampleRequest, SamplingOptions  # noqa: E402
 from toolgrpo.engines.decode_batch import bound_time_steps_as_trained  # noqa: E402
 from toolgrpo.engines.server_weights import DiskWeights  # noqa: E402
 from toolgrpo.engines.vllm_colocate import VLLMColocateEngine  # noqa: E402
@@ -35,27 +33,8 @@ REQUESTS = [
 ]
 
 
-def ask(engine: Engine) -> list[Sample]:
-    async def main() -> list[Sample]:
-        await engine.open()
-        try:
-            return list(await asyncio.gather(*(engine.sample(request) for request in REQUESTS)))
-        finally:
-            await engine.close()
-
-    return asyncio.run(main())
-
-
-@torch.no_grad()
-def difference(model: Any, samples: Sequence[Sample]) -> float:
-    """The largest between the log-probabilities of the engine and those of the model."""
-    worst = 0.0
-    for request, sample in zip(REQUESTS, samples, strict=True):
-        ids = torch.tensor([[*request.ids, *sample.ids]])
-        logprobs = model(ids).logits[0, len(request.ids) - 1 : -1].float().log_softmax(-1)
-        own = logprobs.gather(-1, torch.tensor(sample.ids)[:, None])[:, 0]
-        worst = max(worst, (own - torch.tensor(sample.logprobs)).abs().max().item())
-    return worst
+def difference(model: Any, engine: Engine) -> float:
+    return largest_gap(model, REQUESTS, sample_together(engine, *REQUESTS))
 
 
 @pytest.mark.parametrize(
@@ -75,10 +54,10 @@ def test_what_it_draws_is_what_the_trainer_would(family: str) -> None:
     try:
         for trained in (model, other, model):
             engine.load_weights(own_weights(trained))
-            assert difference(trained, ask(engine)) < 1e-4
+            assert difference(trained, engine) < 1e-4
         if family in ("gemma4", "glm4_moe"):  # which have some
             engine.load_weights(other.named_parameters())  # as if buffers were no weights
-            assert difference(other, ask(engine)) > 1e-2, "the buffers must matter for this to show anything"
+            assert difference(other, engine) > 1e-2, "the buffers must matter for this to show anything"
     finally:
         engine.shutdown()
 
@@ -92,7 +71,7 @@ def test_a_servers_experts_follow_too(tmp_path: Path) -> None:
         engine = engine_of(server.url, weights=DiskWeights(tmp_path / "weights"))
         for _ in range(2):
             engine.load_weights(own_weights(trained))
-            assert difference(trained, ask(engine)) < 1e-4
+            assert difference(trained, engine) < 1e-4
         engine.shutdown()
 
 
@@ -116,6 +95,6 @@ def test_what_is_refused_is_wrong_in_vllm(family: str) -> None:
     engine = VLLMColocateEngine(start_vllm(config, VLLMOptions(max_model_len=256, max_num_seqs=16)))
     try:
         engine.load_weights(own_weights(model))
-        assert difference(model, ask(engine)) > 1e-2
+        assert difference(model, engine) > 1e-2
     finally:
         engine.shutdown()

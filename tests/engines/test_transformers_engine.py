@@ -11,7 +11,8 @@ import torch
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from tests.support.model_families import HYBRIDS, tiny_family
-from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
+from tests.support.sampling import sample_together
+from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.engines.decode_batch import DecodeBatch, DecodingRow
 from toolgrpo.engines.transformers import TransformersEngine
 from toolgrpo.errors import EngineError, ModelError
@@ -23,23 +24,12 @@ def request(n_prompt: int = 5, max_tokens: int = 8, **options: Any) -> SampleReq
     return SampleRequest(ids=ids, max_tokens=max_tokens, stop_ids=(), options=SamplingOptions(**options), seed=seed)
 
 
-def sample_all(engine: TransformersEngine, *requests: SampleRequest) -> list[Sample]:
-    async def main() -> list[Sample]:
-        await engine.open()
-        try:
-            return list(await asyncio.gather(*(engine.sample(one) for one in requests)))
-        finally:
-            await engine.close()
-
-    return asyncio.run(main())
-
-
 def test_a_full_batch_makes_others_wait_but_changes_nothing(tiny_qwen3: Any) -> None:
     model = tiny_qwen3()
     rng = random.Random(0)
     requests = [request(rng.randrange(1, 90), rng.randrange(1, 40), temperature=0.0) for _ in range(24)]
-    together = sample_all(TransformersEngine(lambda: model), *requests)
-    narrow = sample_all(TransformersEngine(lambda: model, max_rows=3), *requests)
+    together = sample_together(TransformersEngine(lambda: model), *requests)
+    narrow = sample_together(TransformersEngine(lambda: model, max_rows=3), *requests)
     assert [sample.ids for sample in narrow] == [sample.ids for sample in together]
     for one, other in zip(narrow, together, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
@@ -51,7 +41,7 @@ def test_every_module_is_put_back_in_its_own_mode(tiny_qwen3: Any) -> None:
     before = [module.training for module in model.modules()]
     modes_while_open = []
     model.register_forward_pre_hook(lambda module, args: modes_while_open.append(module.training))
-    sample_all(TransformersEngine(lambda: model), request())
+    sample_together(TransformersEngine(lambda: model), request())
     assert not any(modes_while_open)
     assert [module.training for module in model.modules()] == before
 
@@ -60,8 +50,8 @@ def test_seeds_make_draws_repeatable_and_the_trainers_own_randomness_is_left_alo
     model = tiny_qwen3()
     engine = TransformersEngine(lambda: model)
     state = torch.random.get_rng_state()
-    first = sample_all(engine, request(seed=1), request(seed=2), request())
-    second = sample_all(engine, request(seed=1), request(seed=2), request())
+    first = sample_together(engine, request(seed=1), request(seed=2), request())
+    second = sample_together(engine, request(seed=1), request(seed=2), request())
     assert [s.ids for s in first[:2]] == [s.ids for s in second[:2]]
     assert first[0].ids != first[1].ids
     assert first[2].ids != second[2].ids  # unseeded: the engine's stream goes on from rollout to rollout
@@ -72,10 +62,10 @@ def test_rows_with_different_options_share_a_batch(tiny_qwen3: Any) -> None:
     model = tiny_qwen3()
     penalty: dict[str, Any] = {"repetition_penalty": 1.5}
     alone = [
-        sample_all(TransformersEngine(lambda: model), request(temperature=0.0, **options))[0]
+        sample_together(TransformersEngine(lambda: model), request(temperature=0.0, **options))[0]
         for options in ({}, penalty, {})
     ]
-    mixed = sample_all(
+    mixed = sample_together(
         TransformersEngine(lambda: model),
         request(temperature=0.0),
         request(temperature=0.0, repetition_penalty=1.5),
@@ -177,4 +167,4 @@ def test_a_model_of_no_numbers_is_said_instead_of_trained_on(tiny_qwen3: Any) ->
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))
     with pytest.raises(EngineError, match=r"token_logprobs\[0\] is nan.*weights that are none"):
-        sample_all(TransformersEngine(lambda: model), request())
+        sample_together(TransformersEngine(lambda: model), request())

@@ -22,6 +22,8 @@ import torch
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = [pytest.mark.contract, pytest.mark.vllm, pytest.mark.timeout(1200)]
 
+from tests.rollout.test_shared_engine import check_every_token  # noqa: E402
+from tests.support.sampling import largest_gap, sample_together  # noqa: E402
 from toolgrpo.engines import vllm_options, vllm_seam  # noqa: E402
 from toolgrpo.engines.base import HasCache, Sample, SampleRequest, SamplingOptions  # noqa: E402
 from toolgrpo.engines.vllm_colocate import VLLMColocateEngine  # noqa: E402
@@ -40,17 +42,6 @@ def started(tiny_qwen3: Any) -> Iterator[tuple[VLLMColocateEngine, Any, dict[str
     engine.load_weights(model.named_parameters())
     yield engine, model, around
     engine.shutdown()
-
-
-def ask(engine: VLLMColocateEngine, *requests: SampleRequest) -> list[Sample]:
-    async def main() -> list[Sample]:
-        await engine.open()
-        try:
-            return list(await asyncio.gather(*(engine.sample(request) for request in requests)))
-        finally:
-            await engine.close()
-
-    return asyncio.run(main())
 
 
 def request(n: int = 20, max_tokens: int = 24, **options: Any) -> SampleRequest:
@@ -81,17 +72,6 @@ def test_what_its_gated_delta_rule_computes_on_a_cpu(size: int, dtype: torch.dty
     else:
         with pytest.raises(RuntimeError, match="head dim size" if dtype == torch.bfloat16 else "dtype"):
             _custom_ops.chunk_gated_delta_rule_cpu(*given)
-
-
-def largest_difference(model: Any, asked: list[SampleRequest], samples: list[Sample]) -> float:
-    worst = 0.0
-    for one, sample in zip(asked, samples, strict=True):
-        ids = torch.tensor([[*one.ids, *sample.ids]])
-        with torch.no_grad():
-            logits = model(ids).logits[0, len(one.ids) - 1 : -1].float() / (one.options.temperature or 1.0)
-        own = logits.log_softmax(-1).gather(-1, torch.tensor(sample.ids)[:, None])[:, 0]
-        worst = max(worst, (own - torch.tensor(sample.logprobs)).abs().max().item())
-    return worst
 
 
 def test_the_installed_vllm_is_a_tested_one(started: Any) -> None:
@@ -170,7 +150,7 @@ def test_a_failing_step_reaches_every_request_and_the_next_one_works(
 
     lost, samples = asyncio.run(main())
     assert [type(one) for one in lost] == [EngineError] * 2 and "out of memory" in str(lost[0])
-    assert largest_difference(model, asked, samples) < 1e-4
+    assert largest_gap(model, asked, samples) < 1e-4
     assert engine._vllm.has_work is False
 
 
@@ -184,14 +164,20 @@ def test_a_second_engine_lives_beside_the_first_and_goes_without_it(started: Any
         second = VLLMColocateEngine(vllm_seam.start_vllm(config, options))
     second.load_weights(other.named_parameters())
     asked = [request(n) for n in (3, 30)]
-    assert largest_difference(other, asked, ask(second, *asked)) < 1e-4
-    assert largest_difference(model, asked, ask(engine, *asked)) < 1e-4
+    assert largest_gap(other, asked, sample_together(second, *asked)) < 1e-4
+    assert largest_gap(model, asked, sample_together(engine, *asked)) < 1e-4
     second.shutdown()
     second.shutdown()
-    assert largest_difference(model, asked, ask(engine, *asked)) < 1e-4
+    assert largest_gap(model, asked, sample_together(engine, *asked)) < 1e-4
     with pytest.raises(EngineError, match="this engine was given back"):
-        ask(second, *asked)
+        sample_together(second, *asked)
     assert torch.get_num_threads() == around["threads"] and gc.get_freeze_count() == 0
+
+
+def test_every_token_is_as_probable_as_the_weights_that_it_names_make_it(started: Any, tiny_qwen3: Any) -> None:
+    engine, model, _ = started
+    check_every_token(engine, tiny_qwen3, is_exact=True)
+    engine.load_weights(model.named_parameters())
 
 
 @pytest.mark.parametrize("error", [AssertionError("DP adjusted local rank 3 is out of bounds"), KeyError("RANK")])

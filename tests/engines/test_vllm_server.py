@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from tests.support.ports import free_port
-from tests.support.server_engine import engine_of, sample_in_turn
+from tests.support.sampling import gaps, largest_gap, sample_in_turn
+from tests.support.server_engine import engine_of
 from toolgrpo.engines import server_weights
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.server_transfer import TransferWeights
@@ -31,20 +32,6 @@ EPISODES = 12
 
 def ask(ids: list[int], max_tokens: int = 40) -> SampleRequest:
     return SampleRequest(ids=tuple(ids), max_tokens=max_tokens, stop_ids=(), options=SamplingOptions())
-
-
-def differences(model: Any, request: SampleRequest, sample: Sample) -> list[float]:
-    """Between the engine's log-probability and that of the model, for each token."""
-    with torch.no_grad():
-        logits = model(torch.tensor([[*request.ids, *sample.ids]])).logits[0, len(request.ids) - 1 : -1]
-    expected = logits.log_softmax(-1).gather(1, torch.tensor(sample.ids).unsqueeze(1))[:, 0]
-    found: list[float] = (expected - torch.tensor(sample.logprobs)).abs().tolist()
-    return found
-
-
-def largest_difference(model: Any, turns: list[tuple[SampleRequest, Sample]]) -> float:
-    """Over all tokens."""
-    return max(max(differences(model, request, sample)) for request, sample in turns)
 
 
 def counted(url: str, name: str, label: str = "") -> float:
@@ -125,7 +112,7 @@ def switched_at(old: Any, new: Any, requests: list[SampleRequest], samples: list
     """Return after how many tokens of the old weights each sample goes on with the new ones, to its end."""
     places = []
     for request, sample in zip(requests, samples, strict=True):
-        before, after = differences(old, request, sample), differences(new, request, sample)
+        before, after = gaps(old, request, sample), gaps(new, request, sample)
         assert len(before) == request.max_tokens
         places.append(next((place for place, one in enumerate(before) if one > 1e-4), len(before)))
         assert max(after[places[-1] :], default=0.0) < 1e-4
@@ -216,7 +203,7 @@ def test_a_server_killed_in_mid_rollout_comes_back_with_the_trained_weights(
             crash.join()
     assert len(done) == EPISODES * TURNS
     assert turns_done_at_crash == [2 * EPISODES]
-    assert largest_difference(trained, done) < 1e-4
+    assert largest_gap(trained, *zip(*done, strict=True)) < 1e-4
     engine.shutdown()
 
 
@@ -252,8 +239,7 @@ def test_weights_arrive_by_four_phases_and_a_restarted_server_is_met_again(
         requests = [ask([5, 6, 7]), ask(list(range(60)))]
         for seed in (1, 2):
             engine.load_weights(tiny_qwen3(seed).named_parameters())
-            turns = list(zip(requests, sample_in_turn(engine, *requests), strict=True))
-            assert largest_difference(tiny_qwen3(seed), turns) < 1e-4
+            assert largest_gap(tiny_qwen3(seed), requests, sample_in_turn(engine, *requests)) < 1e-4
         assert route.holds(ServerControl(server.url))
         server.kill()
         server.start()
@@ -262,6 +248,5 @@ def test_weights_arrive_by_four_phases_and_a_restarted_server_is_met_again(
             sample_in_turn(engine, *requests)
         engine.load_weights(tiny_qwen3(3).named_parameters())
         assert "was restarted; the weight transfer is set up anew" in caplog.text
-        turns = list(zip(requests, sample_in_turn(engine, *requests), strict=True))
-        assert largest_difference(tiny_qwen3(3), turns) < 1e-4
+        assert largest_gap(tiny_qwen3(3), requests, sample_in_turn(engine, *requests)) < 1e-4
         engine.shutdown()

@@ -18,14 +18,15 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tests.support.server_engine import ask, engine_of, sample_in_turn
+from tests.support.sampling import sample_in_turn
+from tests.support.server_engine import ask, engine_of
 from toolgrpo.engines import server_link
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.server_transfer import TransferWeights, choose_weight_route
 from toolgrpo.engines.server_weights import DiskWeights, LoraWeights
 from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
-from toolgrpo.testing.vllm_stand_in import COMPLETIONS, DROP, HANG, Body, StandInVLLM
+from toolgrpo.testing.vllm_stand_in import COMPLETIONS, HANG, Body, StandInVLLM
 
 
 @pytest.fixture
@@ -63,16 +64,7 @@ def test_nothing_is_left_to_the_servers_defaults(server: StandInVLLM) -> None:
     ]
 
 
-# Retries
-
-
-@pytest.mark.parametrize("failure", [Body(b"out of memory", 500), Body(b"", 503), Body(b"later", 429), DROP])
-def test_a_lost_connection_or_a_server_error_is_tried_again(server: StandInVLLM, failure: Any) -> None:
-    server.next_answers[COMPLETIONS] = [failure, failure]
-    (sample,) = sample_in_turn(engine_of(server), ask())
-    assert sample.ids == (5, 9)
-    assert len(server.asked) == 3
-    assert server.asked[0] == server.asked[2]
+# Retries (after what answers: test_bad_answers.py; of a server that hangs: test_server_patience.py)
 
 
 def test_failures_that_go_on_end_in_an_error_that_names_the_server(server: StandInVLLM) -> None:
@@ -87,12 +79,6 @@ def test_our_own_mistake_is_not_tried_again(server: StandInVLLM) -> None:
     with pytest.raises(FinalEngineError, match=r"400.*temperature must be in"):
         sample_in_turn(engine_of(server), ask())
     assert len(server.asked) == 1
-
-
-def test_a_server_that_never_answers_meets_the_deadline_of_the_request(server: StandInVLLM) -> None:
-    server.answers[COMPLETIONS] = HANG
-    with pytest.raises(FinalEngineError, match=r"within 0.3 s"):
-        sample_in_turn(engine_of(server, timeout_s=0.3), ask())
 
 
 def test_another_server_takes_over_from_one_that_fails(

@@ -25,13 +25,12 @@ def test_it_is_a_chat_model_of_its_recipes_shape() -> None:
     assert tokenizer.chat_template and tokenizer.eos_token_id == model.generation_config.eos_token_id
 
 
-def test_its_recipe_makes_its_tokenizer_and_the_same_weights_every_time(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        build_nano(MINI, tmp_path / name)
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+def test_its_recipe_makes_its_tokenizer_and_the_same_weights_every_time(mini_nano: Path, tmp_path: Path) -> None:
+    build_nano(MINI, tmp_path)
+    one, two = (load_file(folder / "model.safetensors") for folder in (mini_nano, tmp_path))
     assert all(torch.equal(one[key], two[key]) for key in one)
     for file in ("tokenizer.json", "chat_template.jinja"):
-        assert (tmp_path / "one" / file).read_text() == (NANO / file).read_text(), file
+        assert (tmp_path / file).read_text() == (NANO / file).read_text(), file
 
 
 def test_the_same_lessons_make_a_model_of_qwen3_5s_shape(tmp_path: Path) -> None:

@@ -44,32 +44,28 @@ def texts(folder: Path) -> dict[str, list[str]]:
     return found
 
 
-def test_tensorboard_has_scalars_config_versions_and_rollouts(
+def test_tensorboard_and_wandb_offline_have_scalars_config_versions_and_rollouts(
     train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
-    train(report_to="tensorboard")
-    found = texts(tmp_path / "tb")
-    assert {"train/loss", "train/reward", "train/rollout/turns", "train/tools/add/calls"} <= set(found["scalars"])
-    assert '"max_turns": 3' in found["args/text_summary"][0]
-    assert "* trl 1." in found["versions/text_summary"][0] and "* torch 2." in found["versions/text_summary"][0]
-    assert len(found["rollouts/text_summary"]) == 2, "one table for each log"
-    assert "add(a=1, b=2) -> 3" in found["rollouts/text_summary"][0]
-
-
-def test_wandb_offline_has_them_too(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb", reason="W&B is not installed")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
     try:
-        train(report_to="wandb", max_steps=3)
+        train(report_to=["tensorboard", "wandb"], max_steps=3)
         config = dict(wandb.run.config)
         folder = Path(wandb.run.dir)  # wandb may keep the WANDB_DIR of an earlier run of this process
     finally:
         wandb.finish()
         wandb.teardown()  # its process writes its file to the end
+    found = texts(tmp_path / "tb")
+    assert {"train/loss", "train/reward", "train/rollout/turns", "train/tools/add/calls"} <= set(found["scalars"])
+    assert '"max_turns": 3' in found["args/text_summary"][0]
+    assert "* trl 1." in found["versions/text_summary"][0] and "* torch 2." in found["versions/text_summary"][0]
+    assert len(found["rollouts/text_summary"]) == 3, "one table for each log"
+    assert "add(a=1, b=2) -> 3" in found["rollouts/text_summary"][0]
     assert config["max_turns"] == 3 and config["versions"]["trl"].startswith("1.")
     tables = sorted(folder.rglob("rollouts_*.table.json"))
     assert len(tables) == 3
@@ -94,25 +90,18 @@ def test_trackio_has_them_too(tiny_qwen3: Any, tmp_path: Path) -> None:
     assert b"rollouts" in stored and b"versions" in stored and b"add(a=1, b=2)" in stored
 
 
-def test_a_tracker_that_fails_stops_nothing(
+def test_a_tracker_that_fails_stops_nothing_and_one_that_is_not_installed_is_left_out(
     train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     blocked = tmp_path / "a file"
     blocked.write_text("where a folder should be")
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(blocked / "tb"))
-    with caplog.at_level(logging.WARNING):
-        assert train(report_to="tensorboard")["steps"] == 2
-    warnings = [r.getMessage() for r in caplog.records if "failed and is switched off" in r.getMessage()]
-    assert len(warnings) == 1 and "the run goes on" in warnings[0]
-
-
-def test_a_tracker_that_is_not_installed_is_left_out(
-    train: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # Python's own way to say that there is no such module
     with caplog.at_level(logging.WARNING):
-        assert train(report_to="wandb", max_steps=1)["steps"] == 1
+        assert train(report_to=["tensorboard", "wandb"])["steps"] == 2
+    warnings = [r.getMessage() for r in caplog.records if "failed and is switched off" in r.getMessage()]
+    assert len(warnings) == 1 and "the run goes on" in warnings[0]
     (said,) = [r.getMessage() for r in caplog.records if "is left out" in r.getMessage()]
     assert said.startswith("report_to: wandb is left out, and the run goes on without it: ")
     assert "install" in said, "and what to do"

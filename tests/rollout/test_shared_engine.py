@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
 
 from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.transformers import ReplicaEngine
 from toolgrpo.rollout.ahead import SharedEngine
 
 LENGTH = 120
@@ -75,37 +75,16 @@ def test_of_weights_that_drew_nothing_nothing_is_said() -> None:
     assert (twice.weights, twice.taken_over) == ((3, 5), ((6, 5),)), "at its end it had all of its tokens"
 
 
-def _replica(model: Any) -> Iterator[Engine]:
-    from toolgrpo.engines.transformers import ReplicaEngine
-
-    yield ReplicaEngine(copy.deepcopy(model), max_model_len=512)
-
-
-def _colocated(model: Any) -> Iterator[Engine]:
-    pytest.importorskip("vllm", reason="vLLM is not installed")
-    from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
-    from toolgrpo.engines.vllm_options import VLLMOptions, served_config
-    from toolgrpo.engines.vllm_seam import start_vllm
-
-    config = served_config(model)
-    engine = VLLMColocateEngine(start_vllm(config, VLLMOptions(dtype=torch.float32, max_model_len=512)))
-    yield engine
-    engine.shutdown()
+def test_every_token_is_as_probable_as_the_weights_that_it_names_make_it(tiny_qwen3: Any) -> None:
+    """Of a replica, which goes on with the caches of the weights before, so that it has exactly the numbers of its first
+    ones alone; but those it has up to where others took over, and no further. vLLM: engines/test_vllm_seam.py."""
+    check_every_token(ReplicaEngine(tiny_qwen3(0), max_model_len=512), tiny_qwen3, is_exact=False)
 
 
-MAKERS = {"replica": _replica, "vllm_colocate": _colocated}
-
-
-@pytest.mark.parametrize("name", ["replica", pytest.param("vllm_colocate", marks=pytest.mark.vllm)])
-def test_every_token_is_as_probable_as_the_weights_that_it_names_make_it(name: str, tiny_qwen3: Any) -> None:
-    """Requests of many lengths, over which three more policies come.
-
-    The replica goes on with the caches of the weights before, so that it has exactly the numbers of its first ones alone;
-    but those it has up to where others took over, and no further.
-    """
+def check_every_token(engine: Engine, tiny_qwen3: Any, *, is_exact: bool) -> None:
+    """Requests of many lengths, over which three more policies come."""
     models = [tiny_qwen3(number) for number in range(4)]
-    making = MAKERS[name](models[0])
-    shared = SharedEngine(next(making))
+    shared = SharedEngine(engine)
     rng = random.Random(0)
     requests = [SampleRequest((n + 1, 2, 3), rng.randrange(20, LENGTH), (), SamplingOptions()) for n in range(12)]
     late = [SampleRequest((n + 50,), LENGTH, (), SamplingOptions()) for n in range(4)]
@@ -136,11 +115,10 @@ def test_every_token_is_as_probable_as_the_weights_that_it_names_make_it(name: s
         assert sample.weights[1] == changes[-1][1]
         for place, token in enumerate(sample.ids):
             number, step = [(number, step) for number, (first, step) in enumerate(changes) if first <= place][-1]
-            if number == 0 or name == "vllm_colocate":
+            if number == 0 or is_exact:
                 expected = float(by_model[step][place, token])
                 assert sample.logprobs[place] == pytest.approx(expected, abs=1e-3), (place, step)
         if sample.taken_over:
             first = sample.taken_over[0][0]
             before = float(by_model[sample.weights[0]][first, sample.ids[first]])
             assert sample.logprobs[first] != pytest.approx(before, abs=1e-3), "others drew it"
-    assert next(making, None) is None

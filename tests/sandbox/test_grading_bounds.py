@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.sandbox.test_sandbox_out_of_memory import KILLS_ITSELF
 from toolgrpo.errors import SandboxError, WorkerLostError
 from toolgrpo.rewards import get_reward
 from toolgrpo.rewards.code_exec import program_of
@@ -194,16 +195,7 @@ def test_fences_are_read_as_the_pattern_that_says_what_they_are() -> None:
             assert program_of(text) is None, repr(text)
 
 
-KILLS_ITSELF = """
-import ctypes, time
-time.sleep(0.3)  # until the kernel has counted another
-libc = ctypes.CDLL(None)
-event = (ctypes.c_int * 16)(0, 0, 9, 0)  # when the timer is due: signal 9
-timer = ctypes.c_void_p()
-assert libc.timer_create(1, ctypes.byref(event), ctypes.byref(timer)) == 0
-assert libc.timer_settime(timer, 0, ctypes.byref((ctypes.c_long * 4)(0, 0, 0, 1000)), None) == 0
-time.sleep(5)
-"""
+KILLS_GRADER = f"import time\ntime.sleep(0.3)  # until the kernel has counted another\n{KILLS_ITSELF}"
 
 
 @pytest.fixture
@@ -242,12 +234,12 @@ def hosts() -> list[int]:
 
 def test_a_program_that_kills_its_grader_scores_nothing_and_ends_nothing(short_of_memory: None) -> None:
     with Sandbox(workers=1) as sandbox, pytest.raises(WorkerLostError):
-        grade(sandbox, KILLS_ITSELF, Suite(("assert twice(2) == 4",)))
+        grade(sandbox, KILLS_GRADER, Suite(("assert twice(2) == 4",)))
     before = hosts()
     programs = [
-        KILLS_ITSELF,
+        KILLS_GRADER,
         "def twice(x): return 2 * x",
-        f"def twice(x):\n    exec({KILLS_ITSELF!r})",
+        f"def twice(x):\n    exec({KILLS_GRADER!r})",
         "def twice(x): return x",
     ]
     metrics: dict[str, float] = {}

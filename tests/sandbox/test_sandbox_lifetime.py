@@ -20,9 +20,7 @@ from toolgrpo.sandbox import Sandbox, SandboxResult
 from toolgrpo.sandbox.client.pool import SharedSandbox
 
 OWNER = """
-from tests.support.processes import all_end, family_of, has_ended, wait_for
-from toolgrpo.sandbox import Sandbox, SandboxResult
-from toolgrpo.sandbox.client.pool import SharedSandbox
+from toolgrpo.sandbox import Sandbox
 sandbox = Sandbox(workers=2)
 sandbox.run("open('left', 'w').write('x')")
 holder = sandbox.session()
@@ -110,9 +108,7 @@ def test_the_worker_of_a_closed_session_serves_others_and_keeps_nothing() -> Non
 FORKING = """
 import os, sys
 from toolgrpo.errors import SandboxError
-from tests.support.processes import all_end, family_of, has_ended, wait_for
-from toolgrpo.sandbox import Sandbox, SandboxResult
-from toolgrpo.sandbox.client.pool import SharedSandbox
+from toolgrpo.sandbox import Sandbox
 sandbox = Sandbox(workers=1, preload=[], rung={rung!r}, allow_unsafe=True)
 sandbox.run("1")
 child = os.fork()

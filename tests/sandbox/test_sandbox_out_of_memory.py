@@ -21,7 +21,7 @@ from toolgrpo.rewards.code_exec import _SHARED
 from toolgrpo.sandbox import RunStatus, Sandbox
 from toolgrpo.sandbox.client import host_process
 
-_REST_S = 5.0
+_REST_S = 2.0
 
 KILLS_ITSELF = """
 import ctypes, time

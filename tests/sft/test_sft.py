@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recipes.nano.build import build_nano
 from recipes.nano.demonstrations import demonstrate, draw_training_problem
-from recipes.nano.recipe import MINI
 from recipes.nano.toolsets import CANONICAL
 from recipes.nano.training import SupervisedLoss, collate
 from toolgrpo.chat.encoding import spelled_markers
@@ -30,35 +28,27 @@ def _sft(*flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sft")
-    build_nano(MINI, folder / "model")
+def test_a_chat_model_learns_conversations_and_can_be_loaded(mini_nano: Path, tmp_path: Path) -> None:
     rng = random.Random(0)
     rows = [demonstrate(draw_training_problem(rng, 1), CANONICAL, rng, None) for _ in range(24)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
-    return folder
-
-
-def test_a_chat_model_learns_conversations_and_can_be_loaded(base: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
     done = _sft(
-        *("--model_name_or_path", str(base / "model"), "--dataset_id_or_path", str(base / "rows.jsonl")),
-        *("--tools_script", "arithmetic", "--output_dir", str(base / "out")),
+        *("--model_name_or_path", str(mini_nano), "--dataset_id_or_path", str(tmp_path / "rows.jsonl")),
+        *("--tools_script", "arithmetic", "--output_dir", str(tmp_path / "out")),
         *("--max_steps", "12", "--batch_size", "8", "--micro_batch_size", "4", "--learning_rate", "0.01"),
         *("--call_markers", "spelled"),
     )
     assert done.returncode == 0, done.stderr
     assert "<tool_call> and </tool_call>" in done.stderr and "in ordinary pieces" in done.stderr
-    assert "<tool_call>" in spelled_markers(AutoTokenizer.from_pretrained(base / "out"))
+    assert "<tool_call>" in spelled_markers(AutoTokenizer.from_pretrained(tmp_path / "out"))
     assert (
         "24 conversations" in done.stderr and "to learn, 12 steps on" in done.stderr and "step 12 of 12" in done.stderr
     )
     assert "shards" not in done.stderr, "the bars of a library are not ours"
-    rows = [json.loads(line)["messages"] for line in (base / "rows.jsonl").read_text().splitlines()]
     losses = []
-    for name in ("model", "out"):
-        tokenizer = AutoTokenizer.from_pretrained(base / name)
+    for folder in (mini_nano, tmp_path / "out"):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
         examples = [ConversationEncoder(tokenizer)(row, [tool.schema for tool in CANONICAL]) for row in rows]
-        model = AutoModelForCausalLM.from_pretrained(base / name)
+        model = AutoModelForCausalLM.from_pretrained(folder)
         losses.append(SupervisedLoss(model)(collate(examples, tokenizer.pad_token_id)).item())
     assert losses[1] < 0.7 * losses[0]

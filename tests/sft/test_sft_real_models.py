@@ -15,12 +15,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from recipes.nano.build import build_nano
-from recipes.nano.recipe import MINI
 from toolgrpo.commands import sft
 from toolgrpo.commands.sft import CardedSFTTrainer, SFTResult, parse_sft_arguments, run_sft
 from toolgrpo.errors import ConfigError, DataError, PluginError
 from toolgrpo.sft.encoder import ConversationEncoder
+from toolgrpo.tools import load_tools
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]
@@ -28,10 +27,9 @@ ROWS = ROOT / "recipes" / "data" / "tool_calls_12.jsonl"
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp("sft") / "model"
-    build_nano(MINI, folder)
-    return folder
+def schemas() -> list[dict[str, object]]:
+    with load_tools(ROOT / "tools_funcs" / "math_tools.py") as toolbox:
+        return toolbox.schemas
 
 
 def flags(base: Path, out: Path, *more: str) -> list[str]:
@@ -47,7 +45,9 @@ def taught(base: Path, out: Path, *more: str) -> tuple[SFTResult, str]:
     return result, text.getvalue()
 
 
-def test_trl_is_given_our_tokens_and_our_mask(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def after_a_step(mini_nano: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[CardedSFTTrainer, Path]:
+    """The trainer of one step, and where its model is."""
     seen: list[CardedSFTTrainer] = []
 
     class Remembered(CardedSFTTrainer):
@@ -55,11 +55,20 @@ def test_trl_is_given_our_tokens_and_our_mask(base: Path, tmp_path: Path, monkey
             super().__init__(**arguments)
             seen.append(self)
 
-    monkeypatch.setattr(sft, "CardedSFTTrainer", Remembered)
-    taught(base, tmp_path, "--max_steps", "1", "--batch_size", "2", "--save_strategy", "no")
+    folder: Path = tmp_path_factory.mktemp("taught")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sft, "CardedSFTTrainer", Remembered)
+        flags = ("--max_steps", "1", "--batch_size", "2", "--save_strategy", "steps", "--save_steps", "1")
+        taught(mini_nano, folder, *flags)
     (trainer,) = seen
-    encode = ConversationEncoder(AutoTokenizer.from_pretrained(base))
-    schemas = _schemas()
+    return trainer, folder
+
+
+def test_trl_is_given_our_tokens_and_our_mask(
+    mini_nano: Path, after_a_step: tuple[CardedSFTTrainer, Path], schemas: list[dict[str, object]]
+) -> None:
+    trainer, _ = after_a_step
+    encode = ConversationEncoder(AutoTokenizer.from_pretrained(mini_nano))
     for line, row in zip(ROWS.read_text().splitlines(), trainer.train_dataset, strict=True):
         example = encode(json.loads(line)["messages"], schemas)
         assert tuple(row["input_ids"]) == example.ids
@@ -72,27 +81,39 @@ def test_trl_is_given_our_tokens_and_our_mask(base: Path, tmp_path: Path, monkey
 
 
 def test_the_card_says_what_was_taught_and_its_lines_run(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    mini_nano: Path,
+    after_a_step: tuple[CardedSFTTrainer, Path],
+    schemas: list[dict[str, object]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    taught(base, tmp_path, "--max_steps", "1", "--batch_size", "2", "--save_strategy", "steps", "--save_steps", "1")
-    card = (tmp_path / "README.md").read_text()
-    for said in (f"`{base}`", "trained for 1 steps on example", f"{ROWS}, 12 conversations", "toolgrpo train", "- sft"):
+    _, folder = after_a_step
+    card = (folder / "README.md").read_text()
+    for said in (
+        f"`{mini_nano}`",
+        "trained for 1 steps on example",
+        f"{ROWS}, 12 conversations",
+        "toolgrpo train",
+        "- sft",
+    ):
         assert said in card
     assert "[None]" not in card and "rewards:" not in card
-    assert json.loads((tmp_path / "tools.json").read_text()) == _schemas()
-    monkeypatch.chdir(tmp_path)
+    assert json.loads((folder / "tools.json").read_text()) == schemas
+    monkeypatch.chdir(folder)
     code = card.split("```python\n")[1].split("```")[0].replace("max_new_tokens=256", "max_new_tokens=4")
     capsys.readouterr()
     exec(code, {})
     assert capsys.readouterr().out
 
 
-def test_what_conversations_begin_with_is_read_once_and_the_losses_are_trls(base: Path, tmp_path: Path) -> None:
+def test_what_conversations_begin_with_is_read_once_and_the_losses_are_trls(mini_nano: Path, tmp_path: Path) -> None:
     options = (
         *("--max_steps", "3", "--batch_size", "8", "--micro_batch_size", "4"),
         *("--learning_rate", "0.01", "--save_steps", "3"),
     )
-    shared, padded = (taught(base, tmp_path / mode, *options, "--prefix_sharing", mode)[0] for mode in ("on", "off"))
+    shared, padded = (
+        taught(mini_nano, tmp_path / mode, *options, "--prefix_sharing", mode)[0] for mode in ("on", "off")
+    )
     assert shared.losses == pytest.approx(padded.losses, rel=1e-4) and shared.losses[2] < shared.losses[0]
     logs = [
         json.loads((tmp_path / mode / "checkpoint-3" / "trainer_state.json").read_text())["log_history"][:3]
@@ -103,19 +124,19 @@ def test_what_conversations_begin_with_is_read_once_and_the_losses_are_trls(base
             assert one[name] == pytest.approx(other[name], rel=1e-3), name
 
 
-def test_lora_bf16_checkpointing_and_a_resumed_run_are_as_one(base: Path, tmp_path: Path) -> None:
+def test_lora_bf16_checkpointing_and_a_resumed_run_are_as_one(mini_nano: Path, tmp_path: Path) -> None:
     options = (
         *("--use_peft", "true", "--lora_r", "4", "--bf16", "true", "--gradient_checkpointing", "true"),
         *("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2", "--save_steps", "2"),
         *("--learning_rate", "0.01", "--lr_scheduler_type", "constant", "--max_steps", "4"),
     )
-    whole, said = taught(base, tmp_path / "whole", *options)
+    whole, said = taught(mini_nano, tmp_path / "whole", *options)
     assert "bf16 mixed precision" in said and "the adapter is in" in said and len(whole.losses) == 4
     assert whole.losses[-1] < whole.losses[0]
     for later in ("checkpoint-4",):
         (tmp_path / "whole" / later).rename(tmp_path / later)
     (tmp_path / "whole" / "checkpoint-9").mkdir()  # one that was killed while it was written
-    resumed, said = taught(base, tmp_path / "whole", *options, "--resume_from_checkpoint", "auto")
+    resumed, said = taught(mini_nano, tmp_path / "whole", *options, "--resume_from_checkpoint", "auto")
     assert "resuming from" in said and "checkpoint-2" in said
     assert resumed.losses == whole.losses
     first, second = (
@@ -138,14 +159,16 @@ class _InterruptedAt(io.StringIO):
         return super().write(text)
 
 
-def test_ctrl_c_saves_the_step_and_the_command_that_is_shown_goes_on(base: Path, tmp_path: Path) -> None:
+def test_ctrl_c_saves_the_step_and_the_command_that_is_shown_goes_on(mini_nano: Path, tmp_path: Path) -> None:
     out, shown = tmp_path / "out", _InterruptedAt("sft: step 1 of 5")
     environment = tmp_path / "desk.py"
     environment.write_text(
         "class Desk:\n    def reset(self, **row: object) -> None: ...\n"
         '    def order(self, number: int) -> str:\n        """Look an order up."""\n        return "x"\n'
     )
-    argv = flags(base, out, "--environment", f"{environment}:Desk", "--system_prompt", "Be short.", "--max_steps", "5")
+    argv = flags(
+        mini_nano, out, "--environment", f"{environment}:Desk", "--system_prompt", "Be short.", "--max_steps", "5"
+    )
     result = run_sft(*parse_sft_arguments(argv), Console(file=shown, width=200), argv)
     command = f"toolgrpo sft --config {out / 'run.yaml'} --resume_from_checkpoint auto"
     assert "stopped by SIGINT after step 2, which is saved" in shown.getvalue() and command in shown.getvalue()
@@ -168,10 +191,10 @@ def test_ctrl_c_saves_the_step_and_the_command_that_is_shown_goes_on(base: Path,
     ],
 )
 def test_what_is_wrong_is_one_sentence(
-    base: Path, tmp_path: Path, more: tuple[str, ...], error: type[Exception], message: str
+    mini_nano: Path, tmp_path: Path, more: tuple[str, ...], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        taught(base, tmp_path, *more)
+        taught(mini_nano, tmp_path, *more)
 
 
 ON_A_CPU = ("smollm2_135m",)  # small models, with all their weights
@@ -187,13 +210,3 @@ def test_a_recipe_can_be_read(recipe: Path, tmp_path: Path, monkeypatch: pytest.
     assert Path(str(read.dataset_id_or_path)).is_file()
     assert config.gradient_checkpointing == model.use_peft == (recipe.stem not in ON_A_CPU)
     assert PartialState().device.type == "cpu"
-
-
-def _schemas() -> list[dict[str, object]]:
-    from toolgrpo.tools import load_tools
-
-    toolbox = load_tools(ROOT / "tools_funcs" / "math_tools.py")
-    try:
-        return toolbox.schemas
-    finally:
-        toolbox.close()

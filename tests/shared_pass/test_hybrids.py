@@ -31,7 +31,7 @@ from toolgrpo.shared_pass.packing import pack, rows_of_batch
 from toolgrpo.shared_pass.recurrent_seam import RecurrentLayout, module_of, share_recurrences
 from toolgrpo.shared_pass.scoring import SharedPass, forward_packing
 
-HYBRIDS = ("qwen3_5", "lfm2", "nemotron_h")  # one for each kind of recurrence
+HYBRIDS = ("qwen3_5", "lfm2_hybrid", "nemotron_h_dense")  # one for each kind of recurrence
 
 
 @pytest.mark.parametrize("family", HYBRIDS)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from trl.trainer.utils import add_fused_lm_head
 
+from tests.support.model_families import tiny_family
 from toolgrpo.errors import ModelError
 from toolgrpo.shared_pass import attention
 from toolgrpo.shared_pass.attention import NAME, fits, shared_attention
@@ -49,10 +50,6 @@ DELTA = {
     **{"linear_key_head_dim": 16, "linear_value_head_dim": 16},
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
 }
-EXPERTS = {
-    **{"num_experts": 4, "num_experts_per_tok": 2},
-    **{"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
-}
 FAMILIES: dict[str, Callable[..., Any]] = {
     "qwen3": lambda **kw: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SHAPE, head_dim=16, **kw)),
     "qwen2": lambda **kw: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SHAPE, **kw)),
@@ -63,28 +60,13 @@ FAMILIES: dict[str, Callable[..., Any]] = {
     "gemma3": lambda **kw: transformers.Gemma3ForCausalLM(
         transformers.Gemma3TextConfig(**SHAPE, head_dim=16, sliding_window=12, layer_types=SLIDING, **kw)
     ),
-    "qwen3_moe": lambda **kw: transformers.Qwen3MoeForCausalLM(
-        transformers.Qwen3MoeConfig(
-            **SHAPE, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, **kw
-        )
-    ),
-    # Hybrids: layers with a recurrence or a short convolution beside those with attention.
+    # Experts; then hybrids: layers with a recurrence or a short convolution beside those with attention.
+    **{
+        name: functools.partial(tiny_family, name)
+        for name in ("qwen3_moe", "qwen3_next", "lfm2_hybrid", "nemotron_h_dense")
+    },
     "qwen3_5": lambda **kw: transformers.Qwen3_5ForCausalLM(
         transformers.Qwen3_5TextConfig(**SHAPE, **DELTA, head_dim=16, layer_types=RECURRENT, **kw)
-    ),
-    "qwen3_next": lambda **kw: transformers.Qwen3NextForCausalLM(
-        transformers.Qwen3NextConfig(**SHAPE, **DELTA, **EXPERTS, head_dim=16, layer_types=RECURRENT, **kw)
-    ),
-    "lfm2": lambda **kw: transformers.Lfm2ForCausalLM(
-        transformers.Lfm2Config(**SHAPE, layer_types=["conv", "full_attention", "conv"], conv_dim=64, **kw)
-    ),
-    "nemotron_h": lambda **kw: transformers.NemotronHForCausalLM(
-        transformers.NemotronHConfig(
-            **{name: value for name, value in SHAPE.items() if name != "num_hidden_layers"},
-            **{"layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"], "head_dim": 16},
-            **{"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 16},
-            **kw,
-        )
     ),
     "granite4": lambda **kw: transformers.GraniteMoeHybridForCausalLM(
         transformers.GraniteMoeHybridConfig(
@@ -133,8 +115,7 @@ def make(family: str, **changes: Any) -> Any:
     torch.manual_seed(0)
     model = FAMILIES[family](**changes).float()
     for parameter in model.parameters():
-        if parameter.dim() == 1:
-            torch.nn.init.normal_(parameter, 1.0, 0.1)
+        torch.nn.init.normal_(parameter, *((1.0, 0.1) if parameter.dim() == 1 else (0.0, 0.02)))
     add_fused_lm_head(model, temperature=0.7, outputs=("log_probs", "entropy"))
     return model.train()
 

@@ -9,39 +9,21 @@ import pytest
 import torch
 from datasets import Dataset
 
+from tests.support.trainings import LOSSES, LossInputs, by_length, call_and_answer
 from toolgrpo import ToolGRPOTrainer
-from toolgrpo.engines.base import SampleRequest
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, numbered_tokenizer, tiny_config
 
-LOSS_TYPES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
-CALL = 'call add {"a": 1, "b": 2}'
 
-
-def script(request: SampleRequest, number: int) -> list[int]:
-    """A call first; then answers that differ, in length too."""
-    answered = ">tool:" in ByteChat.text(request.ids)
-    return ByteChat.say("abcdefgh"[number % 7 :] + "." * (number % 5) if answered else CALL)
-
-
-def reward(completions: list[Any], **_: Any) -> list[float]:
-    return [float(len(c[-1]["content"]) % 3) for c in completions]
-
-
-class Counting(ToolGRPOTrainer):
-    """Keeps the micro-batches, and how many tokens each forward pass of the model took."""
+class Counting(LossInputs):
+    """Keeps how many tokens each forward pass of the model took, too."""
 
     def watch(self) -> Counting:
-        self.batches: list[dict[str, Any]] = []
         self.n_tokens: list[int] = []
         self.model.model.register_forward_pre_hook(
             lambda _, __, kw: self.n_tokens.append(kw["input_ids"].numel()), with_kwargs=True
         )
         return self
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        self.batches.append(inputs)
-        return super()._compute_loss(model, inputs)
 
 
 def trainer(tiny: Any, folder: Path, **changes: Any) -> Any:
@@ -55,12 +37,12 @@ def trainer(tiny: Any, folder: Path, **changes: Any) -> Any:
     tiny(0).save_pretrained(folder / "model")  # the reference model is loaded from there
     return Counting(
         str(folder / "model"),
-        reward,
+        by_length,
         tiny_config(folder, **{**options, **own, **changes}),
         train_dataset=Dataset.from_list([{"prompt": f"{'x' * 90} question {i}"} for i in range(8)]),
         processing_class=numbered_tokenizer(),
         tools=ScriptedTools({"add": lambda a, b: str(a + b)}),
-        engine=ScriptedEngine(script),
+        engine=ScriptedEngine(call_and_answer),
         chat=ByteChat(),
     ).watch()
 
@@ -81,11 +63,11 @@ def loss_and_gradient(run: Any, mode: str, batches: list[dict[str, Any]]) -> tup
 def test_every_loss_type_has_the_padded_pass_loss_and_gradient(tiny_qwen3: Any, tmp_path: Path) -> None:
     run = trainer(tiny_qwen3, tmp_path, beta=0.1, num_iterations=2, max_steps=1)
     run.train()
-    assert "ref_per_token_logps" in run.batches[0] and "old_per_token_logps" in run.batches[0]
-    for loss_type in LOSS_TYPES:
+    assert "ref_per_token_logps" in run.seen[0] and "old_per_token_logps" in run.seen[0]
+    for loss_type in LOSSES:
         run.loss_type = loss_type
-        loss, gradient = loss_and_gradient(run, "on", run.batches)
-        expected_loss, expected = loss_and_gradient(run, "off", run.batches)
+        loss, gradient = loss_and_gradient(run, "on", run.seen)
+        expected_loss, expected = loss_and_gradient(run, "off", run.seen)
         assert expected.norm() > 1e-4, loss_type
         assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-6), loss_type
         assert (gradient - expected).norm() < 1e-4 * expected.norm(), loss_type
@@ -100,7 +82,7 @@ def test_groups_stay_together_and_the_accumulated_gradient_is_that_of_trls_order
     theirs.train()
 
     def prompts(run: Any) -> list[set[tuple[int, ...]]]:
-        return [{tuple(row.tolist()) for row in batch["prompt_ids"]} for batch in run.batches]
+        return [{tuple(row.tolist()) for row in batch["prompt_ids"]} for batch in run.seen]
 
     assert [len(found) for found in prompts(ours)] == [1, 1], "each micro-batch holds one whole group"
     assert max(len(found) for found in prompts(theirs)) == 2, "TRL's shuffle mixes them"
@@ -108,8 +90,8 @@ def test_groups_stay_together_and_the_accumulated_gradient_is_that_of_trls_order
     for run in (ours, theirs):
         run.model.load_state_dict(model)
     (_, gradient), (_, expected) = (
-        loss_and_gradient(ours, "on", ours.batches),
-        loss_and_gradient(theirs, "off", theirs.batches),
+        loss_and_gradient(ours, "on", ours.seen),
+        loss_and_gradient(theirs, "off", theirs.seen),
     )
     assert expected.norm() > 1e-4
     assert (gradient - expected).norm() < 1e-4 * expected.norm()

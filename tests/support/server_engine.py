@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import fields
 from typing import Any
 
-from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.engines.vllm_server import ServerOptions, VLLMServerEngine
 from toolgrpo.testing.vllm_stand_in import StandInVLLM
 
@@ -22,16 +21,3 @@ def engine_of(*servers: StandInVLLM | str, vocabulary: int = VOCABULARY, **optio
 
 def ask(*ids: int) -> SampleRequest:
     return SampleRequest(ids=ids or (1, 2, 3), max_tokens=8, stop_ids=(9,), options=SamplingOptions())
-
-
-def sample_in_turn(engine: Engine, *requests: SampleRequest) -> list[Sample]:
-    """Open an engine, and have it answer one request after the other."""
-
-    async def main() -> list[Sample]:
-        await engine.open()
-        try:
-            return [await engine.sample(request) for request in requests]
-        finally:
-            await engine.close()
-
-    return asyncio.run(main())

@@ -1,5 +1,7 @@
 """What tests keep of a training: its batches, what TRL's loss was given, gradients, and what was logged at each step."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,11 @@ def call_and_answer(request: SampleRequest, number: int) -> list[int]:
     return ByteChat.say("end" + "." * (number % 5) if answered else 'call add {"a": 1, "b": 2}')
 
 
+def varied(request: SampleRequest, number: int) -> list[int]:
+    """An answer that depends on the question and on how many requests there were in the whole run."""
+    return ByteChat.say("abcdefghijklm"[: (sum(request.ids) * 7 + number * 5) % 13 + 1])
+
+
 def by_length(completions: list[Any], **_: Any) -> list[float]:
     return [float(len(completion[-1]["content"]) % 3) for completion in completions]
 
@@ -48,6 +55,11 @@ class BeforeOptimizerStep(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step + 1 == self.step:
             self.do()
+
+
+def signalled(step: int, number: signal.Signals = signal.SIGTERM) -> BeforeOptimizerStep:
+    """Sends this process a signal in the middle of a step."""
+    return BeforeOptimizerStep(step, lambda: os.kill(os.getpid(), number))
 
 
 class Gradients(TrainerCallback):

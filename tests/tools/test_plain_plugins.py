@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
-import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -31,27 +28,28 @@ TOOL_FUNCTIONS = [calculate_sum, total]
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("plain") / "plain_tools.py"
-    path.write_text(textwrap.dedent(PLAIN))
-    return path
+def warned() -> list[str]:
+    """What is said while the file is loaded."""
+    return []
 
 
 @pytest.fixture(scope="module")
-def toolbox(file: Path) -> Iterator[Toolbox]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        box = load_tools(file, workers=1)
+def toolbox(tmp_path_factory: pytest.TempPathFactory, warned: list[str]) -> Iterator[Toolbox]:
+    path = tmp_path_factory.mktemp("plain") / "plain_tools.py"
+    path.write_text(PLAIN)
+    with pytest.warns(UserWarning) as caught:
+        box = load_tools(path, workers=1)
+    warned += [str(one.message) for one in caught]
     with box:
         yield box
 
 
-def test_a_missing_description_is_a_warning_that_says_what_the_model_will_not_see(file: Path) -> None:
-    with pytest.warns(UserWarning) as caught, load_tools(file, workers=1) as box:
-        assert box.names == ["calculate_sum", "total"]
-        (notice,) = box.notices
-    assert "calculate_sum(a, b), total(shares)" in notice
-    assert notice in [str(one.message) for one in caught]
+def test_a_missing_description_is_a_warning_that_says_what_the_model_will_not_see(
+    toolbox: Toolbox, warned: list[str]
+) -> None:
+    assert toolbox.names == ["calculate_sum", "total"]
+    (notice,) = toolbox.notices
+    assert "calculate_sum(a, b), total(shares)" in notice and notice in warned
 
 
 @pytest.mark.parametrize(

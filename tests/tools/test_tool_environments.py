@@ -132,37 +132,46 @@ def test_a_class_written_for_trl_works_unchanged() -> None:
         assert asyncio.run(play(8)) == (None, ["wrong"], 0.0)
 
 
-BY_STEP = """
+WALK = '''
 class Walk:
-    def reset(self, **row):
-        self.at = 0
+    def reset(self, says="self.at / 4", over="self.at > 2", **row):
+        self.at, self.says, self.over = 0, says, over
     def go(self, by: int) -> int:
-        "Go.
+        """Go.
 
         Args:
             by: How far.
-        "
+        """
         self.at += by
         return self.at
     def step_reward(self):
-        return SAYS
+        return eval(self.says)
     def state_key(self) -> str:  # asked for by earlier versions
         return f"at {self.at}"
 
-ENVIRONMENT = Walk
-""".replace('"Go.', '"""Go.').replace('        "\n        self.at', '        """\n        self.at')
+class Ending(Walk):
+    def episode_over(self):
+        return eval(self.over)
+'''
 
 
-def test_it_gives_a_reward_after_the_calls_of_a_turn(tmp_path: Path) -> None:
-    (tmp_path / "walk.py").write_text(BY_STEP.replace("SAYS", "self.at / 4"))
-    with load_tools(tmp_path / "walk.py", workers=1) as box:
+def test_it_gives_a_reward_after_the_calls_of_a_turn_and_one_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+    (tmp_path / "walk.py").write_text(WALK)
+    with load_tools(environment=f"{tmp_path / 'walk.py'}:Walk", workers=1) as box:
         assert box.names == ["go"]
 
-        async def episode() -> list[AfterTurn]:
-            async with box.session({}) as session:
-                return [await _after(session, by) for by in ("1", "2")]
+        async def episode(*steps: str, **row: str) -> list[AfterTurn]:
+            async with box.session(row) as session:
+                return [await _after(session, by) for by in steps]
 
-        assert asyncio.run(episode()) == [(0.25, False), (0.75, False)]
+        assert asyncio.run(episode("1", "2")) == [(0.25, False), (0.75, False)]
+        for says, words in (
+            ("None", "step_reward must be a finite number, got None"),
+            ("float('nan')", "must be a finite number"),
+            ("1 / 0", "step_reward failed: ZeroDivisionError"),
+        ):
+            with pytest.raises(PluginError, match=words):
+                asyncio.run(episode("1", says=says))
 
 
 async def _after(session: ToolboxSession, by: str) -> AfterTurn:
@@ -170,93 +179,63 @@ async def _after(session: ToolboxSession, by: str) -> AfterTurn:
     return await session.after_turn()
 
 
-@pytest.mark.parametrize(
-    ("says", "words"),
-    [
-        ("None", "step_reward must be a finite number, got None"),
-        ("float('nan')", "must be a finite number"),
-        ("1 / 0", "step_reward failed: ZeroDivisionError"),
-    ],
-)
-def test_a_reward_by_step_that_is_no_number_ends_the_run(tmp_path: Path, says: str, words: str) -> None:
-    (tmp_path / "walk.py").write_text(BY_STEP.replace("SAYS", says))
-    with load_tools(tmp_path / "walk.py", workers=1) as box:
-
-        async def episode() -> None:
-            async with box.session({}) as session:
-                await _after(session, "1")
-
-        with pytest.raises(PluginError, match=words):
-            asyncio.run(episode())
-
-
 def test_it_says_after_a_turn_that_the_episode_is_over(tmp_path: Path) -> None:
-    over = "    def episode_over(self):\n        return OVER\n"
-    walk = BY_STEP.replace("SAYS", "0").replace("\nENVIRONMENT", f"{over}\nENVIRONMENT")
-    (tmp_path / "walk.py").write_text(walk.replace("OVER", "self.at > 2"))
+    (tmp_path / "walk.py").write_text(WALK)
     engine = ScriptedEngine([ByteChat.say(f'call go {{"by": {by}}}') for by in (1, 2, 3)])
-    with load_tools(tmp_path / "walk.py", workers=1) as box:
+    with load_tools(environment=f"{tmp_path / 'walk.py'}:Ending", workers=1) as box:
         assert box.names == ["go"]
         done = run_episode(engine, box)
+        with pytest.raises(PluginError, match="episode_over must be True or False, got perhaps"):
+            run_episode(ScriptedEngine([ByteChat.say('call go {"by": 1}')]), box, row={"over": "'perhaps'"})
     assert done.stop_reason is StopReason.STOP_TOOL and [result.content for result in done.results] == ["1", "3"]
     assert [result.ends_episode for result in done.results] == [False, True] and len(engine.requests) == 2
-    (tmp_path / "walk.py").write_text(walk.replace("OVER", "'perhaps'"))
-    said = pytest.raises(PluginError, match="episode_over must be True or False, got perhaps")
-    with load_tools(tmp_path / "walk.py", workers=1) as box, said:
-        run_episode(ScriptedEngine([ByteChat.say('call go {"by": 1}')]), box)
 
 
 CUSTOMER = """
 import os
 
 class Customer:
-    def reset(self, **row):
-        self.left = ["And a blue one?", None]
+    def reset(self, says="self.left.pop(0)", **row):
+        self.left, self.says = ["And a blue one?", None], says
 
     def next_user_message(self, answer: str):
-        SAYS
-        return self.left.pop(0)
+        assert answer in ("red", "blue")
+        return eval(self.says)
 
-ENVIRONMENT = Customer
+class Later(Customer):
+    async def next_user_message(self, answer: str):
+        return super().next_user_message(answer)
 """
 
 
-def _replies(box: Toolbox, *answers: str) -> list[str | None]:
+def _replies(box: Toolbox, *answers: str, **row: str) -> list[str | None]:
     async def episode() -> list[str | None]:
-        async with box.session({}) as session:
+        async with box.session(row) as session:
             return [await session.next_user_message(answer) for answer in answers]
 
     return asyncio.run(episode())
 
 
-def test_it_may_speak_for_the_user_and_needs_no_tools_then(tmp_path: Path) -> None:
-    (tmp_path / "one.py").write_text(CUSTOMER.replace("SAYS", "assert answer in ('red', 'blue')"))
-    with load_tools(tmp_path / "one.py", workers=1) as box:
+@pytest.mark.parametrize("name", ["Customer", "Later"])
+def test_it_may_speak_for_the_user_needs_no_tools_then_and_fails_aloud(name: str, tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(CUSTOMER)
+    with load_tools(environment=f"{tmp_path / 'one.py'}:{name}", workers=1) as box:
         assert box.names == [] and box.speaks
         assert _replies(box, "red", "blue") == ["And a blue one?", None]
-    (tmp_path / "async_one.py").write_text(CUSTOMER.replace("def next", "async def next").replace("SAYS", "pass"))
-    with load_tools(tmp_path / "async_one.py", workers=1) as box:
-        assert _replies(box, "red", "blue") == ["And a blue one?", None]
-
-
-@pytest.mark.parametrize(
-    ("says", "error", "words"),
-    [
-        ("return 3", PluginError, "next_user_message must return a string or None, got a int"),
-        ("1 / 0", PluginError, "next_user_message failed: ZeroDivisionError"),
-        ("os._exit(1)", EnvironmentLost, "next_user_message: "),
-    ],
-)
-def test_a_user_who_fails_is_no_silence(tmp_path: Path, says: str, error: type[Exception], words: str) -> None:
-    (tmp_path / "one.py").write_text(CUSTOMER.replace("SAYS", says))
-    with load_tools(tmp_path / "one.py", workers=1) as box, pytest.raises(error, match=words):
-        _replies(box, "red")
+        failures: tuple[tuple[str, type[Exception], str], ...] = (
+            ("3", PluginError, "next_user_message must return a string or None, got a int"),
+            ("1 / 0", PluginError, "next_user_message failed: ZeroDivisionError"),
+            ("os._exit(1)", EnvironmentLost, "next_user_message: "),
+        )
+        for says, error, words in failures:
+            with pytest.raises(error, match=words):
+                _replies(box, "red", says=says)
 
 
 def test_next_user_message_takes_the_answer(tmp_path: Path) -> None:
-    (tmp_path / "one.py").write_text(CUSTOMER.replace("(self, answer: str)", "(self)").replace("SAYS", "pass"))
+    (tmp_path / "one.py").write_text(CUSTOMER.replace("(self, answer: str)", "(self)"))
     with pytest.raises(PluginError, match=r"called with what the assistant said last.*answer: str\) -> str \| None"):
-        load_tools(tmp_path / "one.py", workers=1)
+        load_tools(environment=f"{tmp_path / 'one.py'}:Customer", workers=1)
 
 
 def test_an_environment_that_does_not_speak_is_not_asked(toolbox: Toolbox) -> None:

@@ -34,11 +34,11 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, f"of {name}")
 
 
-def seen(source: object, name: str) -> str:
+def seen(source: object, *names: str) -> list[str]:
     with load_tools(source, workers=1) as box:  # type: ignore[arg-type]
-        result = run_tool(box, {"name": "look", "arguments": {"name": name}})
-    assert result.ok, result.content
-    return result.content
+        results = [run_tool(box, {"name": "look", "arguments": {"name": name}}) for name in names]
+    assert all(result.ok for result in results), results
+    return [result.content for result in results]
 
 
 def write(folder: Path, head: str = "") -> Path:
@@ -67,10 +67,8 @@ def test_names_of_others(name: str) -> None:
 
 
 def test_by_default_tools_see_none(tmp_path: Path) -> None:
-    path = write(tmp_path)
-    assert seen(path, "TEST_TOKEN") == "nothing None"
-    assert seen(path, "test_password") == "nothing None"
-    assert seen(path, "TEST_PLAIN") == "of TEST_PLAIN None"
+    found = seen(write(tmp_path), "TEST_TOKEN", "test_password", "TEST_PLAIN")
+    assert found == ["nothing None", "nothing None", "of TEST_PLAIN None"]
 
 
 @pytest.mark.parametrize("starts_a_thread", [False, True])
@@ -81,9 +79,8 @@ def test_what_is_asked_for_is_there_while_the_file_is_imported_and_nothing_else(
     head = 'TOOL_SECRETS = ["TEST_API_KEY", "TEST_NOT_SET_KEY"]\n'
     if starts_a_thread:
         head += "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-    path = write(tmp_path, head)
-    assert seen(path, "TEST_API_KEY") == "of TEST_API_KEY of TEST_API_KEY"
-    assert seen(path, "TEST_TOKEN") == "nothing of TEST_API_KEY"
+    found = seen(write(tmp_path, head), "TEST_API_KEY", "TEST_TOKEN")
+    assert found == ["of TEST_API_KEY of TEST_API_KEY", "nothing of TEST_API_KEY"]
 
 
 TOOL_SECRETS = ["TEST_TOKEN"]
@@ -99,8 +96,7 @@ def look(name: str) -> str:
 
 
 def test_functions_ask_by_the_module_that_holds_them() -> None:
-    assert seen([look], "TEST_TOKEN") == "of TEST_TOKEN"
-    assert seen([look], "TEST_API_KEY") == "nothing"
+    assert seen([look], "TEST_TOKEN", "TEST_API_KEY") == ["of TEST_TOKEN", "nothing"]
 
 
 @pytest.mark.parametrize("value", ["NAMES", '"TEST_API_KEY"', "[1]", "[name for name in ()]"])

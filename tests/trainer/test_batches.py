@@ -16,7 +16,7 @@ from datasets import IterableDataset
 
 from tests.support.meeting import Meeting
 from tests.support.rollouts import scripted_rollouts
-from tests.support.trainings import KeptBatches, recorded, run_to_end, same_weights, step_logs
+from tests.support.trainings import KeptBatches, recorded, run_to_end, same_weights, step_logs, varied
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import ConfigError, PeerError
 from toolgrpo.evaluation.grading import Grading
@@ -136,9 +136,6 @@ def test_what_was_drawn_and_what_was_trained_on_is_logged_recorded_and_told(tmp_
 
 
 def test_a_run_resumed_inside_a_batch_draws_what_the_run_that_never_stopped_draws(tmp_path: Path) -> None:
-    def script(request: SampleRequest, number: int) -> list[int]:
-        return ByteChat.say("abcdefghijklm"[: (sum(request.ids) * 7 + number * 5) % 13 + 1])
-
     def reward(trajectories: list[Any], number: list[int], **_: Any) -> list[float]:
         return [
             1.0 if (len(trajectories[0].ids) + n) % 3 else float(sum(t.ids) % 2)
@@ -149,7 +146,7 @@ def test_a_run_resumed_inside_a_batch_draws_what_the_run_that_never_stopped_draw
         trainer = tiny_trainer(
             folder,
             reward,
-            script,
+            varied,
             rows=rows(*range(11)),
             dynamic_sampling="backfill",
             learning_rate=1e-2,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.trainings import LossInputs, recorded, run_to_end, same_weights
+from tests.support.trainings import LossInputs, recorded, run_to_end, same_weights, varied
 from toolgrpo import DropEpisode
 from toolgrpo.drops import EnvironmentLost
 from toolgrpo.engines.base import SampleRequest
@@ -81,10 +81,6 @@ def test_too_many_end_the_run_with_their_causes(tmp_path: Path) -> None:
     assert trainer.state.global_step == 0 and tools.open_sessions == 0
     records = read_episodes(trainer.recorder.path)
     assert {record["stop_reason"] for record in records} == {"finished"} and len(records) == 8
-
-
-def varied(request: SampleRequest, number: int) -> list[int]:
-    return ByteChat.say("abcdefghijklm"[: (sum(request.ids) * 7 + number * 5) % 13 + 1])
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from datasets import Dataset
 from safetensors.torch import load_file
 from transformers import TrainerCallback, TrainerState
 
-from tests.support.trainings import run_to_end, same_weights
+from tests.support.trainings import run_to_end, same_weights, signalled, varied
 from toolgrpo.errors import ConfigError
 from toolgrpo.testing import ByteChat, tiny_config, tiny_trainer
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
@@ -24,10 +22,6 @@ pytestmark = pytest.mark.e2e
 
 SOLVED_AFTER = {2: 1, 4: 3, 6: 2, 8: 3, 9: 2}  # of four rows, by the step
 ROWS = Dataset.from_list([{"prompt": f"held out {i}", "answer": f"h{i}"} for i in range(4)])
-
-
-def script(request: Any, number: int) -> list[int]:
-    return ByteChat.say("abcdefghijklm"[: (sum(request.ids) * 7 + number * 5) % 13 + 1])
 
 
 def reward(
@@ -40,17 +34,6 @@ def reward(
     ]
 
 
-class StopAfter(TrainerCallback):
-    """Asks this process to stop in the middle of a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step + 1 == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
 def trained(folder: Path, *callbacks: TrainerCallback, resume: str | None = None, **changes: Any) -> Any:
     options = {
         "max_steps": 9,
@@ -61,7 +44,7 @@ def trained(folder: Path, *callbacks: TrainerCallback, resume: str | None = None
         **changes,
     }
     parts = {"eval_dataset": ROWS, "callbacks": list(callbacks)}
-    return run_to_end(tiny_trainer(folder, reward, script, parts=parts, learning_rate=1e-2, **options), resume)
+    return run_to_end(tiny_trainer(folder, reward, varied, parts=parts, learning_rate=1e-2, **options), resume)
 
 
 def rates(trainer: Any) -> list[tuple[int, float]]:
@@ -111,7 +94,7 @@ def test_a_training_ends_as_its_evaluations_say_stopped_and_resumed_or_not(tmp_p
     changes: dict[str, Any] = {"stop_when": "plateau:2", "keep": "best"}
     whole = trained(tmp_path / "whole", **changes)
     assert (whole.state.global_step, whole.best_step, whole.stopped_by) == (8, 4, None)
-    trained(tmp_path / "parts", StopAfter(5), **changes)
+    trained(tmp_path / "parts", signalled(5), **changes)
     for again in ("goes on", "has nothing left to do"):
         resumed = trained(tmp_path / "parts", resume="auto", **changes)
         assert (resumed.state.global_step, resumed.best_step, rates(resumed)) == (8, 4, rates(whole)), again
@@ -122,7 +105,7 @@ def test_several_data_sets_count_by_their_mean(tmp_path: Path) -> None:
     always = Dataset.from_list([{"prompt": "solved", "answer": "h0"}])
     parts = {"eval_dataset": {"own": ROWS, "easy": always}}
     changes: dict[str, Any] = {"keep": "best", "stop_when": "plateau:2", "eval_steps": 2, "max_steps": 9}
-    trainer = run_to_end(tiny_trainer(tmp_path, reward, script, parts=parts, learning_rate=1e-2, **changes))
+    trainer = run_to_end(tiny_trainer(tmp_path, reward, varied, parts=parts, learning_rate=1e-2, **changes))
     logs = trainer.state.log_history
     assert [one["eval_easy_success"] for one in logs if "eval_easy_success" in one] == [1.0] * 4, "never rises"
     assert (trainer.state.global_step, trainer.best_step, trainer.state.best_metric) == (8, 4, 0.875)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import pytest
 from transformers import TrainerCallback
 
 from tests.support.rollouts import no_rollout_thread
-from tests.support.trainings import BeforeOptimizerStep, KeptBatches, run_to_end, step_logs
+from tests.support.trainings import BeforeOptimizerStep, KeptBatches, run_to_end, signalled, step_logs
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.engines.transformers import TransformersEngine
 from toolgrpo.errors import ConfigError
@@ -30,7 +28,7 @@ AHEAD: dict[str, Any] = {"max_staleness": 1}
 Reply = list[int] | ScriptedReply | Exception
 
 
-def script(request: SampleRequest, number: int) -> Reply:
+def script(request: SampleRequest, number: int) -> list[int]:
     """An answer that depends on the question alone."""
     return ByteChat.say("abcdefghijklm"[: 1 + sum(request.ids) % 13])
 
@@ -69,10 +67,18 @@ def losses(trainer: Any) -> list[float]:
     return [log["loss"] for log in step_logs(trainer)]
 
 
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, KeptBatches]:
+    """The run in which nothing overlaps."""
+    return run(tmp_path_factory.mktemp("plain"))
+
+
 @pytest.mark.parametrize("changes", [{}, {"max_staleness": 3}], ids=str)
-def test_the_steps_have_the_rows_and_the_losses_of_the_run_without(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_the_steps_have_the_rows_and_the_losses_of_the_run_without(
+    tmp_path: Path, changes: dict[str, Any], without: tuple[Any, KeptBatches]
+) -> None:
     """What the script says depends on no weights, so the losses are equal, too."""
-    plain, expected = run(tmp_path / "plain")
+    plain, expected = without
     ahead, found = run(tmp_path / "ahead", **{**AHEAD, **changes})
     assert questions(found) == questions(expected) and len(found.batches) == 5
     assert losses(ahead) == losses(plain)
@@ -100,7 +106,9 @@ def test_rollouts_go_on_during_the_training_pass(tmp_path: Path) -> None:
     assert weights(batches, 0) == weights(batches, 1) == {(0, 0)}
 
 
-def test_a_rollout_that_fails_ends_the_run_with_its_own_error_and_a_checkpoint(tmp_path: Path) -> None:
+def test_a_rollout_that_fails_ends_the_run_with_its_own_error_and_a_checkpoint(
+    tmp_path: Path, without: tuple[Any, KeptBatches]
+) -> None:
     def says(request: SampleRequest, number: int) -> Reply:
         if number >= 24:
             raise AssertionError("the fourth batch meets a bug")
@@ -109,13 +117,15 @@ def test_a_rollout_that_fails_ends_the_run_with_its_own_error_and_a_checkpoint(t
     with pytest.raises(AssertionError, match="the fourth batch meets a bug"):
         run(tmp_path, says=says, **AHEAD)
     assert [one.step for one in complete_checkpoints(tmp_path)] == [3]
-    whole, expected = run(tmp_path / "whole", **AHEAD)
+    whole, expected = without
     resumed, found = run(tmp_path, resume="auto", **AHEAD)
     assert questions(found) == questions(expected)[3:]
     assert losses(resumed) == losses(whole)
 
 
-def test_an_evaluation_between_two_steps_has_the_engine_for_itself(tmp_path: Path) -> None:
+def test_an_evaluation_between_two_steps_has_the_engine_for_itself(
+    tmp_path: Path, without: tuple[Any, KeptBatches]
+) -> None:
     class Measure(TrainerCallback):
         trainer: Any = None
 
@@ -123,7 +133,7 @@ def test_an_evaluation_between_two_steps_has_the_engine_for_itself(tmp_path: Pat
             assert len(self.trainer.measure([{"prompt": "held out", "answer": "1"}])) == 1
 
     trainer, found = run(tmp_path / "ahead", Measure(), **AHEAD)
-    _, expected = run(tmp_path / "plain")
+    _, expected = without
     assert questions(found) == questions(expected) and len(trainer.engine.requests) == 45
 
 
@@ -151,8 +161,7 @@ def slow(late: int | None = None, never: int | None = None) -> Any:
 
     def says(request: SampleRequest, number: int) -> ScriptedReply:
         row = int(ByteChat.text(request.ids).partition("q")[2][:2])
-        answer = ByteChat.say("abcdefghijklm"[: 1 + sum(request.ids) % 13])
-        return ScriptedReply(answer, delay_s=0.6 * (row == late), stalls=row == never)
+        return ScriptedReply(script(request, number), delay_s=0.6 * (row == late), stalls=row == never)
 
     return says
 
@@ -181,8 +190,7 @@ def test_a_step_begins_without_the_slow_group_which_is_the_next_ones(tmp_path: P
 
 
 def test_a_signal_cancels_what_is_in_line_and_a_resumed_run_draws_it_anew(tmp_path: Path) -> None:
-    stop = BeforeOptimizerStep(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    trainer, kept = run(tmp_path, stop, says=slow(never=2), **CARRY, max_staleness=1)
+    trainer, kept = run(tmp_path, signalled(1), says=slow(never=2), **CARRY, max_staleness=1)
     assert trainer.stopped_by == "SIGTERM" and rows_of(kept) == [[0, 1, 3, 4]]
     assert trainer.engine.cancelled >= 4
     _, resumed = run(tmp_path, says=slow(), resume="auto", **CARRY, max_staleness=1)

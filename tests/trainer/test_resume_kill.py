@@ -1,4 +1,7 @@
-"""SIGKILL at random moments, again and again: the run that was resumed after each of them is the run that never was killed."""
+"""SIGKILL at random moments, again and again: the run that was resumed after each of them is the run that never was killed.
+
+And the second SIGINT to a real training process. The first one: `test_resume_trainer.py`.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +58,16 @@ def check(tiny_qwen3: Any, folder: Path, *, n_kills: int, steps: int, timeout_s:
     assert_same_run(folder / "killed", folder / "whole", steps=steps)
     assert [c.step for c in complete_checkpoints(folder / "killed")] == [steps - 1, steps]
     assert len(list((folder / "killed").glob("checkpoint-*"))) == 2, "what was torn does not fill the disk"
-    killed_at: list[int] = json.loads(done.stdout.splitlines()[-1])["killed_at"]
-    return killed_at
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert said["ended_by"] == signal.SIGINT, "a second signal ends a run at once, which does not end by itself"
+    assert complete_checkpoints(folder / "interrupted") == []
+    return list(said["killed_at"])
 
 
 @pytest.mark.timeout(600)
-def test_a_run_killed_at_random_moments_loses_nothing(tiny_qwen3: Any, tmp_path: Path) -> None:
+def test_a_run_killed_at_random_moments_loses_nothing_and_two_signals_end_it_at_once(
+    tiny_qwen3: Any, tmp_path: Path
+) -> None:
     killed_at = check(tiny_qwen3, tmp_path, n_kills=4, steps=12)
     assert killed_at, "no attempt was killed before it ended"
 

@@ -6,7 +6,6 @@ In one process each, with the scripted engine or the transformers engine, so tha
 from __future__ import annotations
 
 import logging
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 
-from tests.support.trainings import CREDIT_BY_TURN, recorded, run_to_end, same_weights, step_logs
+from tests.support.trainings import CREDIT_BY_TURN, recorded, run_to_end, same_weights, signalled, step_logs, varied
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
@@ -24,29 +23,18 @@ from toolgrpo.trainer.checkpointing import tied_head_expected
 
 pytestmark = pytest.mark.e2e
 
-STEPS = 8  # of 2 prompts each: 8 rows are an epoch of 4 steps
+STEPS = 6  # of 2 prompts each: 8 rows are an epoch of 4 steps
 
 
 def script(request: SampleRequest, number: int) -> list[int]:
     """A call first; then an answer that depends on how many requests there were in the whole run."""
     if ">tool:" not in ByteChat.text(request.ids):
         return ByteChat.say('call add {"a": 1, "b": 2}')
-    return ByteChat.say("abcdefghijklm"[: (sum(request.ids) * 7 + number * 5) % 13 + 1])
+    return varied(request, number)
 
 
 def reward(completions: list[Any], trajectories: list[Any], **_: Any) -> list[float]:
     return [float((sum(t.ids) * 31 + len(t.ids)) % 5) for t in trajectories]
-
-
-class Signal(TrainerCallback):
-    """Sends this process a signal in the middle of a step."""
-
-    def __init__(self, step: int, number: signal.Signals) -> None:
-        self.step, self.number = step, number
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step + 1 == self.step:
-            os.kill(os.getpid(), self.number)
 
 
 class Run:
@@ -81,7 +69,7 @@ class Run:
         return run_to_end(self.trainer(*callbacks, **changes), resume)
 
     def stop_after(self, step: int) -> None:
-        assert self.train(Signal(step, signal.SIGTERM)).state.global_step == step
+        assert self.train(signalled(step)).state.global_step == step
 
     def episodes(self) -> list[Any]:
         return recorded(self.out, "mask", "logprobs", *(["turn_advantages"] if "credit" in self.changes else []))
@@ -120,8 +108,8 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path, changes: di
     stopped = Run(tmp_path / "stopped", **changes)
     never_stopped = whole.train()
     stopped.stop_after(3)
-    again = stopped.train(Signal(6, signal.SIGTERM), resume="auto")
-    assert again.state.global_step == 6 and again.stopped_by == "SIGTERM"
+    again = stopped.train(signalled(5), resume="auto")
+    assert again.state.global_step == 5 and again.stopped_by == "SIGTERM"
     resumed = stopped.train(resume="auto")
     assert max(log["grad_norm"] for log in resumed.state.log_history if "grad_norm" in log) > 0
     assert_same(resumed, never_stopped)
@@ -134,7 +122,7 @@ def test_the_first_signal_finishes_the_step_saves_and_leaves(
     tmp_path: Path, number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(number)
-    trainer = Run(tmp_path, save_strategy="no", max_steps=3).train(Signal(2, number))
+    trainer = Run(tmp_path, save_strategy="no", max_steps=3).train(signalled(2, number))
     assert trainer.stopped_by == number.name and trainer.state.global_step == 2
     assert [c.step for c in complete_checkpoints(tmp_path)] == [2], "saved although nothing else is"
     shown = " ".join(capsys.readouterr().err.split())
@@ -146,7 +134,7 @@ def test_the_first_signal_finishes_the_step_saves_and_leaves(
 def test_a_signal_in_the_last_step_is_remembered_and_asks_for_nothing_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trainer = Run(tmp_path, save_strategy="no", max_steps=2).train(Signal(2, signal.SIGTERM))
+    trainer = Run(tmp_path, save_strategy="no", max_steps=2).train(signalled(2))
     assert trainer.stopped_by == "SIGTERM" and trainer.state.global_step == 2
     assert complete_checkpoints(tmp_path) == []
     assert "go on with --resume_from_checkpoint" not in capsys.readouterr().err

@@ -112,6 +112,7 @@ MORE_JOBS = {
         "refused": {"drops_all_in": 3, "config": {"max_steps": 5}},
         "mended": {"into": "refused", "config": {"max_steps": 5, "resume_from_checkpoint": "auto"}},
         **(VLLM if vllm_is_for_cpu() else {}),
+        "slow": {"slow_tool_s": 14.0, "collective_s": 10.0, "config": {"max_steps": 1}},
         "killed": {"config": SAVING, "kill_in": 2, "pause_s": 0.2},
     },
     "fsdp2": {"failing": {"fail_in_process": 1}},
@@ -379,9 +380,8 @@ def test_a_process_that_fails_ends_the_run_with_its_own_error(launches: Callable
     check_failure(launches(name))
 
 
-def test_a_rollout_may_take_longer_than_a_collective_call(launcher: Any, tiny_model: Path, tmp_path: Path) -> None:
-    job = {"slow_tool_s": 14.0, "collective_s": 10.0, "config": {"max_steps": 1}}
-    runs = launch(launcher, tmp_path, tiny_model, "cpu_ddp", {"slow": job})
+def test_a_rollout_may_take_longer_than_a_collective_call(launches: Callable[[str], Launch]) -> None:
+    runs = launches("cpu_ddp")
     assert max(runs.result("slow", 1)["rollout_seconds"]) > 10 > max(runs.result("slow", 0)["rollout_seconds"])
     assert runs.result("slow")["weights"] == runs.result("slow", 1)["weights"]
 
