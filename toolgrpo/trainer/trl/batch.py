@@ -351,11 +351,11 @@ def tokens_of_row(
     }
 
 
-def live_flags(rule: LearningRule) -> Any:
+def live_flags(trainer: GRPOTrainer, rule: LearningRule) -> Any:
     """Return what says of each row of a micro-batch whether it is live, or None where the rows must
     stay where TRL's shuffle put them: all are read, or the loss depends on which stand together.
     """
-    if not rule.skips_rows or rule.loss_type not in TOKEN_LOSSES | ROW_LOSSES:
+    if not rule.skips_rows or trainer.loss_type not in TOKEN_LOSSES | ROW_LOSSES:
         return None
     return lambda micro_batch: _live(micro_batch).tolist()
 

@@ -135,7 +135,7 @@ class CallsOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         buffered, args = self._buffered_inputs, self.args
         if buffered is before:
             return inputs
-        is_live, by_prompt = live_flags(self._batch.rule), args.prefix_sharing != "off"
+        is_live, by_prompt = live_flags(self, self._batch.rule), args.prefix_sharing != "off"
         if by_prompt or is_live is not None:
             steps = args.gradient_accumulation_steps
             self._buffered_inputs = put_in_order(buffered, steps, is_live, by_prompt=by_prompt)
