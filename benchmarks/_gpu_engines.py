@@ -18,7 +18,8 @@ from tests.support.vllm_process import VLLMServerProcess
 from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.server_transfer import TransferWeights, choose_weight_route
 from toolgrpo.engines.transformers import TransformersEngine
-from toolgrpo.engines.vllm_server import ServerOptions, VLLMServerEngine
+from toolgrpo.engines.vllm_options import ServerOptions
+from toolgrpo.engines.vllm_server import VLLMServerEngine
 
 __all__ = ["difference", "sleep", "transfer"]
 

@@ -14,8 +14,7 @@ from toolgrpo.engines.adapters import adapter_saver
 from toolgrpo.engines.build import ENGINES, EngineOptions, build_engine, choose_engine
 from toolgrpo.engines.policy import Backend, Policy
 from toolgrpo.engines.transformers import ReplicaEngine, TransformersEngine
-from toolgrpo.engines.vllm_options import vllm_available, vllm_is_for_cpu
-from toolgrpo.engines.vllm_server import ServerOptions
+from toolgrpo.engines.vllm_options import ServerOptions, vllm_available, vllm_is_for_cpu
 from toolgrpo.errors import ConfigError
 from toolgrpo.testing import tiny_trainer
 

@@ -24,7 +24,7 @@ from toolgrpo.engines import server_link
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.server_transfer import TransferWeights, choose_weight_route
 from toolgrpo.engines.server_weights import DiskWeights, LoraWeights
-from toolgrpo.engines.vllm_server import ServerOptions
+from toolgrpo.engines.vllm_options import ServerOptions
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 from toolgrpo.testing.vllm_stand_in import COMPLETIONS, HANG, Body, StandInVLLM
 

@@ -6,7 +6,8 @@ from dataclasses import fields
 from typing import Any
 
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
-from toolgrpo.engines.vllm_server import ServerOptions, VLLMServerEngine
+from toolgrpo.engines.vllm_options import ServerOptions
+from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.testing.vllm_stand_in import StandInVLLM
 
 VOCABULARY = 320

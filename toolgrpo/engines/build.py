@@ -22,12 +22,12 @@ from toolgrpo.engines.policy import Policy, head_size
 from toolgrpo.engines.vllm_options import (
     CPU_DELTA_RULE_SIZES,
     CPU_HEAD_SIZES,
+    ServerOptions,
     VLLMOptions,
     served_config,
     vllm_available,
     vllm_is_for_cpu,
 )
-from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
 
 

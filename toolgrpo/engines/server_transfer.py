@@ -60,9 +60,8 @@ from toolgrpo.engines.server_weights import (
     resume,
 )
 from toolgrpo.engines.vllm_http import ServerControl, in_thread
-from toolgrpo.engines.vllm_options import vllm_available
+from toolgrpo.engines.vllm_options import ServerOptions, vllm_available
 from toolgrpo.engines.vllm_seam import fixed_segments
-from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 
 BACKENDS = ("nccl", "ipc")

@@ -1,5 +1,5 @@
-"""The installed vLLM, what it is asked for when it starts in this process, and the folder that it
-reads a model's shape from.
+"""The installed vLLM, what it is asked for when it starts in this process or answers as a server, and
+the folder that it reads a model's shape from.
 
 vLLM names what it compiles by a hash in which the model's path is. So the folder lies in the user's
 cache under a hash of the config: the second start, and each further process, finds what the first
@@ -126,6 +126,18 @@ class VLLMOptions:
             "disable_log_stats": True,
             "distributed_executor_backend": "external_launcher" if shares_group else None,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Options of the `vllm_server` engine."""
+
+    urls: tuple[str, ...] = ()
+    ready_timeout_s: float = 240.0
+    weights_folder: Path = Path("vllm_weights")  # that the servers can read
+    timeout_s: float = 900.0  # for a request, its tries included
+    retries: int = 3  # after answers that are not believed
+    group_port: int = 51216  # the first that is tried, where servers meet the trainer for NCCL
 
 
 def _served_rank(rank: int) -> int:

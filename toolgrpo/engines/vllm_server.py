@@ -25,9 +25,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from logging import getLogger
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolgrpo.engines.base import Sample, SampleRequest
@@ -35,6 +33,7 @@ from toolgrpo.engines.checks import BadAnswer, check_request
 from toolgrpo.engines.server_link import CutShort, Lost, ServerLink
 from toolgrpo.engines.server_weights import ServerWeights
 from toolgrpo.engines.vllm_http import SAY_EVERY_S, ServerControl
+from toolgrpo.engines.vllm_options import ServerOptions
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 
 if TYPE_CHECKING:
@@ -44,18 +43,6 @@ if TYPE_CHECKING:
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 4.0
 _log = getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """Options of this engine."""
-
-    urls: tuple[str, ...] = ()
-    ready_timeout_s: float = 240.0
-    weights_folder: Path = Path("vllm_weights")  # that the servers can read
-    timeout_s: float = 900.0  # for a request, its tries included
-    retries: int = 3  # after answers that are not believed
-    group_port: int = 51216  # the first that is tried, where servers meet the trainer for NCCL
 
 
 class VLLMServerEngine:

@@ -20,8 +20,7 @@ from trl import get_quantization_config as get_quantization_config
 
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.engines.build import EngineOptions
-from toolgrpo.engines.vllm_options import VLLMOptions
-from toolgrpo.engines.vllm_server import ServerOptions
+from toolgrpo.engines.vllm_options import ServerOptions, VLLMOptions
 from toolgrpo.errors import ConfigError
 from toolgrpo.learning.advantages import ESTIMATORS
 from toolgrpo.learning.correction import set_fields_of_trl
