@@ -43,7 +43,9 @@ LINES = {
 }
 MOST = {
     "modules": 241,
-    "modules with one importer": 50,
+    "modules with one importer": 51,
+    "modules that a trainer imports": 138,
+    "lines that a trainer imports": 24_700,
     "files that import TRL": 5,
     "fields of our own": 45,
     "lines of tests": 41_300,
@@ -81,6 +83,20 @@ def importers() -> dict[str, set[str]]:
     return found
 
 
+def imported_with(start: str) -> set[str]:
+    """Every module that importing this one imports."""
+    known, found, names = modules(), set[str](), [start]
+    while names:
+        name = names.pop()
+        if name in known and name not in found:
+            found.add(name)
+            names.append(name.rpartition(".")[0])
+            for node in ast.parse(known[name].read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ImportFrom) and node.module:
+                    names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return found
+
+
 def packages() -> dict[str, int]:
     sizes = {folder.name: n_lines(folder) for folder in sorted(PACKAGE.iterdir()) if (folder / "__init__.py").exists()}
     sizes["(itself)"] = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.glob("*.py"))
@@ -92,12 +108,15 @@ def counts() -> dict[str, int]:
     alone = [
         name for name, by in importers().items() if len(by) == 1 and name in known and known[name].name != "__init__.py"
     ]
+    needed = imported_with("toolgrpo.trainer.trainer")
     trl = [path for path in known.values() if re.search(r"^\s*(from|import) trl\b", path.read_text(), re.MULTILINE)]
     theirs = {field.name for field in dataclasses.fields(GRPOConfig)}
     pages = [page.read_text("utf-8") for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))]
     return {
         "modules": len(known),
         "modules with one importer": len(alone),
+        "modules that a trainer imports": len(needed),
+        "lines that a trainer imports": sum(len(known[name].read_text("utf-8").splitlines()) for name in needed),
         "files that import TRL": len(trl),
         "fields of our own": len({field.name for field in dataclasses.fields(ToolGRPOConfig)} - theirs),
         "lines of tests": n_lines(ROOT / "tests"),
