@@ -92,7 +92,8 @@ def test_two_processes_killed_again_and_again(launcher: Any, file: str, tiny_mod
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     done = launcher.run(file, [{**job, "out": str(whole)}])
     assert done.returncode == 0, done.stderr[-4000:]
-    job = {**job, "out": str(killed), "config": {**config, "resume_from_checkpoint": "auto"}}
+    # Four steps or more are left when a run is to be killed: with pauses as long as the longest wait below it has not ended.
+    job = {**job, "out": str(killed), "config": {**config, "resume_from_checkpoint": "auto"}, "pause_s": 0.5}
     for kill in range(1, n_kills + 1):
         run = launcher.start(file, [job])
         wait_for_step(killed, 2 * kill)
