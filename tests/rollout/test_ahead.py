@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import threading
 from typing import Any
 
@@ -9,11 +11,12 @@ import pytest
 import torch
 
 from tests.support.rollouts import no_rollout_thread, scripted_rollouts
-from toolgrpo.engines.base import SamplingOptions
+from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.rollout.ahead import Begun, RolloutsAhead
 from toolgrpo.rollout.group_queue import Admission, GroupQueue, GroupSet, as_it_is
 from toolgrpo.rollout.observers import EpisodeDone, Observer, Observers, RolloutBegan, RolloutEnded, TurnDone
 from toolgrpo.testing import ByteChat, ScriptedEngine
+from toolgrpo.testing.engine import Script
 from toolgrpo.trajectory import Trajectory
 
 PATIENCE_S = 20.0  # of a test, for what another thread is to do
@@ -42,8 +45,8 @@ class Heard(Observer):
 
 
 class World:
-    def __init__(self, **more: Any) -> None:
-        self.engine = ScriptedEngine(lambda request, number: ByteChat.say("an answer"))
+    def __init__(self, script: Script = lambda request, number: ByteChat.say("an answer"), **more: Any) -> None:
+        self.engine = ScriptedEngine(script)
         self.rollouts = scripted_rollouts(self.engine, **more)
         self.ahead = RolloutsAhead(self.rollouts)
 
@@ -97,3 +100,14 @@ def test_the_thread_computes_on_the_device_of_its_caller(monkeypatch: pytest.Mon
     assert devices == [("toolgrpo-rollouts-ahead", 3)]
     monkeypatch.undo()
     world.ahead.stop()
+
+
+def test_code_on_the_thread_that_exits_does_not_end_it() -> None:
+    def answer(request: SampleRequest, number: int) -> list[int]:
+        asyncio.get_running_loop().call_soon(sys.exit, 3)
+        return ByteChat.say("an answer")
+
+    world = World(answer)
+    assert [len(ended(world.begin("q"))) for _ in range(2)] == [1, 1]
+    world.ahead.stop()
+    assert no_rollout_thread()

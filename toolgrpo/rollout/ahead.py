@@ -23,9 +23,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from toolgrpo.engines.base import CountsTokens, Engine, Sample, SampleRequest, SamplingOptions
@@ -119,6 +121,7 @@ class RolloutsAhead:
         self._begun: list[Begun] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._over = threading.Event()  # the thread may end
         self._engine: SharedEngine | None = None
         self._quiet: Rollouts | None = None  # the same, without observers, over the shared engine
         self._gate: asyncio.Semaphore | None = None
@@ -165,12 +168,12 @@ class RolloutsAhead:
     def stop(self) -> None:
         """Cancel what runs, see it end, and end the thread. Safe to call twice."""
         loop, thread = self._loop, self._thread
-        self._loop = self._thread = self._engine = self._quiet = self._gate = None
-        if loop is None or thread is None:
-            self._begun.clear()
-            return
         self._begun.clear()
+        if loop is None or thread is None:
+            return
         asyncio.run_coroutine_threadsafe(_ended(self._running), loop).result()
+        self._loop = self._thread = self._engine = self._quiet = self._gate = None
+        self._over.set()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -178,27 +181,23 @@ class RolloutsAhead:
     def _started(self) -> tuple[asyncio.AbstractEventLoop, Rollouts]:
         if self._loop is None or self._quiet is None:
             self._loop = asyncio.new_event_loop()
+            self._over.clear()
             self._engine = engine = SharedEngine(self._rollouts.engine)
             self._quiet = replace(self._rollouts, engine=engine, observers=Observers())
             most = self._rollouts.max_concurrent
             self._gate = None if most is None else asyncio.Semaphore(most)
-            self._thread = threading.Thread(
-                target=on_this_device(_run(self._loop)), name="toolgrpo-rollouts-ahead", daemon=True
-            )
+            serve = on_this_device(partial(_serve, self._loop, self._over))
+            self._thread = threading.Thread(target=serve, name="toolgrpo-rollouts-ahead", daemon=True)
             self._thread.start()
         return self._loop, self._quiet
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
-    def run() -> None:
-        asyncio.set_event_loop(loop)
-        try:
+def _serve(loop: asyncio.AbstractEventLoop, over: threading.Event) -> None:
+    while not over.is_set():
+        with suppress(SystemExit, KeyboardInterrupt):  # the task has it; the loop serves the others
             loop.run_forever()
-        finally:
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.run_until_complete(loop.shutdown_default_executor())
-
-    return run
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.run_until_complete(loop.shutdown_default_executor())
 
 
 async def _ended(rollouts: Iterable[asyncio.Task[Any]]) -> None:
