@@ -440,12 +440,13 @@ def test_an_empty_key_does_not_open_the_door() -> None:
     for key in ("", " ", "k ", "k\n", "schl\u00fcssel"):
         with pytest.raises(ConfigError, match="api_key must be"):
             GatewayArguments(api_key=key)
-    endpoint = Endpoint(["policy"], 1)
+    endpoint, loop = Endpoint(["policy"], 1), asyncio.new_event_loop()
     try:
         with pytest.raises(ConfigError, match="empty key"):
-            endpoint.admit(Sessions(scripted_runner(ScriptedEngine([]))).answer, asyncio.new_event_loop(), "")
+            endpoint.admit(Sessions(scripted_runner(ScriptedEngine([]))).answer, loop, "")
     finally:
         endpoint.close()
+        loop.close()
     assert gc.get_freeze_count() == 0
 
 

@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import Any, ClassVar
 
 from toolgrpo.errors import ConfigError
@@ -161,8 +160,9 @@ class Endpoint:
     def _route(self, method: str, path: str, handle: Callable[[Request], Coroutine[Any, Any, Response]]) -> Route:
         async def answered(request: Request) -> Response:
             try:
-                said = [[*request.headers.getlist(name)] or [None] for name in ("host", "origin")]
-                if any(is_foreign(*pair, served_on=self._host) for pair in product(*said)):
+                said = request.headers
+                doubled = any(len(said.getlist(name)) > 1 for name in ("host", "origin"))
+                if doubled or is_foreign(said.get("host"), said.get("origin"), served_on=self._host):
                     says = "a web page, or another host name, is not answered here"
                     raise Refused(403, "foreign_page", says, kind=_AUTH)
                 return await handle(request)
@@ -284,7 +284,8 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         leaving = min(others, key=lambda one: one.cycle is not None, default=self)
         del self.open[leaving]
         if leaving is self:
-            refused = Refused(503, "too_many_connections", f"{self.most} requests are open; try again later")
+            says = f"{self.most} requests are open; try again later"
+            refused = Refused(503, "too_many_connections", says, kind="server_error")
             body = bytes(_refusal(refused).body)
             head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
             self.transport.write(b"HTTP/1.1 503 Service Unavailable\r\n" + head.encode() + body)
