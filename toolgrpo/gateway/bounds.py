@@ -51,13 +51,13 @@ class Bounds:
     def check_bytes(self, n_bytes: int) -> None:
         """Refuse a body of so many bytes, known or counted, if they are too many."""
         if n_bytes > self.n_bytes:
-            raise self._too_large(f"larger than {self.n_bytes} bytes")
+            raise self._too_large(f"is larger than {self.n_bytes} bytes")
 
     def read(self, body: bytes | bytearray) -> Any:
         """Return the JSON of a body; half a character in it is replaced."""
         most = _LEAST_MARKS + self.window
         if sum(map(body.count, (b",", b"[", b"{"))) > most:
-            raise self._too_large(f"of more than {most} commas and brackets")
+            raise self._too_large(f"has more than {most} commas and brackets")
         try:
             text = body.decode("utf-8-sig")
             if _HALF_A_CHARACTER.search(text):
@@ -68,4 +68,4 @@ class Bounds:
 
     def _too_large(self, what: str) -> Refused:
         window = f"this model's context window is {self.window} tokens"
-        return Refused(413, "context_length_exceeded", f"{window}, and the body is {what}; send less")
+        return Refused(413, "context_length_exceeded", f"{window}, and the body {what}; send less")
