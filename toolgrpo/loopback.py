@@ -9,8 +9,11 @@ Not covered: programs of other users of this machine; a key keeps those out.
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
 from urllib.parse import urlsplit
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/\\?#@]+", re.IGNORECASE)  # a scheme and a host, perhaps with a port
 
 
 def is_local(name: str | None) -> bool:
@@ -34,7 +37,7 @@ def is_foreign(host: str | None, origin: str | None, *, served_on: str = "127.0.
         return True
     if origin is None:
         return False
-    page = _name(origin)
+    page = _name(origin) if _ORIGIN.fullmatch(origin) else None
     return page is None or not (is_local(page) or page == own)
 
 

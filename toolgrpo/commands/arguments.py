@@ -181,7 +181,12 @@ class GatewayArguments(Options):
         wrong="--{name} must lie between 0 and 65535, got {value}",
     )
     host: str = option("127.0.0.1", "Interface to listen on; another than this lets others in.")
-    api_key: str | None = option(None, "Key that clients must give; default: any will do.")
+    api_key: str | None = option(
+        None,
+        "Key that clients must give; default: any will do.",
+        allowed=lambda key: key is None or (key.isascii() and key.isprintable() and key.strip() == key != ""),
+        wrong="--{name} must be printable ASCII text without spaces at its ends, got {value!r}; leave it out to answer everyone",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
