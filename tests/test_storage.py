@@ -88,7 +88,7 @@ def many_lines(path: Path) -> None:
     for _ in range(3):
         file.write(["ours\n"])
     file.close()
-    assert list(lines_of(path))[-3:] == ["ours\n"] * 3
+    assert [line.text for line in lines_of(path)][-3:] == ["ours\n"] * 3
 
 
 def cut_lines(path: Path) -> None:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from toolgrpo.errors import StorageError, ToolGRPOError
+from toolgrpo.errors import ConfigError, StorageError, ToolGRPOError
 
 _FULL, _QUOTA, _TOO_LARGE = "the disk is full", "the quota is used up", "a file became larger than the system allows"
 _REASONS = {errno.ENOSPC: _FULL, errno.EDQUOT: _QUOTA, errno.EFBIG: _TOO_LARGE}
@@ -78,6 +79,48 @@ def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
     except BaseException:
         half.unlink(missing_ok=True)
         raise
+
+
+# What a user names to write to. A file begins so, or it is something else, which is not overwritten.
+A_REPORT = r"<!doctype html>.*toolgrpo report</title>"
+CONVERSATIONS = r'\{"messages": \['
+AN_EVALUATION = r'\{\s*"data": '
+_HEAD_BYTES = 8192
+
+
+def check_output(path: Path, what: str, flag: str, begins: str) -> None:
+    """Refuse a file to write that cannot be one, or that holds something else; make its folder."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        with suppress(FileNotFoundError):
+            path.with_name(f"{path.name}.half").lstat()  # raises for a name that no file can have
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, "permission denied")
+        head = b""
+        if path.is_file():
+            with path.open("rb") as file:
+                head = file.read(_HEAD_BYTES)
+        if head and not re.match(begins, head.decode("utf-8", "replace"), re.DOTALL):
+            raise FileExistsError(errno.EEXIST, "that file holds something else, which would be lost")
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL in it, or none
+        raise _no_output(path, what, flag, error) from error
+
+
+def check_output_folder(path: Path, what: str, flag: str) -> None:
+    """Refuse a folder to write that cannot be one, or that is not empty; make it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise FileExistsError(errno.EEXIST, "it is there already and not empty")
+    except (OSError, ValueError) as error:
+        raise _no_output(path, what, flag, error) from error
+
+
+def _no_output(path: Path, what: str, flag: str, error: OSError | ValueError) -> ConfigError:
+    why = (error.strerror if isinstance(error, OSError) else None) or error
+    return ConfigError(f"{what} cannot be written to {path}: {why}; give another place with {flag}")
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import itertools
 import json
 import os
 import re
@@ -25,27 +26,40 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from toolgrpo.errors import StorageError
-from toolgrpo.plain_text import plain_json
+from toolgrpo.plain_text import finite, plain_json
 from toolgrpo.storage import open_new, open_own
 
 LIMIT = 256 << 20  # bytes; at this size lines of episodes shrink to about a sixth
+LONGEST = 64 << 20  # bytes of a line; an episode of a million tokens has about 40
 _CHUNK = 1 << 20
 
 
 # A record is a tree of what JSON holds; looking for circles in it would cost a fifth of the writing.
-_encode = json.JSONEncoder(ensure_ascii=False, default=str, check_circular=False).encode
+_encode = json.JSONEncoder(ensure_ascii=False, default=str, check_circular=False, allow_nan=False).encode
+
+
+class Line(NamedTuple):
+    """A line of a file, or what is wrong with what stands there."""
+
+    place: str  # its file and number
+    text: str
+    fault: str = ""
 
 
 def json_line(record: Mapping[str, Any]) -> str:
     """Return a record as one line of JSON.
 
     It holds no character that a terminal obeys or that `str.splitlines` takes for an end: those
-    stand there as escapes.
+    stand there as escapes. A number that is none (a loss, say) is null: JSON has no NaN.
     """
-    return plain_json(_encode(record)) + "\n"
+    try:
+        text = _encode(record)
+    except ValueError:
+        text = _encode(finite(record))
+    return plain_json(text) + "\n"
 
 
 def parts(path: Path) -> list[Path]:
@@ -54,18 +68,19 @@ def parts(path: Path) -> list[Path]:
     return [*(aside[number] for number in sorted(aside)), *([path] if path.is_file() else [])]
 
 
-def lines_of(path: Path) -> Iterator[str]:
+def lines_of(path: Path) -> Iterator[Line]:
     """Yield all complete lines; the last one of a part is left out if it was torn.
 
-    A gzipped part that is damaged ends where the damage begins. Whoever writes may set the file
-    aside meanwhile: it is opened first, and read last, when nothing was set aside since.
+    A part ends at a line of more than `LONGEST` bytes, and where a gzipped one is damaged; the line
+    there has a fault. Whoever writes may set the file aside meanwhile: it is opened first, and read
+    last, when nothing was set aside since.
     """
     done: set[int] = set()
     while True:
         with path.open("rb") if path.is_file() else io.BytesIO() as current:
             aside = _set_aside(path)
             if aside.keys() <= done:
-                yield from _whole_lines(current)
+                yield from _whole_lines(current, path)
                 return
         for number in sorted(aside.keys() - done):
             yield from _lines_of_part(aside[number])
@@ -87,21 +102,34 @@ def _set_aside(path: Path) -> dict[int, Path]:
     return found
 
 
-def _lines_of_part(part: Path) -> Iterator[str]:
+def _lines_of_part(part: Path) -> Iterator[Line]:
     for form in (part, part.with_name(f"{part.name}.gz")):  # it may have been gzipped since it was found
         try:
             file: IO[bytes] = gzip.open(form, "rb") if form.suffix == ".gz" else form.open("rb")  # type: ignore[assignment]  # noqa: SIM115 - entered below
         except FileNotFoundError:
             continue
-        with file, contextlib.suppress(EOFError, zlib.error, gzip.BadGzipFile):
-            yield from _whole_lines(file)
+        with file:
+            yield from _whole_lines(file, form)
         return
 
 
-def _whole_lines(file: IO[bytes]) -> Iterator[str]:
-    for line in file:
-        if line.endswith(b"\n"):
-            yield line.decode("utf-8", "replace")
+def _whole_lines(file: IO[bytes], path: Path) -> Iterator[Line]:
+    for number in itertools.count(1):
+        place = f"{path}, line {number}"
+        try:
+            line = file.readline(LONGEST + 1)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            yield Line(place, "", f"the file is damaged here, and is not read further ({error})")
+            return
+        if len(line) > LONGEST:
+            yield Line(place, "", f"it has more than {LONGEST:,} bytes, and the file is not read further")
+            return
+        if not line.endswith(b"\n"):
+            return
+        try:
+            yield Line(place, line.decode())
+        except UnicodeDecodeError as error:
+            yield Line(place, "", f"it is not UTF-8 text (byte {error.start})")
 
 
 class LineFile:
