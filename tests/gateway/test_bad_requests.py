@@ -201,6 +201,31 @@ def test_which_requests_are_those_of_foreign_pages(
     assert is_foreign(host, origin, served_on=served_on) is foreign
 
 
+HOSTS = (  # of a server on port 8000
+    *(("127.0.0.1:8000", True), ("localhost:8000", True), ("LOCALHOST:8000", True), ("[::1]:8000", True)),
+    *(
+        ("127.0.0.1", False),
+        ("[::1]", False),
+        ("localhost:", False),
+        ("127.0.0.1:80", False),
+        ("localhost:08000", False),
+    ),
+    *(("[::1].evil", False), ("[::1].evil:8000", False), ("[::1]evil:8000", False), ("[localhost]:8000", False)),
+    *(("evil@127.0.0.1:8000", False), ("127.0.0.1:8000@evil", False), ("127.0.0.1:8000/", False)),
+    *(("127.0.0.1:8000\n", False), (" localhost:8000", False), ("localhost:8000, evil", False), ("::1:8000", False)),
+    *(("127.0.0.1:8000.evil", False), ("localhost.evil:8000", False), ("localhost:\u0668000", False)),
+)
+
+
+@pytest.mark.parametrize(("host", "own"), HOSTS)
+def test_a_host_is_compared_exactly_with_its_port(host: str, own: bool) -> None:
+    assert is_foreign(host, None, port=8000) is not own
+    assert is_foreign("localhost:8000", f"http://{host}", port=8000) is (host not in LOCAL_PAGES)
+
+
+LOCAL_PAGES = {host for host, own in HOSTS if own} | {"127.0.0.1", "[::1]", "127.0.0.1:80"}
+
+
 @pytest.mark.parametrize("header", [{"host": "evil.example"}, {"origin": "https://evil.example"}])
 def test_a_web_page_is_not_answered_with_a_key_or_without(header: dict[str, str]) -> None:
     def visitor(url: str, key: str) -> list[httpx.Response]:
@@ -222,7 +247,7 @@ def talk(url: str, *pieces: bytes) -> bytes:
     with socket.create_connection((str(address.hostname), address.port or 0), timeout=30) as connection:
         with suppress(OSError):  # the other side has had enough
             for piece in pieces:
-                connection.sendall(piece)
+                connection.sendall(piece.replace(b"host: localhost\r", f"host: {address.netloc}\r".encode()))
                 while piece.startswith(b"GET") and piece.endswith(b"\r\n\r\n") and not said.endswith(b"}"):
                     said += connection.recv(65536)
         with suppress(ConnectionError):

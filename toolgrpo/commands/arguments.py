@@ -161,6 +161,7 @@ class ReplayArguments(Options):
     episode: int = option(-1, "The number of the episode.")
     with_model: str | None = option(None, "Draw the whole episode again with this model: a folder, hub id or name.")
     all: bool = option(False, "Ask the rewards about every recorded episode, in a table (in place of EPISODE).")
+    run_its_files: bool = option(False, "Run Python files of the recording's own folder; whoever made it wrote them.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,7 +144,9 @@ class Endpoint:
     def _route(self, method: str, path: str, handle: Callable[[Request], Coroutine[Any, Any, Response]]) -> Route:
         async def answered(request: Request) -> Response:
             try:
-                if is_foreign(request.headers.get("host"), request.headers.get("origin"), served_on=self._host):
+                port = self._socket.getsockname()[1]
+                host, origin = (request.headers.get(name) for name in ("host", "origin"))
+                if is_foreign(host, origin, served_on=self._host, port=port):
                     says = "a web page, or another host name, is not answered here"
                     raise Refused(403, "foreign_page", says, kind=_AUTH)
                 return await handle(request)
