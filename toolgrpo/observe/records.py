@@ -340,11 +340,12 @@ def _step_fault(line: Record) -> str | None:
     kind = line.get("kind")
     if not isinstance(kind, str) or kind not in _STEP_FAULTS:
         return f"kind should be one of {', '.join(_STEP_FAULTS)}, got {_short(repr(kind))}"
-    try:
-        _check_free(line)
-    except ValueError as error:
-        return str(error)
-    return _STEP_FAULTS[kind](line)
+    for name, value in line.items() if not (fault := _STEP_FAULTS[kind](line)) else ():
+        try:
+            _check_free([value])
+        except ValueError as error:
+            return f"{_short(name)}: {error}"
+    return fault
 
 
 def _episode_fault(record: Record) -> str | None:
