@@ -207,7 +207,7 @@ def test_its_own_kind_is_written_again(folder: Path, tmp_path: Path) -> None:
         show(folder, "--successes", "--as_examples", examples)
         assert main(["report", str(folder), "--out", str(page)]) == 0
     before = examples.read_text()
-    with pytest.raises(ConfigError, match="no episode|none of them"):
+    with pytest.raises(ConfigError, match=r"no episode|none of them"):
         show(folder, "--successes", "--as_examples", examples, "--step", 99)
     assert examples.read_text() == before, "where there is nothing to write, nothing is lost"
 
@@ -327,7 +327,7 @@ def test_files_of_a_recording_are_run_with_a_flag_alone(
     (tmp_path / "mcp.json").write_text("{}")
     (tmp_path / "run.yaml").write_text(json.dumps(given).replace("{}", str(tmp_path)))
     words = tuple(word.format(tmp_path) for word in words)
-    with pytest.raises(ConfigError, match="itself holds what the replay would run: .* give --run_its_files"):
+    with pytest.raises(ConfigError, match=r"itself holds what the replay would run: .* give --run_its_files"):
         replay(tmp_path, *words)
     assert not (tmp_path / "own.py.ran").exists()
     assert parse_replay_arguments([str(tmp_path), *words, "--run_its_files"])

@@ -30,7 +30,6 @@ from typing import IO, Any, NamedTuple
 
 from toolgrpo.errors import StorageError
 from toolgrpo.plain_text import finite, plain_json
-from toolgrpo.storage import open_new, open_own
 
 LIMIT = 256 << 20  # bytes; at this size lines of episodes shrink to about a sixth
 LONGEST = 64 << 20  # bytes of a line; an episode of a million tokens has about 40
@@ -44,7 +43,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, default=str, check_circular=False
 class Line(NamedTuple):
     """A line of a file, or what is wrong with what stands there."""
 
-    place: str  # its file and number
+    where: str  # its file and number
     text: str
     fault: str = ""
 
@@ -115,21 +114,21 @@ def _lines_of_part(part: Path) -> Iterator[Line]:
 
 def _whole_lines(file: IO[bytes], path: Path) -> Iterator[Line]:
     for number in itertools.count(1):
-        place = f"{path}, line {number}"
+        where = f"{path}, line {number}"
         try:
             line = file.readline(LONGEST + 1)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            yield Line(place, "", f"the file is damaged here, and is not read further ({error})")
+            yield Line(where, "", f"the file is damaged here, and is not read further ({error})")
             return
         if len(line) > LONGEST:
-            yield Line(place, "", f"it has more than {LONGEST:,} bytes, and the file is not read further")
+            yield Line(where, "", f"it has more than {LONGEST:,} bytes, and the file is not read further")
             return
         if not line.endswith(b"\n"):
             return
         try:
-            yield Line(place, line.decode())
+            yield Line(where, line.decode())
         except UnicodeDecodeError as error:
-            yield Line(place, "", f"it is not UTF-8 text (byte {error.start})")
+            yield Line(where, "", f"it is not UTF-8 text (byte {error.start})")
 
 
 class LineFile:
@@ -217,7 +216,7 @@ class LineFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _cut_torn_line(self.path)
             self._set_aside_bytes = sum(map(_n_bytes, _set_aside(self.path).values()))
-            self._file = os.fdopen(open_own(self.path), "ab")
+            self._file = self.path.open("ab")
             self._file.seek(0, os.SEEK_END)
         return self._file
 
@@ -228,7 +227,7 @@ class LineFile:
         self.close()
         aside = self.path.with_name(f"{self.path.name}.{max(_set_aside(self.path), default=0) + 1:04d}")
         self.path.replace(aside)
-        self._file = os.fdopen(open_own(self.path), "ab")
+        self._file = self.path.open("ab")
         self._zipping = threading.Thread(target=_gzip, args=(aside,), name="toolgrpo-gzip")
         self._zipping.start()
 
@@ -249,7 +248,7 @@ class LineFile:
             _remove(later)
         if part != self.path:
             _unpack(part, self.path)
-        with os.fdopen(open_own(self.path, read=True), "rb+") as file:
+        with self.path.open("rb+") as file:
             file.truncate(n_bytes)
             file.seek(max(0, n_bytes - 1))
             whole = file.read(1) in (b"", b"\n")
@@ -282,7 +281,7 @@ def _gzip(aside: Path) -> None:
     with contextlib.suppress(OSError):
         with (
             aside.open("rb") as source,
-            os.fdopen(open_new(half), "wb") as file,
+            half.open("wb") as file,
             gzip.GzipFile(aside.name, "wb", 5, file) as target,
         ):
             shutil.copyfileobj(source, target, _CHUNK)
@@ -302,7 +301,7 @@ def _unpack(part: Path, to: Path) -> None:
     if part.suffix != ".gz":
         part.replace(to)
         return
-    with gzip.open(part, "rb") as source, os.fdopen(open_new(to), "wb") as target:
+    with gzip.open(part, "rb") as source, to.open("wb") as target:
         shutil.copyfileobj(source, target, _CHUNK)
     _remove(part)
 
@@ -311,7 +310,7 @@ def _cut_torn_line(path: Path) -> None:
     """Cut off the half line that a killed run may have left: nothing may be appended to it."""
     if not path.is_file():
         return
-    with os.fdopen(open_own(path, read=True), "rb+") as file:
+    with path.open("rb+") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
             start = max(0, end - 65536)

@@ -128,7 +128,7 @@ def _good_lines(path: Path, fault_of: Fault) -> Iterator[Record]:
             if not fault:
                 yield value
                 continue
-            first = first or f"{line.place}: {fault}"
+            first = first or f"{line.where}: {fault}"
             n_left_out += 1
     finally:
         if n_left_out:

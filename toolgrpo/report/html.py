@@ -18,14 +18,12 @@ import base64
 import hashlib
 import html
 import json
-import os
 import zlib
 from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
 
 from toolgrpo.plain_text import finite, plain
-from toolgrpo.storage import open_new
 
 # In this order: each may use what stands before it.
 SCRIPTS = (
@@ -60,7 +58,7 @@ class PageWriter:
         self._lines: list[str] = []  # of the block that is being filled
         self._n_line_blocks = 0
         self._live = live
-        self._file: IO[str] = os.fdopen(open_new(self._half), "w", encoding="utf-8", newline="\n")
+        self._file: IO[str] = self._half.open("w", encoding="utf-8", newline="\n")
         self._file.write(self._head(title))
 
     def piece(self, value: dict[str, Any], *, alone: bool = True) -> int:
