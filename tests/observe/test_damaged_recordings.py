@@ -19,7 +19,7 @@ from rich.console import Console
 
 from tests.support.recorded_run import record_run
 from toolgrpo.commands.main import main
-from toolgrpo.commands.replay import ReplayRun, parse_replay_arguments
+from toolgrpo.commands.replay import run_replay
 from toolgrpo.commands.show import run_show
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError
@@ -194,8 +194,12 @@ def examples(folder: Path) -> None:
 
 def replayed(folder: Path, *words: str) -> str:
     text = io.StringIO()
-    ReplayRun(*parse_replay_arguments([str(folder), *words]), Terminal(None, text, quiet=False)).run()
+    run_replay([str(folder), *words], Terminal(None, text, quiet=False))
     return text.getvalue()
+
+
+def replay_all(folder: Path) -> None:
+    assert "this line is left out" in replayed(folder, "--all"), "it is said on the terminal, not in the log alone"
 
 
 def report(folder: Path) -> None:
@@ -216,7 +220,7 @@ def no_such_episode(folder: Path) -> None:
 COMMANDS: tuple[Callable[[Path], Any], ...] = (
     *(shown, lambda folder: shown(folder, "0", "--tokens"), lambda folder: shown(folder, "--cause", "finished")),
     *(examples, report, live_page, no_such_episode),
-    *(lambda folder: replayed(folder, "0"), lambda folder: replayed(folder, "--all")),
+    *(lambda folder: replayed(folder, "0"), replay_all),
 )
 
 

@@ -37,6 +37,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.evaluation.grading import grade
 from toolgrpo.evaluation.replaying import Again, Answer, calls_again, episode_again, first_parting, rewards_again
 from toolgrpo.named_files import PLUGINS, located
+from toolgrpo.observe.console import show_warnings
 from toolgrpo.observe.episode_view import conversation
 from toolgrpo.observe.records import Record, iter_episodes, row_of, shown_step
 from toolgrpo.plain_text import plain
@@ -308,6 +309,7 @@ class ReplayRun:
 
 def run_replay(words: Sequence[str], terminal: Terminal) -> int:
     """Run the command; its exit code says whether anything differs."""
+    show_warnings(terminal.say)
     return int(ReplayRun(*parse_replay_arguments(words), terminal).run())
 
 
