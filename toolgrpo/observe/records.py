@@ -145,6 +145,8 @@ def _decoded(line: Line) -> tuple[Record, str]:
     """Return the object that a line holds, or what is wrong with it."""
     if line.fault:
         return {}, line.fault
+    if line.text.count("{") + line.text.count("[") > _MOST_BRACKETS:
+        return {}, f"it has more than {_MOST_BRACKETS:,} brackets"
     try:
         value = _decode(line.text)
     except RecursionError:
@@ -167,6 +169,7 @@ _decode = json.JSONDecoder(object_pairs_hook=_object_once).decode
 
 # --- schemas of lines ---
 
+_MOST_BRACKETS = 2_000_000  # an object of two bytes takes 64 in memory
 _DEEPEST = 200  # levels; Python's own reader and writer take about a thousand
 _LARGEST = 1e100  # of numbers, so that sums and squares of them are numbers too
 
