@@ -9,8 +9,7 @@ rewards that are given as flags stand in place of all rewards of the run. Where 
 fair, nothing differs; what does is a tool that depends on the time or on a network, a tool or reward that
 was changed since, or an environment that draws at random. Only a model needs PyTorch.
 
-A replay runs the files that `run.yaml` names, and says first which. The recording may be somebody
-else's: those that lie in its folder are run with `--run_its_files` alone.
+It says first which files it runs; those in the recording's folder, somebody else's perhaps, need `--run_its_files`.
 """
 
 from __future__ import annotations
@@ -77,11 +76,8 @@ def parse_replay_arguments(
     chosen = not {"reward", "reward_fn"}.isdisjoint(of_flags)
     values = {name: value for name, value in given.items() if not chosen or name not in _REWARDS or name in of_flags}
     replay, script, config = made_of((ReplayArguments, ScriptArguments, ReplayOptions), values)
-    its_own = [
-        f"{spec} ({name})"
-        for name, spec in _run_by(replay, values)
-        if name not in of_flags and _lies_in(Path(folder), name, spec)
-    ]
+    runs = ((name, spec) for name, spec in _run_by(replay, values) if name not in of_flags)
+    its_own = [f"{spec} ({name})" for name, spec in runs if _lies_in(Path(folder), name, spec)]
     if its_own and not replay.run_its_files:
         raise ConfigError(
             f"{folder} itself holds what the replay would run: {', '.join(its_own)}. Read it, and if you trust it give "
@@ -109,8 +105,8 @@ def _lies_in(folder: Path, name: str, spec: str) -> bool:
     if name == "tool_functions_module" and (top := spec.partition(".")[0]).isidentifier():
         module = importlib.util.find_spec(top)  # runs nothing
         words = [] if module is None else [module.origin, *(module.submodule_search_locations or ())]
-    found = (located(Path(word).expanduser(), PLUGINS) for word in words if word and "\0" not in word)
-    return any(path.exists() and path.resolve().is_relative_to(inside) for path in found)
+    paths = (located(Path(word).expanduser(), PLUGINS) for word in words if word and "\0" not in word)
+    return any(path.exists() and path.resolve().is_relative_to(inside) for path in paths)
 
 
 @dataclass
