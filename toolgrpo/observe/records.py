@@ -141,7 +141,7 @@ def _warn_once(text: str) -> None:
     logger.warning("%s", text)
 
 
-def _decoded(line: Line) -> tuple[Record, str]:
+def _decoded(line: Line) -> tuple[Record, str | None]:
     """Return the object that a line holds, or what is wrong with it."""
     if line.fault:
         return {}, line.fault
@@ -326,7 +326,7 @@ _TOKENS = _checked_by(
     )
 )
 _VOCABULARY = _checked_by(_object({"id": _count, "text bytes?": _text, "special?": _flag}))
-_STEPS = {  # with more fields, by kind
+_STEPS: dict[str, dict[str, CoreSchema]] = {  # with more fields, by kind
     "run": {"resumed?": shapes.nullable_schema(_count), "config? versions?": _anything},
     "step": {"step": _count, "metrics phases?": _numbers_by_name},
     "eval": {"step": _count, "metrics": _numbers_by_name},

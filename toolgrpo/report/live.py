@@ -112,7 +112,7 @@ class _Answers(BaseHTTPRequestHandler):
     def _is_foreign(self) -> bool:
         """Return whether the request is not one of this machine's own pages; a header given twice is nobody's."""
         hosts, origins = self.headers.get_all("Host", [None]), self.headers.get_all("Origin", [None])
-        port = self.server.server_address[1]
+        port = self.connection.getsockname()[1]
         return len(hosts) + len(origins) > 2 or is_foreign(hosts[0], origins[0], port=int(port))
 
     def _made(self) -> tuple[HTTPStatus, str, bytes]:
