@@ -14,6 +14,7 @@ only look like others.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -48,6 +49,15 @@ def plain_json(json_text: str) -> str:
     if json_text.isascii() and "\x7f" not in json_text:  # nearly always; and looking costs a tenth
         return json_text
     return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", json_text)
+
+
+def finite(value: Any) -> Any:
+    """Return what JSON can hold of a value: NaN and infinity become None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def check_nesting(text: str, most: int = 200) -> None:

@@ -300,4 +300,4 @@ def copies_result(messages: Sequence[Mapping[str, Any]]) -> bool:
     if len(messages) < 2 or messages[-1]["role"] != "assistant" or messages[-2]["role"] != "tool":
         return False
     _, opened, said = str(messages[-1].get("content") or "").rpartition("<tool_response>")
-    return bool(opened) and said.partition("</tool_response>")[0].strip() == str(messages[-2]["content"]).strip()
+    return bool(opened) and said.partition("</tool_response>")[0].strip() == str(messages[-2].get("content")).strip()

@@ -260,6 +260,29 @@ def test_which_requests_are_those_of_foreign_pages(
 )
 def test_an_origin_is_a_scheme_and_a_host_and_nothing_else(origin: str) -> None:
     assert is_foreign("localhost", origin)
+HOSTS = (  # of a server on port 8000
+    *(("127.0.0.1:8000", True), ("localhost:8000", True), ("LOCALHOST:8000", True), ("[::1]:8000", True)),
+    *(
+        ("127.0.0.1", False),
+        ("[::1]", False),
+        ("localhost:", False),
+        ("127.0.0.1:80", False),
+        ("localhost:08000", False),
+    ),
+    *(("[::1].evil", False), ("[::1].evil:8000", False), ("[::1]evil:8000", False), ("[localhost]:8000", False)),
+    *(("evil@127.0.0.1:8000", False), ("127.0.0.1:8000@evil", False), ("127.0.0.1:8000/", False)),
+    *(("127.0.0.1:8000\n", False), (" localhost:8000", False), ("localhost:8000, evil", False), ("::1:8000", False)),
+    *(("127.0.0.1:8000.evil", False), ("localhost.evil:8000", False), ("localhost:\u0668000", False)),
+)
+
+
+@pytest.mark.parametrize(("host", "own"), HOSTS)
+def test_a_host_is_compared_exactly_with_its_port(host: str, own: bool) -> None:
+    assert is_foreign(host, None, port=8000) is not own
+    assert is_foreign("localhost:8000", f"http://{host}", port=8000) is (host not in LOCAL_PAGES)
+
+
+LOCAL_PAGES = {host for host, own in HOSTS if own} | {"127.0.0.1", "[::1]", "127.0.0.1:80"}
 
 
 @pytest.mark.parametrize("header", [{"host": "evil.example"}, {"origin": "https://evil.example"}])
@@ -284,7 +307,7 @@ def talk(url: str, *pieces: bytes) -> bytes:
     with connected(url) as connection:
         with suppress(OSError):  # the other side has had enough
             for piece in pieces:
-                connection.sendall(piece)
+                connection.sendall(piece.replace(b"host: localhost\r", f"host: {address.netloc}\r".encode()))
                 while piece.startswith(b"GET") and piece.endswith(b"\r\n\r\n") and not said.endswith(b"}"):
                     said += connection.recv(65536)
         with suppress(ConnectionError):
@@ -330,7 +353,7 @@ def test_health_needs_no_key_and_nothing_is_redirected() -> None:
 
 def test_a_body_that_is_too_large_is_refused_in_the_form_of_its_path() -> None:
     with open_to_all(60) as url:
-        answers = {path: post(url, "", b" " * 2_000_000, path.removeprefix("/v1")) for path in _READERS}
+        answers = {path: post(url, "any", b" " * 2_000_000, path.removeprefix("/v1")) for path in _READERS}
     assert {answer.status_code for answer in answers.values()} == {413}
     assert answers.pop("/v1/messages").json()["error"]["type"] == "request_too_large"
     assert {refused(answer)[1] for answer in answers.values()} == {"context_length_exceeded"}

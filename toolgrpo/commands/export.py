@@ -30,7 +30,7 @@ import yaml
 from toolgrpo.chat.base import ChatFormat, tool_message
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
 from toolgrpo.models import is_adapter
-from toolgrpo.storage import storage_errors, write_whole
+from toolgrpo.storage import check_output_folder, storage_errors, write_whole
 from toolgrpo.trainer.model_card import CARD_FILE, TOOLS_FILE, merged_card
 
 _CONVERTER = "convert_hf_to_gguf.py"
@@ -91,8 +91,7 @@ def merge(source: Path, to: Path, dtype: str = "auto") -> None:
     from peft import AutoPeftModelForCausalLM
     from transformers import AutoTokenizer
 
-    if to.exists() and any(to.iterdir() if to.is_dir() else [to]):
-        raise ConfigError(f"{to} is there already and not empty; give another folder with --merge")
+    check_output_folder(to, "the merged model", "--merge")
     try:
         model = AutoPeftModelForCausalLM.from_pretrained(source, dtype=dtype).merge_and_unload(safe_merge=True)
     except (OSError, ValueError, ImportError) as error:

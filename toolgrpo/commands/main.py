@@ -23,6 +23,7 @@ from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.named_files import LAUNCH_FILES, located, nearest, shipped_names, shipped_root
 from toolgrpo.plain_text import plain
 from toolgrpo.startup import prepare
+from toolgrpo.storage import check_output_folder
 
 _TASKS = ("shop",)
 _NUMBERS = ("num_processes", "num_machines", "machine_rank", "main_process_port")
@@ -109,12 +110,7 @@ def init(words: list[str]) -> int:
     if len(words) > 2 or name not in _TASKS:
         print(f"usage: toolgrpo init {'|'.join(_TASKS)} [FOLDER]", file=sys.stderr)
         return 2
-    if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
-        print(
-            f"toolgrpo: {folder} is there already and not empty; give another folder: toolgrpo init {name} FOLDER",
-            file=sys.stderr,
-        )
-        return 2
+    check_output_folder(folder, "the task", f"toolgrpo init {name} FOLDER")
     shutil.copytree(
         shipped_root() / "recipes" / name, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
     )

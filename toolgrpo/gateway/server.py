@@ -162,7 +162,8 @@ class Endpoint:
             try:
                 said = request.headers
                 doubled = any(len(said.getlist(name)) > 1 for name in ("host", "origin"))
-                if doubled or is_foreign(said.get("host"), said.get("origin"), served_on=self._host):
+                port = self._socket.getsockname()[1]
+                if doubled or is_foreign(said.get("host"), said.get("origin"), served_on=self._host, port=port):
                     says = "a web page, or another host name, is not answered here"
                     raise Refused(403, "foreign_page", says, kind=_AUTH)
                 return await handle(request)

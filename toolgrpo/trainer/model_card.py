@@ -24,7 +24,7 @@ from huggingface_hub.repocard import metadata_load
 
 from toolgrpo.models import folder_of
 from toolgrpo.plain_text import plain
-from toolgrpo.storage import saved_into, write_whole
+from toolgrpo.storage import share_weights, write_whole
 
 if TYPE_CHECKING:
     from toolgrpo.evaluation.measures import Share
@@ -192,8 +192,9 @@ class SavesWithCard:
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, its tools and its card; PEFT writes one that names this machine's folders."""
-        with saved_into(Path(output_dir or self.args.output_dir), writes=self.is_world_process_zero()):
-            super().save_model(output_dir, _internal_call)  # type: ignore[misc]  # of the trainer that comes after this
+        super().save_model(output_dir, _internal_call)  # type: ignore[misc]  # of the trainer that comes after this
+        if self.is_world_process_zero():
+            share_weights(Path(output_dir or self.args.output_dir))
         self.write_card(output_dir)
 
     def create_model_card(self, model_name: str | None = None, **_: Any) -> None:
