@@ -113,6 +113,7 @@ SHAPES = {
     "a name that is assigned": "```python\nf = lambda x: 2 * x\n```\n```python\nf(2)\n```",
     "defined in a branch": f"```python\ntry:\n    import x\nexcept ImportError:\n    {F.replace(chr(10), chr(10) + '    ')}\n```\n```python\nf(2)\n```",
     "never closed": f"Here:\n```python\n{F}",
+    "never closed, after another": f"```\npip install x\n```\n```python\n{F}",
     "an unclosed example after": f"{FENCED}\n```python\nprint(f(",
     "thinking before": f"<think>\n```python\ndef f(x):\n    return x\n```\n</think>\n\n{FENCED}",
     "thoughts in words, with a sketch": f"First `f(x)`:\n```\nf x = 2x\n```\nIn Python:\n{FENCED}",

@@ -114,9 +114,11 @@ def code_exec(
 
 def program_of(text: str, wanted: Collection[str] = ()) -> str | None:
     """Return the program of a response that is to define these names; None where it holds none."""
-    blocks = _fenced(text)
-    if blocks:
-        return _defining(blocks, wanted) or blocks[-1]
+    blocks = _fenced(f"{text}\n```")  # one that is never closed too
+    if (program := _defining(blocks, wanted)) is not None:
+        return program
+    if rest := _fenced(text) or [block for block in blocks if block.strip()]:
+        return rest[-1]
     if len(text) > _MOST_PARSED:  # the sandbox will find out, and has a deadline
         return text
     tree = _parsed(text)
@@ -124,7 +126,7 @@ def program_of(text: str, wanted: Collection[str] = ()) -> str | None:
 
 
 def _fenced(text: str) -> list[str]:
-    """Return the blocks of Python between fences, found line by line; one that is never closed only where it is alone."""
+    """Return the blocks of Python between two fences, found line by line."""
     blocks: list[str] = []
     begins: int | None = None  # where the body of the open block does
     is_python = False
@@ -139,8 +141,6 @@ def _fenced(text: str) -> list[str]:
             blocks += [_outdented(text[begins:here])] if is_python else []
             begins = None
         here += len(line) + 1
-    if begins is not None and is_python and not blocks and text[begins:].strip():
-        blocks.append(_outdented(text[begins:]))
     return blocks
 
 
