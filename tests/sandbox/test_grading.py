@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,10 +124,9 @@ SHAPES = {
 def test_a_right_program_is_found_in_every_shape_of_a_response() -> None:
     """The block that defines what the tests ask for is graded, whatever stands around it."""
     completions = [[{"role": "assistant", "content": text}] for text in SHAPES.values()]
-    for tests, more in (
-        (["assert f(2) == 4"], {}),
-        ("def check(candidate):\n    assert candidate(3) == 6\n", {"entry_point": ["f"]}),
-    ):
+    check = "def check(candidate):\n    assert candidate(3) == 6\n"
+    forms: list[tuple[Any, dict[str, list[str]]]] = [(["assert f(2) == 4"], {}), (check, {"entry_point": ["f"]})]
+    for tests, more in forms:
         columns = {name: value * len(SHAPES) for name, value in more.items()}
         scores = get_reward("code_exec")(completions=completions, tests=[tests] * len(SHAPES), **columns)
         assert dict(zip(SHAPES, scores, strict=True)) == dict.fromkeys(SHAPES, 1.0)

@@ -178,11 +178,11 @@ def reading_markers(batch: RolloutBatch, rewards: Sequence[Grader]) -> list[str]
     """Return what to say of rewards that give all these episodes one score and look for a call's marker in their text."""
     found = []
     for reward in rewards:
-        marker = getattr(reward, "marker", None)
-        scores = {episode.rewards.get(reward.__name__) for episode in batch.episodes}
+        name, marker = getattr(reward, "__name__", ""), getattr(reward, "marker", None)
+        scores = {episode.rewards.get(name) for episode in batch.episodes}
         if marker is not None and len(scores) == 1:
             found.append(
-                f"{reward.__name__}: every episode scores {scores.pop()}, and its file looks for {marker}, which no message "
+                f"{name}: every episode scores {scores.pop()}, and its file looks for {marker}, which no message "
                 f"has: calls stand in `tool_calls`, and in toolgrpo.rewards.calls(trajectory)"
             )
     return found

@@ -237,7 +237,8 @@ def _innermost(function: Any) -> Any:
 
 def _code_of(function: Any) -> CodeType | None:
     function = inspect.unwrap(_innermost(function))
-    return getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    code: CodeType | None = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return code
 
 
 def only_rows(arguments: Mapping[str, Any], rows: Sequence[int], n: int) -> dict[str, Any]:

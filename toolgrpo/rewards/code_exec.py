@@ -155,7 +155,7 @@ def _defining(blocks: Sequence[str], wanted: Collection[str]) -> str | None:
     missing, needed, chosen = set(wanted), set(wanted), list[str]()
     for block in reversed(blocks) if len(blocks) > 1 else ():
         tree = _parsed(block) if len(block) <= _MOST_PARSED else None
-        defined = set() if tree is None else {name for node in tree.body for name in _defined_by(node)}
+        defined: set[str] = set() if tree is None else {name for node in tree.body for name in _defined_by(node)}
         if tree is not None and defined & needed:
             chosen.insert(0, block)
             missing -= defined
