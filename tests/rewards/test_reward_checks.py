@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from toolgrpo.errors import ConfigError, PluginError, RewardError, SandboxError
-from toolgrpo.evaluation.before_training import reading_markers, score_made_up
 from toolgrpo.rewards import get_reward, load_reward
 from toolgrpo.rewards.base import Reward, Score
-from toolgrpo.rewards.gold import as_answer
 
 COMPLETIONS = [[{"role": "assistant", "content": text}] for text in ("one", "two", "three")]
 
@@ -80,12 +78,12 @@ def test_one_that_looks_for_the_marker_of_a_call_in_the_text_says_so(tmp_path: P
     logged: list[tuple[str, float]] = []
     scores = call(reward, log_metric=lambda name, value: logged.append((name, value)))
     assert reward.marker == marker and logged == [("rewards/reward_func/looks_for_marker", 1.0)]
-    rows = [{"prompt": "q", "answer": "a"}] * 2
-    (said,) = reading_markers(score_made_up(rows, as_answer, [reward], None, 1.0), [reward])
-    assert f"every episode scores {scores[0]}, and its file looks for {marker}" in said
+    said = reward.reads_marker_in_vain(scores) or ""
+    assert f"every episode scores 0.0, and its file looks for {marker}" in said
+    assert reward.reads_marker_in_vain([0.0, 1.0]) is None, "it finds what it looks for"
     other = load_reward(write(tmp_path, "return [float(len(c[-1]['content'])) for c in completions]"))
-    batch = score_made_up(rows, as_answer, [other], None, 1.0)
-    assert other.marker is None and reading_markers(batch, [other, get_reward("tool_use")]) == []
+    assert other.marker is None and other.reads_marker_in_vain([0.0]) is None
+    assert get_reward("tool_use").reads_marker_in_vain([0.0]) is None, "built in"
 
 
 def test_a_column_that_the_data_lacks_is_named_with_those_it_has(tmp_path: Path) -> None:

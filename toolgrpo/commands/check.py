@@ -47,14 +47,7 @@ from toolgrpo.engines.base import MORE_ROOM
 from toolgrpo.engines.vllm_options import vllm_available
 from toolgrpo.errors import ConfigError, ModelError, SandboxError, ToolGRPOError
 from toolgrpo.evaluation.agreement import differences, drawn_tokens, largest_rounding
-from toolgrpo.evaluation.before_training import (
-    WRITINGS,
-    nonsense,
-    reading_markers,
-    rehearse,
-    score_made_up,
-    untrained_facts,
-)
+from toolgrpo.evaluation.before_training import WRITINGS, nonsense, rehearse, score_made_up, untrained_facts
 from toolgrpo.rewards import Reward, check_gold
 from toolgrpo.rollout import RolloutBatch
 from toolgrpo.rollout.row_parts import offered_tools
@@ -338,8 +331,9 @@ class CheckRun:
             add_calls(self.report, facts, batch, trainer.toolbox.names)
         add_budget(self.report, facts, batch, lambda text: len(encode(text)["input_ids"]))
         add_success(self.report, facts)
-        for said in reading_markers(batch, rewards):
-            self.report.add("reward", said, warning="Such a search finds nothing, in any episode")
+        for reward in rewards:
+            if said := reward.reads_marker_in_vain([episode.rewards.get(reward.name) for episode in batch.episodes]):
+                self.report.add("reward", said, warning="Such a search finds nothing, in any episode")
         if not self.check.step:
             self._agreement(trainer, batch, "handed over")
         return seconds

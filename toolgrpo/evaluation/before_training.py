@@ -174,20 +174,6 @@ def _never_solved(episodes: Sequence[Scored]) -> dict[str, int]:
     return {task: n for task, n in asked.items() if n >= _ENOUGH and not solved[task]} if solved.total() else {}
 
 
-def reading_markers(batch: RolloutBatch, rewards: Sequence[Grader]) -> list[str]:
-    """Return what to say of rewards that give all these episodes one score and look for a call's marker in their text."""
-    found = []
-    for reward in rewards:
-        name, marker = getattr(reward, "__name__", ""), getattr(reward, "marker", None)
-        scores = {episode.rewards.get(name) for episode in batch.episodes}
-        if marker is not None and len(scores) == 1:
-            found.append(
-                f"{name}: every episode scores {scores.pop()}, and its file looks for {marker}, which no message "
-                f"has: calls stand in `tool_calls`, and in toolgrpo.rewards.calls(trajectory)"
-            )
-    return found
-
-
 def spread(values: Sequence[float]) -> str:
     """Describe a distribution."""
     p95 = sorted(values)[min(len(values) - 1, int(0.95 * len(values)))]

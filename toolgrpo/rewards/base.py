@@ -153,6 +153,16 @@ class Reward:
         text = "" if code is None else "".join(linecache.getlines(code.co_filename))
         return next((marker for marker in CALL_MARKERS if marker in text), None)
 
+    def reads_marker_in_vain(self, scores: Collection[Any]) -> str | None:
+        """Return what to say of these scores if all are equal and the function's file looks for a marker of calls."""
+        marker = self.marker
+        if marker is None or len(set(scores)) != 1:
+            return None
+        return (
+            f"{self.name}: every episode scores {next(iter(scores))}, and its file looks for {marker}, which no message has: "
+            f"calls stand in `tool_calls`, and in toolgrpo.rewards.calls(trajectory)"
+        )
+
     def check_columns(self, columns: Iterable[str]) -> None:
         """Raise RewardError if the function needs an argument that nobody will give.
 
