@@ -291,8 +291,10 @@ def _no_tool_calls(logs: Logs) -> Iterator[str]:
 
 def _reward_reads_markers(logs: Logs) -> Iterator[str]:
     for name in logs.reading_markers:
-        score, alike = logs.last(f"rewards/{name}/mean"), logs.each(f"rewards/{name}/mean")
-        if logs.calls and not any(logs.each(f"rewards/{name}/std")) and alike == [score] * len(logs):
+        mean, std = f"rewards/{name}/mean", f"rewards/{name}/std"
+        score = logs.last(mean)
+        off = [*logs.each(std), *(abs(one - score) for one in logs.each(mean))]
+        if logs.calls and all(one <= 1e-6 for one in off):  # rounding
             yield (
                 f"the reward {name} gives every episode {score:.3g} {logs.span}, and its file looks for a marker of calls in "
                 f"the text: calls stand in `tool_calls` of a message, and in `calls(trajectory)`"
