@@ -290,7 +290,12 @@ def test_a_reward_reads_what_the_model_said_last_and_nothing_where_it_was_cut(en
 
 def test_what_the_model_said_last_is_left_as_it_is() -> None:
     """Also a call that the last turn makes, which is not run."""
-    for turns, options in (([CALL, "3"], {}), (["12345"], {"max_turn_tokens": 3}), ([CALL], {"max_turns": 1})):
+    cases: list[tuple[list[str], dict[str, Any]]] = [
+        ([CALL, "3"], {}),
+        (["12345"], {"max_turn_tokens": 3}),
+        ([CALL], {"max_turns": 1}),
+    ]
+    for turns, options in cases:
         trajectory, _ = run(turns, **options)
         assert trajectory.completion() == list(trajectory.messages)
 

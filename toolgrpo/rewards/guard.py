@@ -86,7 +86,8 @@ class RewardGuard:
         finally:
             _inside.reset(token)
         if call.ended.is_set():
-            return call.result()
+            value: T = call.result()
+            return value
         with _loops_lock:  # something may block this one for ever
             _loops.clear()
         _start("end", self._end_with_main_thread)
@@ -253,7 +254,7 @@ def _start(name: str, run: Callable[[], None]) -> None:
 
 def _modes_of_caller() -> Callable[[], None]:
     """Return a function that, called in another thread, gives it this thread's gradient mode and device."""
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     if not hasattr(torch, "is_grad_enabled"):
         return lambda: None
     return on_this_device(partial(torch.set_grad_enabled, torch.is_grad_enabled()))
