@@ -137,7 +137,7 @@ class CheckRun:
                     stage = "prompts"
                     self._prompts(trainer, rows)
                     stage = "samples"
-                    sampled_s = self._samples(trainer, rows)
+                    sampled_s = self._samples(trainer, rows, rewards)
                     stage = "step"
                     if self.check.step:
                         self._step(trainer, rows)
@@ -317,7 +317,7 @@ class CheckRun:
             lengths.append(len(trainer.chat.prompt(episode.messages, schemas, enable_thinking=episode.enable_thinking)))
         add_prompts(self.report, lengths, trainer.engine.max_model_len, trainer.args.max_completion_length)
 
-    def _samples(self, trainer: ToolGRPOTrainer, rows: Dataset) -> float:
+    def _samples(self, trainer: ToolGRPOTrainer, rows: Dataset, rewards: Sequence[Reward]) -> float:
         """Draw some episodes from the untrained model; return the seconds per episode."""
         k = self.check.samples
         step = max(1, len(rows) // self.check.questions)
@@ -331,6 +331,9 @@ class CheckRun:
             add_calls(self.report, facts, batch, trainer.toolbox.names)
         add_budget(self.report, facts, batch, lambda text: len(encode(text)["input_ids"]))
         add_success(self.report, facts)
+        for reward in rewards:
+            if said := reward.reads_marker_in_vain([episode.rewards.get(reward.name) for episode in batch.episodes]):
+                self.report.add("reward", said, warning="Such a search finds nothing, in any episode")
         if not self.check.step:
             self._agreement(trainer, batch, "handed over")
         return seconds

@@ -20,7 +20,7 @@ from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rewards.code_exec import code_exec, rows_refused
 from toolgrpo.rewards.environment import environment
 from toolgrpo.rewards.episode_reading import calls, final_answer, last_tool_response, tool_counts
-from toolgrpo.rewards.exact_match import exact_match
+from toolgrpo.rewards.exact_match import exact_match, gives_answer
 from toolgrpo.rewards.gold import (
     as_answer,
     as_boxed_answer,
@@ -43,6 +43,7 @@ __all__ = [
     "check_gold",
     "final_answer",
     "get_reward",
+    "gives_answer",
     "last_tool_response",
     "load_reward",
     "refused_rows",
