@@ -25,7 +25,6 @@ _UNSEEN = (
     "\ud800-\udfff"  # half a character
 )
 _IN_TEXT = re.compile(f"[\x00-\x08\x0b-\x1f{_UNSEEN}]")  # all but tabulators and newlines
-_BRACKET = re.compile(r"[\[\]{}]")
 _IN_JSON = re.compile(f"[{_UNSEEN}]")  # JSON escapes the first 32 itself
 
 
@@ -48,15 +47,6 @@ def plain_json(json_text: str) -> str:
     if json_text.isascii() and "\x7f" not in json_text:  # nearly always; and looking costs a tenth
         return json_text
     return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", json_text)
-
-
-def check_nesting(text: str, most: int = 200) -> None:
-    """Raise RecursionError for brackets in brackets without end: a YAML parser takes ten seconds to."""
-    depth = 0
-    for bracket in _BRACKET.finditer(text):
-        depth = depth + 1 if bracket[0] in "[{" else max(0, depth - 1)
-        if depth > most:
-            raise RecursionError(f"more than {most} brackets are open at once")
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -40,7 +40,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from datasets import Dataset
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -60,7 +59,7 @@ from toolgrpo.data.sources import FORMATS, HubSplit, embedded_rows, file_rows, g
 from toolgrpo.data.table import write_rows
 from toolgrpo.errors import DataError
 from toolgrpo.named_files import located
-from toolgrpo.plain_text import check_nesting
+from toolgrpo.settings_files import BadSettings, read_yaml
 
 _GYM_SIZE = 1000
 _EMBEDDED = {"arithmetic": "arithmetic", "embedded": "arithmetic", "chains": "chains"}
@@ -206,12 +205,12 @@ class Mixture(_Opening):
     @classmethod
     def from_file(cls, path: Path) -> Mixture:
         try:
-            text = path.read_text(encoding="utf-8")
-            check_nesting(text)
-            read = yaml.safe_load(text)
+            read = read_yaml(path)
             mixture = cls.model_validate({} if read is None else read)
         except OSError as error:
             raise DataError(f"the mixture {path} cannot be read: {error.strerror}") from error
+        except BadSettings as error:
+            raise DataError(f"the mixture {path} {error}") from error
         except ValidationError as error:
             problems = "; ".join(
                 f"{'.'.join(map(str, detail['loc'])) or 'the file'}: {detail['msg']}" for detail in error.errors()
@@ -219,9 +218,6 @@ class Mixture(_Opening):
             raise DataError(
                 f"the mixture {path} is wrong: {problems}. It must hold `tasks:` with `data:` each"
             ) from error
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            why = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-            raise DataError(f"the mixture {path} is not valid YAML: {why}") from error
         for task in mixture.tasks:
             if is_mixture(task.data):
                 raise DataError(f"the mixture {path} names another mixture, {task.data}; put its tasks here")
