@@ -130,7 +130,8 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         self._n_values += 1
         if self._n_values > _MOST_VALUES:
-            raise yaml.MarkedYAMLError(problem=_TOO_MANY, problem_mark=self.peek_event().start_mark)
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # of PyYAML's stubs
+            raise yaml.MarkedYAMLError(problem=_TOO_MANY, problem_mark=mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

@@ -55,6 +55,7 @@ class ModelCard:
     system_prompt: str | None = None  # of rows that bring none
     success: Mapping[str, Mapping[str, Share]] = field(default_factory=dict)  # {"before": {"greedy": ...}, ...}
     measured_on: Mapping[str, Any] = field(default_factory=dict)  # its data set, in the fields of an EvalResult
+    n_trained_on: int = 0  # of the questions it was measured on
     is_adapter: bool = False
     steps: int = 0
 
@@ -102,7 +103,8 @@ class ModelCard:
 
     def _table(self) -> str:
         rows = [f"| {when} ({how}) | {share} |" for when, rates in self.success.items() for how, share in rates.items()]
-        return "\n".join(["| when | success, 95 % interval |", "|---|---|", *rows])
+        known = f"\n{self.n_trained_on} of these questions were trained on, too." if self.n_trained_on else ""
+        return "\n".join(["| when | success, 95 % interval |", "|---|---|", *rows, known]).rstrip()
 
     def _about(self) -> str:
         rewards = ", ".join(f"{plain(name)} (weight {weight:g})" for name, weight in self.rewards.items())
