@@ -113,7 +113,7 @@ def test_rows_for_other_tools_are_one_error_with_file_and_line(tmp_path: Path) -
     with pytest.raises(DataError, match=r"the held-out rows: .*data\.jsonl, line \d"):
         look(HELDOUT_ROWS, "--eval_share", "0.9")
     assert look(TRAINING_ROWS, "--skip_bad_rows") == 4
-    with pytest.raises(DataError, match="12 of 12 rows .*no tools were loaded"):
+    with pytest.raises(DataError, match=r"12 of 12 rows .*no tools were loaded"):
         look(TRAINING_ROWS, tools=False)
     assert look(QUESTIONS, tools=False) == 12, "a measurement without tools is a baseline"
     assert look(TRAINING_ROWS, "--agent", "an agent", tools=False) == 12, "an agent brings its own tools"
