@@ -284,7 +284,7 @@ def test_where_each_row_stands_is_found_again(tmp_path: Path) -> None:
         )
     (tmp_path / "m.yaml").write_text("tasks:\n" + "".join(f"- data: {tmp_path / name}.jsonl\n" for name in "ab"))
     for spec, limit in (("a.jsonl", 3), ("m.yaml", None), ("m.yaml", 5)):
-        where = {"split": "train", "limit": limit, "seed": 3}
+        where: dict[str, Any] = {"split": "train", "limit": limit, "seed": 3}
         rows = load_tasks(tmp_path / spec, on_bad_row=lambda _: None, **where)
         assert [f"{tmp_path}/{row['n']}" for row in rows] == row_places(tmp_path / spec, **where)
 
@@ -295,7 +295,7 @@ def test_where_each_row_stands_is_found_again(tmp_path: Path) -> None:
         ({0: "x"}, "a.jsonl, line 1: x"),
         ({0: "x", 1: "x", 3: "y", 4: "x", 6: "x", 7: "x"}, "a.jsonl, line 1 to 2, 5, 7 to 8: x; a.jsonl, line 4: y"),
         (dict.fromkeys(range(1000), "x"), "a.jsonl, line 1 to 1000: x"),
-        ({n: str(n) for n in range(7)}, r"a.jsonl, line 5: 4; a.jsonl, line 6 to 7: for other reasons"),
+        ({n: str(n) for n in range(12)}, "a.jsonl, line 10: 9; a.jsonl, line 11 to 12: for other reasons"),
         (dict.fromkeys(range(0, 1000, 2), "x"), "199, and 400 more: x"),
     ],
 )

@@ -108,7 +108,7 @@ def test_a_row_whose_tests_ask_nothing_is_refused_and_ends_no_training(name: str
 
 @pytest.mark.parametrize("tests", ["assert (", "def check():\n    pass", "def test(f):\n    assert f(1) == 2"])
 def test_tests_that_cannot_be_read_are_refused_by_their_number(tests: str) -> None:
-    rows = [{"tests": ["assert f(2) == 4"]}, {"tests": tests, "entry_point": "f"}]
+    rows: list[dict[str, Any]] = [{"tests": ["assert f(2) == 4"]}, {"tests": tests, "entry_point": "f"}]
     graded, dropped = score(["pass"] * 2, rows)
     assert graded == 0.0 and isinstance(dropped, DropEpisode) and "the tests of" in dropped.reason
     assert list(rows_refused(rows)) == [1]

@@ -49,7 +49,7 @@ IMAGE_COLUMNS = ("image", "images")  # of TRL's jobs with models that see
 
 
 _DEEPEST = 100  # levels of lists and objects in a column
-_REASONS = 5  # that are told in full
+_REASONS = 10  # that are told in full
 _RANGES = 100  # of rows that are named for one reason
 _NO_PROMPT = "it has no 'prompt'"
 _OTHER_NAMES_OF_PROMPT = ("question", "query", "instruction", "problem", "input", "prompts", "messages", "text")
