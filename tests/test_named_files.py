@@ -43,6 +43,12 @@ def test_a_shipped_file_is_found_from_anywhere(named: str, by_name: tuple[str, .
 def test_a_file_of_the_user_comes_first(elsewhere: Path) -> None:
     (elsewhere / "nano").write_text("mine")
     assert located("nano", CONFIGS) == Path("nano")
+    for own in ("tools_funcs/math_tools.py", "recipes/accelerate/zero3.yaml"):
+        (elsewhere / own).parent.mkdir(parents=True)
+        (elsewhere / own).write_text("mine")
+        assert located(own) == Path(own), "not the shipped one of that path"
+    assert located("math", PLUGINS) == Path("tools_funcs/math_tools.py")
+    assert located("zero3", LAUNCH_FILES) == Path("recipes/accelerate/zero3.yaml")
     assert {"calculator_tools", "math_reward"} <= set(shipped_names(PLUGINS)) and "nano" in shipped_names(CONFIGS)
 
 

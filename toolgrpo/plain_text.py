@@ -26,7 +26,6 @@ _UNSEEN = (
     "\ud800-\udfff"  # half a character
 )
 _IN_TEXT = re.compile(f"[\x00-\x08\x0b-\x1f{_UNSEEN}]")  # all but tabulators and newlines
-_BRACKET = re.compile(r"[\[\]{}]")
 _IN_JSON = re.compile(f"[{_UNSEEN}]")  # JSON escapes the first 32 itself
 
 
@@ -58,15 +57,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: finite(inner) for key, inner in value.items()}
     return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def check_nesting(text: str, most: int = 200) -> None:
-    """Raise RecursionError for brackets in brackets without end: a YAML parser takes ten seconds to."""
-    depth = 0
-    for bracket in _BRACKET.finditer(text):
-        depth = depth + 1 if bracket[0] in "[{" else max(0, depth - 1)
-        if depth > most:
-            raise RecursionError(f"more than {most} brackets are open at once")
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -20,7 +20,7 @@ from datasets import Dataset
 
 from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments, parse_checked
 from toolgrpo.commands.loaded_model import LoadedModel, load_model
-from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.parts import QUESTIONS, RunParts
 from toolgrpo.commands.run_config import keep_run_config
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.build import EngineOptions
@@ -110,7 +110,7 @@ class EvaluationRun:
             if player is not None:
                 opened.callback(player.close)
             rewards = parts.rewards()
-            rows = parts.rows_to_score(rows, rewards, "the questions")
+            rows = parts.rows_to_score(rows, tools, rewards, QUESTIONS, trains=False)
             parts.check(rows, tools, rewards)
             loaded = load_model(parts, name, toolbox=tools, player=player)
             rollouts = self._rollouts(loaded, rows)

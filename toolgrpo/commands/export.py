@@ -25,11 +25,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from toolgrpo.chat.base import ChatFormat, tool_message
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
 from toolgrpo.models import is_adapter
+from toolgrpo.settings_files import BadSettings, read_yaml
 from toolgrpo.storage import check_output_folder, storage_errors, write_whole
 from toolgrpo.trainer.model_card import CARD_FILE, TOOLS_FILE, merged_card
 
@@ -164,7 +163,10 @@ def _template(chat: ChatFormat, tokenizer: Any, schemas: Sequence[Mapping[str, A
 
 def _config_of(folder: Path) -> Mapping[str, Any]:
     path = folder / "run.yaml"
-    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.is_file() else {}
+    try:
+        return (read_yaml(path) or {}) if path.is_file() else {}
+    except BadSettings as error:
+        raise ConfigError(f"{path} {error}") from error
 
 
 def _converter() -> Path:

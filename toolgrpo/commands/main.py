@@ -22,6 +22,7 @@ from toolgrpo.commands.terminal import LOADING, Terminal
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.named_files import LAUNCH_FILES, located, nearest, shipped_names, shipped_root
 from toolgrpo.plain_text import plain
+from toolgrpo.settings_files import BadSettings, read_yaml
 from toolgrpo.startup import prepare
 from toolgrpo.storage import check_output_folder
 
@@ -97,6 +98,10 @@ def launched(words: Sequence[str]) -> tuple[list[str], list[str]]:
     if not path.is_file():
         names = ", ".join(shipped_names(LAUNCH_FILES))
         raise ConfigError(f"--accelerate_config {path}: there is no such file; give a YAML file or one of {names}")
+    try:
+        read_yaml(path)
+    except (OSError, BadSettings) as error:
+        raise ConfigError(f"--accelerate_config {path} {error}") from error
     over = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     return [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "--config_file", str(path), *over], rest
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import wraps
+from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from toolgrpo.rewards.gold import (
     as_program,
     as_result_and_answer,
     check_gold,
+    refused_by_task,
     refused_rows,
 )
 from toolgrpo.rewards.gold_calls import gold_calls
@@ -74,7 +75,8 @@ OF_TRL = (*_COMPARING, "think_format_reward")
 def get_reward(name: str) -> Reward:
     """Return a built-in reward by its name, one of TRL's, or the function of a dotted path."""
     if name == "by_task":
-        return Reward(ByTask(_named_or_file), name, "built in")
+        by_task = ByTask(_named_or_file)
+        return Reward(by_task, name, "built in", refused=partial(refused_by_task, by_task))
     if name in OF_TRL:
         return _of_trl(name)
     if re.fullmatch(r"\w+(\.\w+)+", name):

@@ -97,9 +97,9 @@ def code_exec(
         strict=True,
     )
     asked = [_read(row, *cells) for row, cells in enumerate(columns)]
-    first = {row: number for number, row in reversed(list(enumerate(asked)))}
+    first = list(dict.fromkeys(asked))
     with ThreadPoolExecutor(SHARED_WORKERS, thread_name_prefix="code-exec") as threads:
-        settled = dict(zip(first, threads.map(_settled_or_error, first.values(), first), strict=True))
+        settled = dict(zip(first, threads.map(_settled_or_refused, first), strict=True))
         plans = [settled[row] for row in asked]
         programs = [
             program_of(final_answer(completion), _wanted(row.suite))
@@ -246,11 +246,12 @@ def rows_refused(rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     return {number: reason for number, reason in found.items() if reason is not None}
 
 
-def _settled_or_error(number: int, row: _Row) -> _Row:
+def _settled_or_refused(row: _Row) -> _Row:
+    """Settle a row in the middle of a training, which one of no use must not end: `rows_refused` is asked before it."""
     try:
         return _settled(row)
     except DataError as error:
-        raise RewardError(f"reward code_exec: row {number}: {error}") from error
+        return replace(row, refused=str(error))
 
 
 @lru_cache(maxsize=4096)
