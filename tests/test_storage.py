@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.commands.run_config import keep_run_config
+from toolgrpo.commands.run_config import keep_run_config, run_text
 from toolgrpo.commands.terminal import RunLog
 from toolgrpo.folder_claim import claim_folder, other_run_in
 from toolgrpo.observe.line_file import LineFile, lines_of
@@ -172,7 +172,7 @@ def test_what_a_run_was_given_is_for_its_owner(kind: str, tmp_path: Path) -> Non
     folder.mkdir()
     victims.mkdir()
     plant(kind, folder / "run.yaml", victims)
-    keep_run_config(["--model_name_or_path", "nano"], folder)
+    keep_run_config(run_text(["--model_name_or_path", "nano"]), folder)
     check_untouched(victims)
     assert "nano" in (folder / "run.yaml").read_text()
     assert stat.S_IMODE((folder / "run.yaml").stat().st_mode) == 0o600
