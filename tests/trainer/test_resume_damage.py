@@ -88,6 +88,8 @@ def resumed_from(out: Path, wanted: str = "auto") -> tuple[str | None, str]:
         args=SimpleNamespace(output_dir=str(out), save_total_limit=None),
         accelerator=SimpleNamespace(is_main_process=True),
         progress=SimpleNamespace(say=said.append),
+        recorder=SimpleNamespace(open_kinds=list),
+        model=None,
     )
     folder = Checkpoints(trainer).to_resume(wanted)
     return None if folder is None else Path(folder).name, "\n".join(said)

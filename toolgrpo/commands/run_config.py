@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from toolgrpo.commands.arguments import flags_of
-from toolgrpo.commands.given import RUN_FILE as NAME
 from toolgrpo.commands.given import EXPONENT_IS_NUMBER, RUN_ID, read_given
+from toolgrpo.commands.given import RUN_FILE as NAME
 from toolgrpo.errors import ConfigError
 from toolgrpo.named_files import located
 from toolgrpo.plain_text import without_secrets

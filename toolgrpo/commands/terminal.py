@@ -28,7 +28,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -204,27 +204,32 @@ class Terminal:
         return cls.rank() == 0
 
     @contextlib.contextmanager
-    def writing_into_folder(self, config: Any, *, dry_run: bool, append: bool = False) -> Iterator[Any]:
-        """Yield the config of a run, whose output folder is claimed and logged into; a dry run leaves nothing behind."""
+    def writing_into_folder(
+        self, config: Any, *, dry_run: bool, begins: Callable[[], bool] = lambda: False
+    ) -> Iterator[Any]:
+        """Yield the config of a run, whose output folder is claimed and logged into; a dry run leaves nothing behind.
+
+        `begins` as in `log_into`.
+        """
         self.console.quiet = self.console.quiet or config.quiet
         if dry_run:
             with tempfile.TemporaryDirectory(prefix="toolgrpo-dry-") as folder:
                 yield config.changed(output_dir=folder)
         else:
-            self.log_into(Path(config.output_dir), append=append)
+            self.log_into(Path(config.output_dir), begins)
             yield config
 
-    def log_into(self, output_dir: Path, *, append: bool = False) -> None:
-        """Claim the output folder for this run, and go on logging there (`append`: in the log that
-        is there, of the run that is resumed).
+    def log_into(self, output_dir: Path, begins: Callable[[], bool] = lambda: False) -> None:
+        """Claim the output folder for this run, let it begin, and go on logging there.
 
-        Into `NAME.log`, and `NAME.rank1.log` and so on for the other processes. Raises ConfigError
+        `begins` returns whether the run goes on with the log that is there. Into `NAME.log`, and `NAME.rank1.log` and so on for the other processes. Raises ConfigError
         if another run has it.
         """
         assert self._log is not None
         claim = claim_folder(output_dir, self.rank())
         if claim.warning is not None:
             self.say(claim.warning)
+        append = begins() or not self.is_main_process()  # of other processes nothing was set aside
         before = self._log.path
         try:
             self.move_log(

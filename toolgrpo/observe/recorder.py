@@ -249,6 +249,10 @@ class EpisodeRecorder(Observer):
             for kind in ("episodes", "tokens", "heldout"):
                 self._files[kind].start_anew()
 
+    def open_kinds(self) -> list[str]:
+        """Return the files of the recording that this process has written to: `heldout`, ..."""
+        return [kind for kind, file in self._files.items() if file.is_open]
+
     def cut(self, n_bytes: int) -> str | None:
         """Forget what was recorded after the first `n_bytes`: the resumed run records it again.
 

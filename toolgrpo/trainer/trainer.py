@@ -50,6 +50,7 @@ from toolgrpo.trainer.assembly import (
 )
 from toolgrpo.trainer.batch_in_training import BatchInTraining
 from toolgrpo.trainer.batches import Batches, EpisodeGrading
+from toolgrpo.trainer.checkpoint_files import BegunRun
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete, tied_head_expected
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.hardware import check_backend, precision_line
@@ -257,10 +258,11 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
     def _is_main(self) -> bool:
         return bool(self.is_world_process_zero())
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: str | bool | BegunRun | None = None, **kwargs: Any) -> Any:
         """Run TRL's loop.
 
-        `resume_from_checkpoint` may be `auto`: the last complete checkpoint, if there is one.
+        `resume_from_checkpoint` may be `auto`: the last complete checkpoint, if there is one. Where there is none, a run
+        that is in the output folder is set aside in `earlier-1`.
         SIGTERM or Ctrl-C ends it after the current step, saved; then `stopped_by` names the signal.
         """
         trl_jobs.refuse_replaced_generate(self.model)
