@@ -170,12 +170,6 @@ def given_by(*argv: str) -> dict[str, Any]:
     return read.values
 
 
-def given_by(*argv: str) -> dict[str, Any]:
-    read = read_given(flags_of("train"), argv)
-    assert not read.complaints
-    return read.values
-
-
 def expected_of(told: dict[str, Any]) -> dict[str, Any]:
     """What a file says of it: no secret, nothing of one call, and no None that is the default."""
     said = {name: value for name, value in told.items() if name not in (*SECRETS, *PER_CALL)}

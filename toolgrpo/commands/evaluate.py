@@ -26,7 +26,7 @@ from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.build import EngineOptions
 from toolgrpo.evaluation.report import Comparison, ModelReport
 from toolgrpo.evaluation.run import Evaluation, evaluate
-from toolgrpo.observe.console import show_engine_lines
+from toolgrpo.observe.console import show_warnings
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, token_texts
 from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
@@ -131,7 +131,7 @@ class EvaluationRun:
             return evaluate(evaluation, rollouts, loaded.policy, name=name, label=label)
 
     def _rollouts(self, loaded: LoadedModel, rows: Dataset) -> Rollouts:
-        show_engine_lines(self.terminal.say)
+        show_warnings(self.terminal.say)
         parts = loaded.parts
         demand = parts.demand(loaded.policy, (), rows, samples=self.evaluation.samples)
         built = parts.engine(loaded.policy, demand)

@@ -30,7 +30,7 @@ from toolgrpo.evaluation.before_training import rehearse
 from toolgrpo.folder_claim import other_run_in
 from toolgrpo.models import NAMED_MODELS, folder_of
 from toolgrpo.models import check_weights as check_weight_files
-from toolgrpo.observe.console import show_engine_lines
+from toolgrpo.observe.console import show_warnings
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.trackers import has_wandb_login
 from toolgrpo.plain_text import counted, without_secrets
@@ -225,7 +225,7 @@ class RunParts:
         model, peft_config = self.model_path(self.model_name), self.peft_config()
         config = self.config.changed(disable_tqdm=True, model_init_kwargs=init_kwargs_of(self.model))
         progress = RunProgress(self.terminal.console, say=self.terminal.say)
-        show_engine_lines(self.terminal.say)
+        show_warnings(self.terminal.say)
         try:
             with storage_errors("what the trainer keeps on the disk", Path(config.output_dir)):
                 trainer = ToolGRPOTrainer(
@@ -240,10 +240,6 @@ class RunParts:
                 self.terminal.say(
                     "trackers  wandb has no login here, so a run would go on without it: `wandb login`, WANDB_API_KEY, or "
                     "WANDB_MODE=offline"
-                )
-            if name not in trainer.args.report_to:
-                self.terminal.say(
-                    f"trackers  {name} cannot be used here, and the run goes on without it (the log says why)"
                 )
         if self.model.use_peft:
             tuner = trainer.policy.model.base_model
