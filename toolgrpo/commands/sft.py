@@ -32,7 +32,7 @@ from toolgrpo.data.load import hub_ids
 from toolgrpo.engines.policy import compute_dtype
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
-from toolgrpo.models import check_weights, folder_of
+from toolgrpo.models import check_weights, folder_of, name_base_whole
 from toolgrpo.models.untrained_markers import output_rows
 from toolgrpo.observe.progress import StepProgress, library_bars_off
 from toolgrpo.options import options_of, with_fields_of
@@ -84,6 +84,7 @@ class CardedSFTTrainer(SavesWithCard, SFTTrainer):  # type: ignore[misc]  # TRL 
         self.card = card
         self._shared_pass = SharedPass(mode=args.prefix_sharing, max_tokens=args.max_tokens_per_pass)
         super().__init__(args=args, **arguments)
+        name_base_whole(self.model)
         tune_fused_head(self.accelerator.device)
 
     def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -27,6 +27,7 @@ from toolgrpo.evaluation.agreement import EngineProof
 from toolgrpo.evaluation.grading import Grading, success_at
 from toolgrpo.folder_claim import FolderClaim, claim_folder
 from toolgrpo.learning.correction import settled
+from toolgrpo.models import name_base_whole
 from toolgrpo.models.untrained_markers import output_rows
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.progress import RunProgress, library_bars_off, take_display
@@ -147,6 +148,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
 
     def _know_model(self, given: GivenParts) -> None:
         """Check the model that TRL has loaded, and how it is spread."""
+        name_base_whole(self.model)
         self.backend = check_backend(self.accelerator, n_gpus=torch.cuda.device_count())
         given.check_model(self.model.config.get_text_config().vocab_size, self.train_dataset)
         self.policy = trl_trainer.policy_of(self, self.backend)
