@@ -14,8 +14,8 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.trainer.checkpoint_files import (
     begin,
     begin_run,
-    checkpoint_in,
     checkpoint_folder,
+    checkpoint_in,
     complete_checkpoints,
     is_foreign,
     rotate,
@@ -210,7 +210,7 @@ def test_nothing_of_another_run_is_gone_on_from(tmp_path: Path) -> None:
         "it is named"
     )
     (tmp_path / "run.yaml").unlink()
-    with pytest.raises(ConfigError, match="are of several runs .checkpoint-20, checkpoint-30.; name the one"):
+    with pytest.raises(ConfigError, match=r"are of several runs .checkpoint-20, checkpoint-30.; name the one"):
         to_resume(tmp_path, "auto", said.append)
 
 

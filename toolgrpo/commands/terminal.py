@@ -40,7 +40,7 @@ from rich.spinner import Spinner
 
 from toolgrpo.errors import ToolGRPOError, UserError
 from toolgrpo.folder_claim import claim_folder
-from toolgrpo.observe.console import FewLines, SteadyConsole, show_warnings
+from toolgrpo.observe.console import FewLines, SteadyConsole, show_tool_output, show_warnings
 from toolgrpo.plain_text import plain
 from toolgrpo.storage import open_own
 
@@ -180,6 +180,7 @@ class Terminal:
         terminal = cls(log, unfailing_stream(shown_on), quiet=not main_process)
         terminal._show_errors_on(errors)
         show_warnings(terminal.say)
+        show_tool_output(lambda text: terminal.say(f"tools     {text}"))
         log.shows_printed = FewLines(
             lambda line: terminal.console.print(plain(line), markup=False), lambda: str(terminal.log_file)
         )

@@ -31,6 +31,14 @@ def show_warnings(say: Callable[[str], None]) -> logging.Handler:
     return shown
 
 
+def show_tool_output(say: Callable[[str], None]) -> None:
+    """Pass the first lines that tools print to `say`, too."""
+    logger = logging.getLogger("toolgrpo.tools.output")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.handlers = [WarningLines(say, logging.INFO)]
+
+
 def are_shown(logger: logging.Logger) -> bool:
     """Return whether somebody set up logging, whose handlers show warnings: then they are not shown a second time."""
     return any(not isinstance(one, WarningLines) for name in (logger, logger.root) for one in name.handlers)
@@ -53,8 +61,8 @@ class FewLines:
 class WarningLines(logging.Handler):
     """Pass the text of each warning to `say`, whose failure ends no run."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        super().__init__(logging.WARNING)
+    def __init__(self, say: Callable[[str], None], level: int = logging.WARNING) -> None:
+        super().__init__(level)
         self._say = say
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -59,7 +59,16 @@ _OF_A_RUN = (
     ),
     *("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
     *("training_args.bin", "trainer_state.json", "all_results.json", "train_results.json", "README.md", "tools.json"),
-    *("Modelfile", "summary.json", "failure.json", "evaluation.json", "report*.html", "train.log*", "vllm_weights"),
+    *(
+        "Modelfile",
+        "summary.json",
+        "failure.json",
+        "evaluation.json",
+        "report*.html",
+        "train.log*",
+        "tools.log*",
+        "vllm_weights",
+    ),
 )
 
 

@@ -233,7 +233,6 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
     ) -> None:
         args.save_total_limit = None  # after the trackers were told
         if self._resumed is None:
-            self._trainer.recorder.start_anew()
             return
         reason = self._trainer.heldout_watch.reason(state)
         if state.global_step >= state.max_steps or reason is not None:
