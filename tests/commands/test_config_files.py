@@ -141,7 +141,11 @@ def test_every_kind_of_field_that_trl_has(tmp_path: Path) -> None:
 
 SECRETS = ("hub_token", "push_to_hub_token")  # which no file keeps
 PER_CALL = ("dry_run", "resume_from_checkpoint")  # of a call, not of a run
-OF_OWN_KIND = {"record_episodes": ["true", "false", "0.1"], "correction_band": ["0.5;2"]}
+OF_OWN_KIND = {
+    "record_episodes": ["true", "false", "0.1"],
+    "correction_band": ["0.5;2"],
+    "liger_kernel_config": ['{"rope": true}'],
+}
 TEXTS = ["no", "1e5", "null", "0.10", "on", "a: b # c", "{x}", "two\nlines", "ümlaut \u2028 \x07"]
 
 
@@ -155,7 +159,7 @@ def others_than_default(flag: Flag) -> list[list[str]]:
     if bool in kinds:
         values = [str(not flag.default).lower()]
     elif int in kinds or list[int] in kinds:
-        values = [str(int(flag.default or 0) + 3)]
+        values = [str(int(flag.default) + 3 if type(flag.default) is int else 3)]
     elif float in kinds or list[float] in kinds:
         values = ["0.25", "1e-07"]
     else:
@@ -166,7 +170,7 @@ def others_than_default(flag: Flag) -> list[list[str]]:
 
 def given_by(*argv: str) -> dict[str, Any]:
     read = read_given(flags_of("train"), argv)
-    assert not read.complaints
+    assert read.complaints == []
     return read.values
 
 
