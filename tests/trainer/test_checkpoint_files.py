@@ -22,6 +22,7 @@ from toolgrpo.trainer.checkpoint_files import (
     seal,
     to_resume,
     why_incomplete,
+    why_unusable,
 )
 
 
@@ -242,6 +243,8 @@ def test_what_came_to_nothing_is_no_run(tmp_path: Path) -> None:
     checkpoint = checkpoint_in(saved(tmp_path, 1, run=begun.run))
     assert checkpoint is not None and checkpoint.run == begun.run
     assert begin_run(tmp_path, "auto", lambda text: None).run == begun.run
+    seal(checkpoint.path, step=1, n_processes=2, run=begun.run)  # saved a second time
+    assert why_unusable(checkpoint.path) is None
 
 
 def test_what_transformers_alone_saved_will_do_where_a_run_seals_nothing(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def begin(folder: Path) -> None:
 
 def seal(folder: Path, *, step: int, n_processes: int, run: str | None = None) -> Checkpoint:
     """Declare a checkpoint complete, once everything in it is on the disk."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _UNFINISHED)
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in (_UNFINISHED, _SEAL))
     for path in files:
         _sync(path)
     sealed = {str(path.relative_to(folder)): Sealed(path.stat().st_size, _digest(path)) for path in files}
