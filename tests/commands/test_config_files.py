@@ -192,8 +192,8 @@ def test_every_flag_stands_in_run_yaml_as_it_was_given(number: int, tmp_path: Pa
     told = given_by(*argv)
     assert told.keys() == flags_of("train").keys()
     mine.write_text(json.dumps(told))  # which is YAML
-    for words in (argv, ["--config", str(mine)]):
-        keep_run_config(run_text(words), tmp_path, "of-a-run")
+    for source in (argv, ["--config", str(mine)]):
+        keep_run_config(run_text(source), tmp_path, "of-a-run")
         assert given_by("--config", str(kept)) == expected_of(told)
         keep_run_config(run_text(["--config", str(kept)]), tmp_path)
         assert given_by("--config", str(kept)) == expected_of(told)
