@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import pytest
 from trl import ModelConfig
 
-from toolgrpo.commands.given import parse_args
+from toolgrpo.commands.arguments import flags_of, parse_arguments
+from toolgrpo.commands.flags import Flag
+from toolgrpo.commands.given import parse_args, read_given
+from toolgrpo.commands.run_config import keep_run_config, run_text
 from toolgrpo.errors import ConfigError
 from toolgrpo.trainer.config import ToolGRPOConfig
 
@@ -131,3 +135,74 @@ def test_every_kind_of_field_that_trl_has(tmp_path: Path) -> None:
     assert (config.learning_rate, config.save_strategy, config.report_to) == (1e-5, "no", [])
     assert (config.lr_scheduler_type, config.lr_scheduler_kwargs) == ("cosine", {"num_cycles": 2})
     assert (config.reward_weights, config.max_turns, model.use_peft) == ([1.0, 0.5], None, True)
+
+
+# What a run was given, against what its run.yaml says.
+
+SECRETS = ("hub_token", "push_to_hub_token")  # which no file keeps
+PER_CALL = ("dry_run", "resume_from_checkpoint")  # of a call, not of a run
+OF_OWN_KIND = {
+    "record_episodes": ["true", "false", "0.1"],
+    "correction_band": ["0.5;2"],
+    "liger_kernel_config": ['{"rope": true}'],
+}
+TEXTS = ["no", "1e5", "null", "0.10", "on", "a: b # c", "{x}", "two\nlines", "ümlaut \u2028 \x07"]
+
+
+def others_than_default(flag: Flag) -> list[list[str]]:
+    """Words behind a flag that mean something else than its default."""
+    kinds, several = flag.members, flag.takes_several or flag.takes_one_or_several
+    if flag.choices is not None:
+        return [[str(choice)] for choice in flag.choices if choice != flag.default]
+    if flag.name in OF_OWN_KIND:
+        return [words.split(";") for words in OF_OWN_KIND[flag.name]]
+    if bool in kinds:
+        values = [str(not flag.default).lower()]
+    elif int in kinds or list[int] in kinds:
+        values = [str(int(flag.default) + 3 if type(flag.default) is int else 3)]
+    elif float in kinds or list[float] in kinds:
+        values = ["0.25", "1e-07"]
+    else:
+        values = TEXTS
+    found = [[value] for value in values] + ([values[:2] * 2] if several else [])
+    return [*found, *([["none"]] if flag.takes_none and flag.default is not None else [])]
+
+
+def given_by(*argv: str) -> dict[str, Any]:
+    read = read_given(flags_of("train"), argv)
+    assert read.complaints == []
+    return read.values
+
+
+def expected_of(told: dict[str, Any]) -> dict[str, Any]:
+    """What a file says of it: no secret, nothing of one call, and no None that is the default."""
+    said = {name: value for name, value in told.items() if name not in (*SECRETS, *PER_CALL)}
+    return {
+        name: value for name, value in said.items() if value is not None or flags_of("train")[name].default is not None
+    }
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_every_flag_stands_in_run_yaml_as_it_was_given(number: int, tmp_path: Path) -> None:
+    """Each flag of ours and of TRL's has its next value, on the command line and in a file."""
+    mine, kept, argv = tmp_path / "mine.yaml", tmp_path / "run.yaml", list[str]()
+    for name, flag in flags_of("train").items():
+        words = others_than_default(flag)
+        argv += [f"--{name}", *words[number % len(words)]]
+    told = given_by(*argv)
+    assert told.keys() == flags_of("train").keys()
+    mine.write_text(json.dumps(told))  # which is YAML
+    for source in (argv, ["--config", str(mine)]):
+        keep_run_config(run_text(source), tmp_path, "of-a-run")
+        assert given_by("--config", str(kept)) == expected_of(told)
+        keep_run_config(run_text(["--config", str(kept)]), tmp_path)
+        assert given_by("--config", str(kept)) == expected_of(told)
+
+
+@pytest.mark.parametrize(("word", "share"), [("true", 1.0), ("false", 0.0), ("0.1", 0.1)])
+def test_a_share_that_is_recorded_starts_and_resumes(word: str, share: float, tmp_path: Path) -> None:
+    base = ["--model_name_or_path", "nano", "--dataset_id_or_path", "arithmetic", "--reward", "accuracy", "--use_cpu"]
+    argv = [*base, "--output_dir", str(tmp_path), "--record_episodes", word]
+    keep_run_config(run_text(argv), tmp_path)
+    for words in (argv, ["--config", str(tmp_path / "run.yaml")]):
+        assert parse_arguments(words)[1].record_episodes == share

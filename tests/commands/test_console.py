@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 
 from toolgrpo import __version__
 from toolgrpo.commands.main import COMMANDS, main
+from toolgrpo.observe.console import show_tool_output
+from toolgrpo.tools.workers.output_log import OutputLog
 
 
 def test_the_commands_are_listed_with_their_purpose(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,3 +36,22 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_package_brings_the_command() -> None:
     (found,) = entry_points(group="console_scripts", name="toolgrpo")
     assert found.load() is main
+
+
+def test_the_first_lines_that_tools_print_are_shown_and_tracebacks_of_calls_are_not(tmp_path: Path) -> None:
+    said: list[str] = []
+    logger = logging.getLogger("toolgrpo.tools.output")
+    show_tool_output(said.append)
+    try:
+        log = OutputLog(tmp_path / "tools.log")
+        log.record(b"Traceback (most recent call last):\n  File x\nValueError: no\n")
+        for number in range(9):
+            log.record(f"line {number} \x1b[2J\n".encode())
+        log.close()
+    finally:
+        logger.handlers, logger.propagate = [], True
+        logger.setLevel(logging.NOTSET)
+    assert said == [f"line {n} \\x1b[2J" for n in range(5)] + [
+        f"(what they print from here on is in {tmp_path / 'tools.log'})"
+    ]
+    assert "ValueError: no" in (tmp_path / "tools.log").read_text() and "line 8" in (tmp_path / "tools.log").read_text()

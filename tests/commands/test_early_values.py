@@ -61,7 +61,7 @@ def test_it_is_told_early_in_the_words_of_later(wrong_files: Path, flags: str) -
     ("flags", "said"),
     [
         ("--report_to wandbb tensorboard", "report_to wandbb is no tracker; .*; the nearest is 'wandb'"),
-        ("--resume_from_checkpoint true", "there is no checkpoint in .*out to resume from; auto begins anew"),
+        ("--resume_from_checkpoint true", "there is no complete checkpoint in .*out to resume from; auto begins anew"),
         ("--resume_from_checkpoint nowhere", "cannot resume from nowhere: there is no such folder"),
         ("--eval_dataset_id_or_path arithmetic", "is given, but no --eval_questions N, so nothing would be measured"),
         ("--report_to wandb tensorboard", None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.commands.export import export_lines, modelfile
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
-from toolgrpo.models import NANO
+from toolgrpo.models import NANO, adapter_with_base, base_of_adapter, name_base_whole
 from toolgrpo.tools import load_tools
 from toolgrpo.trainer.model_card import ModelCard, write_beside_model
 
@@ -151,3 +152,47 @@ def test_what_cannot_be_exported_says_what_to_do(
         list(export_lines(["recipes"]))
     with pytest.raises(ConfigError, match="whole weights already"):
         list(export_lines([str(NANO), "--merge", "to"]))
+
+
+def named(folder: Path, base: object) -> Path:
+    """An adapter's folder that names this base model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+    return folder
+
+
+def test_a_base_model_is_found_from_any_folder_or_missed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, elsewhere = tmp_path / "mine" / "org" / "name", tmp_path / "elsewhere"
+    base.mkdir(parents=True)
+    elsewhere.mkdir()
+    (base / "config.json").touch()
+    monkeypatch.chdir(elsewhere)
+    beside = named(tmp_path / "mine" / "outputs" / "a", "org/name")
+    assert base_of_adapter(beside) == str(base), "relative to a folder above it"
+    assert base_of_adapter(named(elsewhere / "b", str(base))) == str(base)
+    assert base_of_adapter(named(elsewhere / "c", "owner/name")) == "owner/name", "a hub id stays"
+    far = named(elsewhere / "d", "org/name")
+    (far / "run.yaml").write_text(f"model_name_or_path: {base}\n")
+    assert base_of_adapter(far) == str(base), "as its run has it"
+    with adapter_with_base(far) as opened:
+        assert json.loads((Path(opened) / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    (far / "run.yaml").write_text(f"model_name_or_path: {tmp_path / 'gone' / 'name'}\n")
+    for folder, said in ((far, "gone/name"), (named(elsewhere / "e", "./models/x"), r"\./models/x")):
+        with pytest.raises(ModelError, match=f"{folder.name} is not there: .*{said} .*write its whole path"):
+            base_of_adapter(folder)
+    for broken in (None, 3, ""):
+        with pytest.raises(ModelError, match="names no base model"):
+            base_of_adapter(named(elsewhere / "f", broken))
+
+
+def test_an_adapter_names_its_base_by_the_whole_path_where_a_folder_was_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for typed, kept in (("org/name", str(tmp_path / "org" / "name")), ("owner/name", "owner/name"), (None, None)):
+        config = LoraConfig(base_model_name_or_path=typed)
+        name_base_whole(SimpleNamespace(peft_config={"default": config}))
+        assert config.base_model_name_or_path == kept

@@ -21,7 +21,7 @@ from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.given import given_values, parse_args
 from toolgrpo.commands.main import main
 from toolgrpo.commands.replay import ReplayRun, parse_replay_arguments
-from toolgrpo.commands.run_config import config_of_run, keep_run_config
+from toolgrpo.commands.run_config import config_of_run, keep_run_config, run_text
 from toolgrpo.commands.show import run_show
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError
@@ -71,13 +71,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "vocabulary.jsonl").write_text(
         "".join(json.dumps({"id": n, "text": chr(n) if n < 256 else "|"}) + "\n" for n in range(258))
     )
-    keep_run_config(
-        [
-            *("--tools_script", TOOLS, "--reward", "accuracy", "--dataset_id_or_path", "arithmetic"),
-            *("--model_name_or_path", "nano", "--output_dir", str(place), "--hub_token", "hf_secret"),
-        ],
-        place,
-    )
+    given = [
+        *("--tools_script", TOOLS, "--reward", "accuracy", "--dataset_id_or_path", "arithmetic"),
+        *("--model_name_or_path", "nano", "--output_dir", str(place), "--hub_token", "hf_secret"),
+    ]
+    keep_run_config(run_text(given), place)
     return place
 
 

@@ -213,3 +213,38 @@ log.keep_within_limit()
     assert log.read_text().endswith("the end\n") or aside.read_text().endswith("the end\n")
     assert log.stat().st_size + aside.stat().st_size < 2_500_000, "of 6 MB; both are about 100 kB where nothing is slow"
     assert "what was before is in bounded.log.1" in log.read_text()
+
+
+WARNED = """
+import logging
+from toolgrpo.observe.progress import RunProgress
+from toolgrpo.observe.steps import StepLog
+(folder / "reward.py").write_text("def f(n):\\n    for i in range(n): print('score', i)\\n")
+sys.path.insert(0, str(folder))
+import reward
+progress = RunProgress(terminal.console, say=terminal.say)
+log = StepLog(folder / "steps.jsonl", facts={}, say=progress.say, shows_warnings=progress.brings_own_log)
+progress.start_steps(3)
+logging.getLogger("toolgrpo.observe.trackers").warning("wandb is switched off")
+reward.f(9)
+print("a library prints")
+progress.stop_steps()
+log.close()
+logging.getLogger("toolgrpo").warning("after it")
+"""
+
+
+@pytest.mark.parametrize("piped", [True, False], ids=["piped", "on a terminal with a live bar"])
+def test_warnings_are_on_the_terminal_and_in_the_log_once_and_a_plugin_prints_in_few_lines(
+    tmp_path: Path, piped: bool
+) -> None:
+    if piped:
+        words = [sys.executable, "-c", HEAD + WARNED, str(tmp_path)]
+        shown = subprocess.run(words, capture_output=True, text=True, timeout=200, check=True).stdout
+    else:
+        shown = on_a_terminal(WARNED, tmp_path).terminal
+    logged = (tmp_path / "train.log").read_text()
+    for text in (shown, logged):
+        assert text.count("wandb is switched off") == text.count("after it") == text.count("score 4") == 1
+    assert "score 5" not in shown and shown.count(f"print from here on is in {tmp_path / 'train.log'}") == 1
+    assert "score 8" in logged and "a library prints" not in shown

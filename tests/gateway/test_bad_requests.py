@@ -303,7 +303,7 @@ def test_a_web_page_is_not_answered_with_a_key_or_without(header: dict[str, str]
 
 def talk(url: str, *pieces: bytes) -> bytes:
     """Send pieces as far as they are taken, each after an answer if one is due; return what is said until the end."""
-    said = b""
+    address, said = urlsplit(url), b""
     with connected(url) as connection:
         with suppress(OSError):  # the other side has had enough
             for piece in pieces:
@@ -452,7 +452,7 @@ def test_a_connection_too_many_is_told_so_and_ends_no_request_that_is_answered()
     whole = head(f"content-length: {len(body)}") + b"\r\n" + body
     with open_to_all(60, speaker=speaker, connections=2) as url, connected(url) as one, connected(url) as other:
         for connection in (one, other):
-            connection.sendall(whole)
+            connection.sendall(whole.replace(b"host: localhost\r", f"host: {urlsplit(url).netloc}\r".encode()))
             assert taken.acquire(timeout=30)
         said = talk(url)
         assert said.startswith(b"HTTP/1.1 503 ") and b"2 requests are open" in said

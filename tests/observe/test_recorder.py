@@ -103,10 +103,9 @@ def test_held_out_questions_of_a_training_have_a_recording_of_their_own(tmp_path
         recorder.rollout_began(RolloutBegan(n, 0, "heldout", label))
         for number in range(n):
             record(recorder, number, mode="heldout")
-        recorder.start_anew()  # the training begins: what was measured before it is of this run
         record(recorder, 7, mode="eval")
         recorder.close()
-    assert numbers(path) == [7]
+    assert numbers(path) == [7, 7]
     held = read_episodes(tmp_path / "heldout.jsonl")
     assert [(line["label"], line["mode"], line["metadata"]["episode"]) for line in held] == [
         ("before (greedy)", "heldout", 0),

@@ -186,7 +186,7 @@ def test_ctrl_c_saves_the_step_and_the_command_that_is_shown_goes_on(mini_nano: 
         (("--packing", "true"), ConfigError, "packing belongs to how TRL makes tokens itself"),
         (("--learning_rate", "0"), ConfigError, "learning_rate must be positive"),
         (("--max_length", "20"), DataError, r"conversation 1 has \d+ tokens, but max_length is 20"),
-        (("--resume_from_checkpoint", "nowhere"), ConfigError, "nowhere is no checkpoint"),
+        (("--resume_from_checkpoint", "nowhere"), ConfigError, "cannot resume from nowhere: there is no such folder"),
         (("--tools_script", "none.py"), PluginError, "No such file: .*none.py"),
     ],
 )

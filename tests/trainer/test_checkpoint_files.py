@@ -10,18 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from toolgrpo.errors import ConfigError
 from toolgrpo.trainer.checkpoint_files import (
     begin,
+    begin_run,
     checkpoint_folder,
+    checkpoint_in,
     complete_checkpoints,
     is_foreign,
     rotate,
     seal,
+    to_resume,
     why_incomplete,
+    why_unusable,
 )
 
 
-def saved(output: Path, step: int, *, sealed: bool = True) -> Path:
+def saved(output: Path, step: int, *, sealed: bool = True, run: str | None = None) -> Path:
     folder = checkpoint_folder(output, step)
     begin(folder)
     (folder / "model.safetensors").write_bytes(b"m" * 100)
@@ -29,7 +34,7 @@ def saved(output: Path, step: int, *, sealed: bool = True) -> Path:
     (folder / "global_step1" / "optimizer.pt").write_bytes(b"o" * 50)
     (folder / "trainer_state.json").write_text("{}")
     if sealed:
-        seal(folder, step=step, n_processes=2)
+        seal(folder, step=step, n_processes=2, run=run)
     return folder
 
 
@@ -145,3 +150,111 @@ def test_at_no_moment_of_sealing_is_it_taken_for_one_of_transformers(
     seal(folder, step=1, n_processes=1)
     assert seen and not any(seen)
     assert steps(tmp_path) == [1] and sorted(path.name for path in folder.iterdir())[-1] == "trainer_state.json"
+
+
+# Whose checkpoints these are.
+
+FINISHED = ("model.safetensors", "config.json", "Modelfile", "README.md", "summary.json", "report.html", "steps.jsonl")
+
+
+def finished(output: Path, run: str | None = "aa", *more: str) -> dict[str, bytes]:
+    """The folder of a run that has ended, as a tree of what is in its files."""
+    output.mkdir(exist_ok=True)
+    for name in (*FINISHED, "episodes.jsonl", "train.log", *more):
+        (output / name).write_text(f"{name} of {run}")
+    (output / "run.yaml").write_text("max_steps: 14\n" + (f"run_id: {run}\n" if run else ""))
+    saved(output, 14, run=run)
+    return tree(output)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+
+
+@pytest.mark.parametrize("run", ["aa", None], ids=["with an identity", "of an older version"])
+@pytest.mark.parametrize("wanted", [None, "false", "auto"])
+def test_a_run_that_begins_sets_the_one_before_it_aside_whole(
+    tmp_path: Path, wanted: str | None, run: str | None
+) -> None:
+    """`auto` goes on with it, where the checkpoint is one; then nothing moves."""
+    before, said = finished(tmp_path, run), list[str]()
+    (tmp_path / "my_tools.py").write_text("mine")
+    begun = begin_run(tmp_path, wanted, said.append)
+    if wanted == "auto":
+        assert (begun.run, begun.checkpoint) == (run, tmp_path / "checkpoint-14") and not said
+        assert tree(tmp_path) == {**before, "my_tools.py": b"mine"}
+        return
+    assert begun.checkpoint is None and begun.run not in (None, run)
+    assert tree(tmp_path / "earlier-1") == before and {one.name for one in tmp_path.iterdir()} == {
+        "earlier-1",
+        "my_tools.py",
+    }
+    assert len(said) == 1 and f"is set aside, whole, in {tmp_path / 'earlier-1'}" in said[0]
+    finished(tmp_path, "bb")
+    begin_run(tmp_path, None, said.append)
+    assert tree(tmp_path / "earlier-1") == before and (tmp_path / "earlier-2" / "Modelfile").is_file()
+
+
+def test_nothing_of_another_run_is_gone_on_from(tmp_path: Path) -> None:
+    """The second run was killed before it saved; what an older version left in between is of nobody."""
+    said: list[str] = []
+    finished(tmp_path, "bb")
+    for step, run in ((20, "aa"), (30, None)):
+        saved(tmp_path, step, run=run)
+    assert to_resume(tmp_path, "auto", said.append) == tmp_path / "checkpoint-14"
+    assert sorted(said) == [f"passed over {tmp_path / f'checkpoint-{n}'}: it belongs to another run" for n in (20, 30)]
+    shutil.rmtree(tmp_path / "checkpoint-14")
+    assert to_resume(tmp_path, "auto", said.append) is None
+    with pytest.raises(ConfigError, match="there is no complete checkpoint in"):
+        to_resume(tmp_path, "true", said.append)
+    assert to_resume(tmp_path, str(tmp_path / "checkpoint-20"), said.append) == tmp_path / "checkpoint-20", (
+        "it is named"
+    )
+    (tmp_path / "run.yaml").unlink()
+    with pytest.raises(ConfigError, match=r"are of several runs .checkpoint-20, checkpoint-30.; name the one"):
+        to_resume(tmp_path, "auto", said.append)
+
+
+def test_a_checkpoint_from_elsewhere_begins_a_run_in_its_folder(tmp_path: Path) -> None:
+    finished(tmp_path / "one", "aa")
+    finished(tmp_path / "two", "bb")
+    begun = begin_run(tmp_path / "two", tmp_path / "one" / "checkpoint-14", lambda text: None)
+    assert begun.checkpoint == tmp_path / "one" / "checkpoint-14" and begun.run not in ("aa", "bb", None)
+    assert (tmp_path / "two" / "earlier-1" / "checkpoint-14").is_dir()
+    moved = shutil.move(tmp_path / "one" / "checkpoint-14", tmp_path / "kept")
+    assert begin_run(tmp_path / "one", moved, lambda text: None).run == "aa", "the run's own, wherever it lies"
+    assert (tmp_path / "one" / "episodes.jsonl").is_file()
+
+
+def test_a_run_does_not_begin_over_the_model_that_it_trains(tmp_path: Path) -> None:
+    before = finished(tmp_path)
+    for model in (tmp_path, tmp_path / "checkpoint-14"):
+        with pytest.raises(ConfigError, match="lies in the output folder"):
+            begin_run(tmp_path, None, lambda text: None, model=str(model))
+        assert begin_run(tmp_path, "auto", lambda text: None, model=str(model)).run == "aa"
+    assert tree(tmp_path) == before
+
+
+def test_what_came_to_nothing_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("run_id: aa\n")
+    (tmp_path / "train.log").write_text("it ended while it loaded")
+    begun = begin_run(tmp_path, "auto", lambda text: None)
+    assert {one.name for one in tmp_path.iterdir()} == {"train.log"}
+    checkpoint = checkpoint_in(saved(tmp_path, 1, run=begun.run))
+    assert checkpoint is not None and checkpoint.run == begun.run
+    assert begin_run(tmp_path, "auto", lambda text: None).run == begun.run
+    seal(checkpoint.path, step=1, n_processes=2, run=begun.run)  # saved a second time
+    assert why_unusable(checkpoint.path) is None
+
+
+def test_what_transformers_alone_saved_will_do_where_a_run_seals_nothing(tmp_path: Path) -> None:
+    """A supervised run of an older version; a newer one that was killed while it saved is passed over."""
+    for step in (9, 10):
+        checkpoint_folder(tmp_path, step).mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+    assert to_resume(tmp_path, "auto", lambda text: None, unsealed=True) == tmp_path / "checkpoint-10"
+    assert to_resume(tmp_path, "auto", lambda text: None) is None
+    (tmp_path / "run.yaml").write_text("run_id: aa\n")
+    assert to_resume(tmp_path, "auto", lambda text: None, unsealed=True) is None
+    saved(tmp_path, 5, run="aa")
+    assert to_resume(tmp_path, "auto", lambda text: None, unsealed=True) == tmp_path / "checkpoint-5"

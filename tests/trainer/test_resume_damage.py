@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ import pytest
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.trainer import checkpoint_files
-from toolgrpo.trainer.checkpointing import Checkpoints
 
 pytestmark = pytest.mark.e2e
 
@@ -84,13 +83,8 @@ def run(trained: Path, tmp_path: Path) -> Path:
 def resumed_from(out: Path, wanted: str = "auto") -> tuple[str | None, str]:
     """The name of the folder that a run would go on from, and what it says."""
     said: list[str] = []
-    trainer = SimpleNamespace(
-        args=SimpleNamespace(output_dir=str(out), save_total_limit=None),
-        accelerator=SimpleNamespace(is_main_process=True),
-        progress=SimpleNamespace(say=said.append),
-    )
-    folder = Checkpoints(trainer).to_resume(wanted)
-    return None if folder is None else Path(folder).name, "\n".join(said)
+    folder = checkpoint_files.to_resume(out, wanted, said.append)
+    return None if folder is None else folder.name, "\n".join(said)
 
 
 def test_the_files_of_the_table_are_all_there_are(trained: Path) -> None:

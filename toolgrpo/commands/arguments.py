@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -256,6 +257,7 @@ _TRAINS_NOTHING = ("evaluate", "gateway", "chat")
 _OF_TRAINING = (LearningOptions, DrawingOptions, OverlapOptions, PassOptions)
 
 
+@cache
 def flags_of(command: str) -> dict[str, Flag]:
     """Return every flag that a command takes; later dataclasses stand over earlier ones."""
     if command == "data":

@@ -28,6 +28,7 @@ from toolgrpo.options import batch_of_parts
 from toolgrpo.plugin_files import python_file
 from toolgrpo.rewards import get_reward
 from toolgrpo.rewards.base import check_weights
+from toolgrpo.trainer.checkpoint_files import check_model, check_wanted
 
 _NEEDED = {
     **dict.fromkeys(("train", "check"), ("model_name_or_path", "dataset_id_or_path")),
@@ -146,12 +147,11 @@ def _held_out(values: Mapping[str, Any]) -> None:
 
 
 def _checkpoint(known: Mapping[str, Any]) -> None:
-    """Refuse to go on from nothing; `auto` begins anew there."""
-    wanted, folder = str(known["resume_from_checkpoint"]), Path(known["output_dir"] or "trainer_output")
-    if wanted.lower() == "true" and not any(folder.glob("checkpoint-*")):
-        raise ConfigError(f"there is no checkpoint in {folder} to resume from; auto begins anew where there is none")
-    if wanted.lower() not in ("true", "auto", "false", "none") and not Path(wanted).is_dir():
-        raise ConfigError(f"cannot resume from {wanted}: there is no such folder")
+    """Refuse to go on from nothing, and to begin anew over the model that is trained."""
+    wanted, folder = known["resume_from_checkpoint"], Path(known["output_dir"] or "trainer_output")
+    check_wanted(folder, wanted)
+    if not wanted and not known.get("dry_run"):
+        check_model(folder, str(known["model_name_or_path"]))
 
 
 # Files, where a value looks like one.

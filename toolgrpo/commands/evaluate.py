@@ -21,7 +21,7 @@ from datasets import Dataset
 from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments, parse_checked
 from toolgrpo.commands.loaded_model import LoadedModel, load_model
 from toolgrpo.commands.parts import QUESTIONS, RunParts
-from toolgrpo.commands.run_config import keep_run_config
+from toolgrpo.commands.run_config import keep_run_config, run_text
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.build import EngineOptions
 from toolgrpo.evaluation.report import Comparison, ModelReport
@@ -99,7 +99,7 @@ class EvaluationRun:
             old.unlink(missing_ok=True)
         if Terminal.is_main_process():
             folder.mkdir(parents=True, exist_ok=True)
-            keep_run_config(self.words, folder, "evaluate")
+            keep_run_config(run_text(self.words, "evaluate"), folder)
         config = self.config.changed(output_dir=str(folder))
         parts = RunParts(self.script, config, self.model, self.terminal)
         with ExitStack() as opened:

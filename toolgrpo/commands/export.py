@@ -27,7 +27,8 @@ from typing import Any
 
 from toolgrpo.chat.base import ChatFormat, tool_message
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
-from toolgrpo.models import is_adapter
+from toolgrpo.hub import settle_hub
+from toolgrpo.models import adapter_with_base, base_of_adapter, is_adapter
 from toolgrpo.settings_files import BadSettings, read_yaml
 from toolgrpo.storage import check_output_folder, storage_errors, write_whole
 from toolgrpo.trainer.model_card import CARD_FILE, TOOLS_FILE, merged_card
@@ -91,10 +92,13 @@ def merge(source: Path, to: Path, dtype: str = "auto") -> None:
     from transformers import AutoTokenizer
 
     check_output_folder(to, "the merged model", "--merge")
+    base = base_of_adapter(source)
+    settle_hub(base)
     try:
-        model = AutoPeftModelForCausalLM.from_pretrained(source, dtype=dtype).merge_and_unload(safe_merge=True)
+        with adapter_with_base(source) as opened:
+            model = AutoPeftModelForCausalLM.from_pretrained(opened, dtype=dtype).merge_and_unload(safe_merge=True)
     except (OSError, ValueError, ImportError) as error:
-        raise ModelError(f"the adapter in {source} cannot be merged into its base model: {error}") from error
+        raise ModelError(f"the adapter in {source} cannot be merged into its base model {base}: {error}") from error
     with storage_errors(f"the merged model {to}", to.parent):
         model.save_pretrained(to)
         AutoTokenizer.from_pretrained(source).save_pretrained(to)

@@ -11,6 +11,7 @@ import ast
 import builtins
 import dataclasses
 import importlib.util
+import json
 import typing
 from argparse import ArgumentTypeError
 from collections.abc import Iterable, Iterator
@@ -71,6 +72,11 @@ class Flag:
             if text.lower() not in (*_TRUE, *_FALSE):
                 raise ValueError(f"must be true or false, got {text!r}")
             return text.lower() in _TRUE
+        if str not in kinds and typing.get_origin(kinds[0]) is dict:
+            try:
+                return self.from_yaml(json.loads(text))
+            except json.JSONDecodeError as error:
+                raise ValueError(f'must be JSON, as {{"rope": true}}, got {text!r} ({error})') from None
         if str in kinds or not isinstance(kinds[0], type) or not issubclass(kinds[0], int | float):
             return text
         try:

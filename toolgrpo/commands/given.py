@@ -36,6 +36,7 @@ HEADINGS = ("model", "data", "generation", "training", "tools", "reward", "loggi
 ALIASES = {"max_grpo_completion_length": "max_completion_length", "model": "model_name_or_path"}
 
 RUN_FILE = "run.yaml"  # which a command wrote; others that read it pass over what is its own
+RUN_ID = "run_id"  # a key of that file, which says whose checkpoints are beside it, and which no command takes
 _MEAN_LORA = ("lora_r", "lora_alpha")  # where they describe the model, as other recipes have it
 _NOTHING = object()  # behind a flag
 
@@ -236,6 +237,8 @@ def _keys_in(path: str | Path, known: Mapping[str, Flag]) -> list[GivenKey]:
     """Return the keys of a YAML file, without its headings."""
     found = []
     for name, value in _load_yaml(Path(path)).items():
+        if name == RUN_ID:
+            continue
         if isinstance(value, Mapping) and name in HEADINGS:
             found += [GivenKey(name, str(key), inner) for key, inner in value.items()]
         elif isinstance(value, Mapping) and name not in (*known, "env"):

@@ -27,7 +27,7 @@ from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ModelError
 from toolgrpo.evaluation.run import policy_of_model
 from toolgrpo.hub import settle_hub
-from toolgrpo.models import is_adapter, missing_folder
+from toolgrpo.models import adapter_with_base, base_of_adapter, is_adapter, missing_folder
 from toolgrpo.models.untrained_markers import output_rows, output_rows_in, weight_files
 from toolgrpo.rollout import Player
 from toolgrpo.tools.base import ToolProvider
@@ -65,17 +65,18 @@ def load_model(
     unset_hf_deepspeed_config()  # else ZeRO-3 would split the parameters while they are loaded
     without_base = is_adapter(path)
     kwargs = {"trust_remote_code": config.trust_remote_code, **init_kwargs}
-    settle_hub(path)
+    base = base_of_adapter(path) if without_base else str(path)
+    settle_hub(base)
     try:
         policy = None if without_base else _policy_of_files(path, kwargs, config)
         policy = policy or _policy_of_whole(path, kwargs, config, without_base=without_base)
     except (OSError, ValueError, ImportError) as error:
         what = (
-            f"the adapter in {path} cannot be loaded onto its base model"
+            f"the adapter in {path} cannot be loaded onto its base model {base}"
             if without_base
             else f"the model {path} cannot be loaded"
         )
-        raise ModelError(missing_folder(str(path)) or f"{what}: {error}") from error
+        raise ModelError(missing_folder(base) or f"{what}: {error}") from error
     revision = init_kwargs.get("revision")
     tokenizer = load_tokenizer(
         str(path), revision=revision, trust_remote_code=config.trust_remote_code, call_markers=config.call_markers
@@ -131,7 +132,8 @@ def _policy_of_whole(path: Path, kwargs: Mapping[str, Any], config: ToolGRPOConf
     if without_base:
         from peft import AutoPeftModelForCausalLM
 
-        model = AutoPeftModelForCausalLM.from_pretrained(path, **kwargs).merge_and_unload()
+        with adapter_with_base(path) as opened:
+            model = AutoPeftModelForCausalLM.from_pretrained(opened, **kwargs).merge_and_unload()
     else:
         model = AutoModelForCausalLM.from_pretrained(path, **{"dtype": "float32", **kwargs})
     state = PartialState()

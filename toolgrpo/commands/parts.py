@@ -263,10 +263,6 @@ class RunParts:
                     "trackers  wandb has no login here, so a run would go on without it: `wandb login`, WANDB_API_KEY, or "
                     "WANDB_MODE=offline"
                 )
-            if name not in trainer.args.report_to:
-                self.terminal.say(
-                    f"trackers  {name} cannot be used here, and the run goes on without it (the log says why)"
-                )
         if self.model.use_peft:
             tuner = trainer.policy.model.base_model
             names = (*tuner.targeted_module_names, *tuner.targeted_parameter_names)  # the latter: experts kept in one

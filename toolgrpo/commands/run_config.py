@@ -15,11 +15,12 @@ from typing import Any
 import yaml
 
 from toolgrpo.commands.arguments import flags_of
+from toolgrpo.commands.given import RUN_ID, read_given
 from toolgrpo.commands.given import RUN_FILE as NAME
-from toolgrpo.commands.given import read_given
 from toolgrpo.errors import ConfigError
 from toolgrpo.named_files import located
 from toolgrpo.plain_text import without_secrets
+from toolgrpo.settings_files import EXPONENT_IS_NUMBER
 from toolgrpo.storage import storage_errors, write_whole
 
 _MAY_BE_PATHS = (
@@ -30,18 +31,32 @@ _TEXTS = ("system_prompt",)  # they may speak of keys, and the model reads them 
 _PER_CALL = ("dry_run", "resume_from_checkpoint")  # of one call of the command, not of the run
 
 
-def keep_run_config(argv: Sequence[str], output_dir: Path, command: str = "train") -> None:
-    """Write what the command was given into its output folder."""
-    given = read_given(flags_of(command), argv).values
+def run_text(argv: Sequence[str], command: str = "train") -> str:
+    """Return what the command was given, as the text of its file."""
+    flags = flags_of(command)
+    given = read_given(flags, argv).values
     kept = {
         name: _whole(value) if name in _MAY_BE_PATHS else value
         for name, value in {**without_secrets(given), **{name: given[name] for name in _TEXTS if name in given}}.items()
-        if name not in _PER_CALL and value is not None
+        if name not in _PER_CALL and not (value is None and flags[name].default is None)
     }
+    head = "# What this run was given; toolgrpo COMMAND --config takes it.\n"
+    return head + (yaml.dump(kept, Dumper=_Dumper) if kept else "")
+
+
+def keep_run_config(text: str, output_dir: Path, run: str | None = None) -> None:
+    """Write `run_text` into the output folder, with the identity of the run."""
     path = output_dir / NAME
     with storage_errors(f"what the run was given ({path})", output_dir):
-        head = "# What this run was given; toolgrpo COMMAND --config takes it.\n"
-        write_whole(path, head + yaml.safe_dump(kept), mode=0o600)
+        write_whole(path, text + (f"{RUN_ID}: {run}\n" if run else ""), mode=0o600)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes each text that `--config` would read as something else, and writes a kind of number as the number."""
+
+
+_Dumper.add_implicit_resolver(*EXPONENT_IS_NUMBER)
+_Dumper.add_multi_representer(float, yaml.SafeDumper.represent_float)
 
 
 def resume_command(command: str, output_dir: Path) -> str:

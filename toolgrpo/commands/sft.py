@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from datasets import Dataset
 from rich.console import Console
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from toolgrpo.build import load_tokenizer, markers_line
@@ -27,12 +27,12 @@ from toolgrpo.commands.arguments import SFTArguments, SFTOptions
 from toolgrpo.commands.given import parse_args
 from toolgrpo.commands.parts import init_kwargs_of, shape_of, with_lora_modules
 from toolgrpo.commands.plugins import open_tools
-from toolgrpo.commands.run_config import keep_run_config, resume_command
+from toolgrpo.commands.run_config import keep_run_config, resume_command, run_text
 from toolgrpo.data.load import hub_ids
 from toolgrpo.engines.policy import compute_dtype
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
-from toolgrpo.models import check_weights, folder_of
+from toolgrpo.models import check_weights, folder_of, name_base_whole
 from toolgrpo.models.untrained_markers import output_rows
 from toolgrpo.observe.progress import StepProgress, library_bars_off
 from toolgrpo.options import options_of, with_fields_of
@@ -40,6 +40,8 @@ from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversation
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.startup import map_large_blocks
 from toolgrpo.storage import storage_errors
+from toolgrpo.trainer.checkpoint_files import BegunRun, checkpoint_folder, seal
+from toolgrpo.trainer.checkpointing import begin_together
 from toolgrpo.trainer.hardware import precision_line, settled_device, trains_on_cpu
 from toolgrpo.trainer.memory import PassShape
 from toolgrpo.trainer.model_card import ModelCard, SavesWithCard
@@ -82,10 +84,24 @@ class CardedSFTTrainer(SavesWithCard, SFTTrainer):  # type: ignore[misc]  # TRL 
         self.card = card
         self._shared_pass = SharedPass(mode=args.prefix_sharing, max_tokens=args.max_tokens_per_pass)
         super().__init__(args=args, **arguments)
+        name_base_whole(self.model)
         tune_fused_head(self.accelerator.device)
 
     def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         return super().compute_loss(sharing_model(self, self._shared_pass, model), *args, **kwargs)
+
+
+class _Seals(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
+    """Seals each checkpoint, once all processes have written it."""
+
+    def __init__(self, accelerator: Any, run: str | None) -> None:
+        self._accelerator, self._run = accelerator, run
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
+        self._accelerator.wait_for_everyone()
+        folder = checkpoint_folder(Path(args.output_dir), state.global_step)
+        if self._accelerator.is_main_process and folder.is_dir():
+            seal(folder, step=state.global_step, n_processes=self._accelerator.num_processes, run=self._run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +153,19 @@ def run_sft(
     if claim.warning is not None:
         console.print(claim.warning, markup=False)
     try:
+        folder, path = Path(config.output_dir), str(folder_of(str(model.model_name_or_path)))
+        text = run_text(argv, "sft")  # it may be read from a run that is set aside then
+        say = partial(console.print, markup=False, highlight=False)
+        begun = begin_together(folder, config.resume_from_checkpoint, say, unsealed=True, model=path)
         if argv and config.process_index == 0:
-            keep_run_config(argv, Path(config.output_dir), "sft")
+            keep_run_config(text, folder, begun.run)
         with library_bars_off():
-            return _run(sft, config, model, console)
+            return _run(sft, config, model, console, begun)
     finally:
         claim.release()
 
 
-def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: Console) -> SFTResult:
+def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: Console, begun: BegunRun) -> SFTResult:
     path = str(folder_of(str(model.model_name_or_path)))
     tokenizer = load_tokenizer(
         path,
@@ -211,9 +231,10 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
         if line is not None:
             progress.say(line)
     with storage_errors("the trained model", folder):
-        resumed = _checkpoint(config)
+        resumed = None if begun.checkpoint is None else str(begun.checkpoint)
         if resumed is not None:
             progress.say(f"resuming from {resumed}")
+        trainer.add_callback(_Seals(trainer.accelerator, begun.run))
         stop = GracefulStop(trainer.accelerator, progress.say)
         trainer.add_callback(stop)
         try:
@@ -250,19 +271,6 @@ def _labelled(examples: Sequence[Example]) -> Dataset:
         for example in examples
     ]
     return Dataset.from_dict({"input_ids": [list(example.ids) for example in examples], "labels": labels})
-
-
-def _checkpoint(config: ToolSFTConfig) -> str | None:
-    """Return the folder to go on from; `auto` is the last one that was written to its end, if any."""
-    asked = config.resume_from_checkpoint
-    if asked is None or asked == "false":
-        return None
-    if asked not in ("auto", "true", True):
-        if not (Path(asked) / "trainer_state.json").is_file():
-            raise ConfigError(f"--resume_from_checkpoint {asked} is no checkpoint of a training; give auto or a folder")
-        return cast("str", asked)
-    folders = [path for path in Path(config.output_dir).glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
-    return str(max(folders, key=lambda path: int(path.name.rpartition("-")[2]))) if folders else None
 
 
 def _schemas(sft: SFTArguments) -> Sequence[Mapping[str, Any]]:

@@ -24,11 +24,13 @@ import locale
 import os
 import select
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -38,7 +40,7 @@ from rich.spinner import Spinner
 
 from toolgrpo.errors import ToolGRPOError, UserError
 from toolgrpo.folder_claim import claim_folder
-from toolgrpo.observe.console import SteadyConsole
+from toolgrpo.observe.console import FewLines, SteadyConsole, show_tool_output, show_warnings
 from toolgrpo.plain_text import plain
 from toolgrpo.storage import opened_to_append
 
@@ -70,6 +72,7 @@ class RunLog:
         self.path = path
         self._limit = limit_bytes
         self._moving = threading.RLock()
+        self.shows_printed: Callable[[str], object] = lambda text: None  # what a user's files print
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = opened_to_append(path)
 
@@ -84,7 +87,7 @@ class RunLog:
             os.dup2(self._descriptor, number)
         # On a descriptor of their own: a plugin that closes 1 and 2 gets these numbers for the
         # files it opens next.
-        streams = unfailing_stream(self._descriptor, "utf-8"), unfailing_stream(self._descriptor, "utf-8")
+        streams = [unfailing_stream(self._descriptor, "utf-8", lambda text: self.shows_printed(text)) for _ in (1, 2)]
         sys.stdout, sys.stderr = streams
         atexit.register(_put_back, *streams)
         threading.Thread(target=self._watch, name="log limit", daemon=True).start()
@@ -176,6 +179,11 @@ class Terminal:
         faulthandler.enable(file=errors)
         terminal = cls(log, unfailing_stream(shown_on), quiet=not main_process)
         terminal._show_errors_on(errors)
+        show_warnings(terminal.say)
+        show_tool_output(lambda text: terminal.say(f"tools     {text}"))
+        log.shows_printed = FewLines(
+            lambda line: terminal.console.print(plain(line), markup=False), lambda: str(terminal.log_file)
+        )
         return terminal
 
     @classmethod
@@ -204,27 +212,32 @@ class Terminal:
         return cls.rank() == 0
 
     @contextlib.contextmanager
-    def writing_into_folder(self, config: Any, *, dry_run: bool, append: bool = False) -> Iterator[Any]:
-        """Yield the config of a run, whose output folder is claimed and logged into; a dry run leaves nothing behind."""
+    def writing_into_folder(
+        self, config: Any, *, dry_run: bool, begins: Callable[[], bool] = lambda: False
+    ) -> Iterator[Any]:
+        """Yield the config of a run, whose output folder is claimed and logged into; a dry run leaves nothing behind.
+
+        `begins` as in `log_into`.
+        """
         self.console.quiet = self.console.quiet or config.quiet
         if dry_run:
             with tempfile.TemporaryDirectory(prefix="toolgrpo-dry-") as folder:
                 yield config.changed(output_dir=folder)
         else:
-            self.log_into(Path(config.output_dir), append=append)
+            self.log_into(Path(config.output_dir), begins)
             yield config
 
-    def log_into(self, output_dir: Path, *, append: bool = False) -> None:
-        """Claim the output folder for this run, and go on logging there (`append`: in the log that
-        is there, of the run that is resumed).
+    def log_into(self, output_dir: Path, begins: Callable[[], bool] = lambda: False) -> None:
+        """Claim the output folder for this run, let it begin, and go on logging there.
 
-        Into `NAME.log`, and `NAME.rank1.log` and so on for the other processes. Raises ConfigError
+        `begins` returns whether the run goes on with the log that is there. Into `NAME.log`, and `NAME.rank1.log` and so on for the other processes. Raises ConfigError
         if another run has it.
         """
         assert self._log is not None
         claim = claim_folder(output_dir, self.rank())
         if claim.warning is not None:
             self.say(claim.warning)
+        append = begins() or not self.is_main_process()  # of other processes nothing was set aside
         before = self._log.path
         try:
             self.move_log(
@@ -296,15 +309,30 @@ def _duplicate(descriptor: int) -> int:
 _WAIT_S = 1.0  # for a terminal that takes nothing at the moment
 
 
-def unfailing_stream(descriptor: int, encoding: str | None = None) -> TextIO:
-    """Return a stream over `descriptor`, which it does not own: closing it has no effect."""
-    return _Stream(
+def unfailing_stream(
+    descriptor: int, encoding: str | None = None, shows: Callable[[str], object] | None = None
+) -> TextIO:
+    """Return a stream over `descriptor`, which it does not own: closing it has no effect.
+
+    `shows` gets what a user's files print, and nothing of what libraries do.
+    """
+    stream = _Stream(
         _Descriptor(descriptor),  # as `python -u` does: raw, without a buffer
         encoding=encoding or locale.getpreferredencoding(False),
         errors="backslashreplace",
         newline="\n",
         write_through=True,
     )
+    stream.shows = shows
+    return stream
+
+
+@cache
+def _is_of_user(file: str) -> bool:
+    """Return whether a file is a user's plugin, and not Python's, a package's or ours."""
+    place = os.path.realpath(file)
+    installed = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))
+    return os.path.isfile(place) and "-packages/" not in place and not place.startswith(installed)
 
 
 def write_all(descriptor: int, content: bytes | memoryview) -> bool:
@@ -336,6 +364,15 @@ class _Descriptor(io.FileIO):
 
 
 class _Stream(io.TextIOWrapper):
+    shows: Callable[[str], object] | None = None
+
+    def write(self, text: str, /) -> int:
+        written = super().write(text)
+        if self.shows is not None and _is_of_user(sys._getframe(1).f_code.co_filename):
+            with contextlib.suppress(Exception):  # the log has it
+                self.shows(text)
+        return written
+
     def close(self) -> None:
         """Stay open, for those who write later."""
 

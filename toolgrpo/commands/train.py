@@ -26,16 +26,20 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
 from toolgrpo.commands.parts import HELDOUT_ROWS, TRAINING_ROWS, RunParts
 from toolgrpo.commands.report import report_line
-from toolgrpo.commands.run_config import keep_run_config, resume_command
+from toolgrpo.commands.run_config import keep_run_config, resume_command, run_text
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.load import hub_ids
 from toolgrpo.data.rows import n_trained_on, trained_on_line
 from toolgrpo.errors import ToolGRPOError
 from toolgrpo.evaluation.measures import Share
+from toolgrpo.folder_claim import claim_folder
+from toolgrpo.models import folder_of
 from toolgrpo.observe.doctor import page_here
 from toolgrpo.observe.watch import DoctorWatch
 from toolgrpo.plain_text import counted, without_secrets
 from toolgrpo.storage import storage_errors, write_whole
+from toolgrpo.trainer.checkpoint_files import BegunRun
+from toolgrpo.trainer.checkpointing import begin_together
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 from toolgrpo.trainer.stopping import finish_before_stopping
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
@@ -91,11 +95,12 @@ def outcome_line(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | N
 def run_train(words: Sequence[str], terminal: Terminal) -> int:
     """Run the command."""
     script, config, model = parse_arguments(words)
-    resumes = bool(config.resume_from_checkpoint)
-    with terminal.writing_into_folder(config, dry_run=script.dry_run, append=resumes) as config:
-        if terminal.is_main_process() and not script.dry_run:
-            keep_run_config(words, Path(config.output_dir))
-        TrainingRun(script, config, model, terminal).run()
+    text = run_text(words)  # it may be read from a run that is set aside then
+    run = TrainingRun(script, config, model, terminal)
+    with terminal.writing_into_folder(config, dry_run=script.dry_run, begins=run.begin) as config:
+        if run.begun is not None and terminal.is_main_process():
+            keep_run_config(text, Path(config.output_dir), run.begun.run)
+        TrainingRun(script, config, model, terminal, run.begun).run()
     return 0
 
 
@@ -107,9 +112,16 @@ class TrainingRun:
     config: ToolGRPOConfig
     model: ModelConfig
     terminal: Terminal
+    begun: BegunRun | None = None  # None: it begins with its first stage
 
     def __post_init__(self) -> None:
         self.parts = RunParts(self.script, self.config, self.model, self.terminal)
+
+    def begin(self) -> bool:
+        """Begin the run in its folder, which is claimed; return whether it goes on with an earlier one."""
+        folder, wanted = Path(self.config.output_dir), self.config.resume_from_checkpoint
+        self.begun = begin_together(folder, wanted, self.terminal.say, model=folder_of(self.parts.model_name))
+        return self.begun.checkpoint is not None
 
     def run(self) -> dict[str, Any] | None:
         """Run all stages; return the summary that the table shows, or None after a dry run."""
@@ -120,6 +132,9 @@ class TrainingRun:
                 self.terminal.say(f"memory    {said}")
                 self.terminal.say("dry run: everything was loaded and checked")
                 return None
+            if self.begun is None:
+                opened.callback(claim_folder(Path(self.config.output_dir), self.terminal.rank()).release)
+                self.begin()
             (earlier,) = broadcast_object_list([self._earlier() if self.terminal.is_main_process() else None])
             before = _measured_before(earlier, heldout)
             if not before:
@@ -139,7 +154,7 @@ class TrainingRun:
             trainer.add_callback(first_step)
             train_started = time.monotonic()
             try:
-                output = trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)
+                output = trainer.train(resume_from_checkpoint=self.begun)
             except ToolGRPOError:
                 if any(Path(self.config.output_dir).glob("checkpoint-*")):
                     self._say_how_to_go_on()
@@ -254,7 +269,7 @@ class TrainingRun:
     def _earlier(self) -> dict[str, Any]:
         """Return the summary of the run that this one resumes; empty if there is none."""
         folder = Path(self.config.output_dir)
-        if not self.config.resume_from_checkpoint or not any(folder.glob("checkpoint-*")):
+        if self.begun is None or self.begun.checkpoint is None:
             return {}
         try:
             summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
+import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,69 @@ def folder_of(model: Any, say: Callable[[str], None] | None = None) -> Any:
 def is_adapter(folder: str | Path) -> bool:
     """Return whether a folder holds an adapter without the model that it belongs to."""
     return (Path(folder) / "adapter_config.json").is_file() and not (Path(folder) / "config.json").is_file()
+
+
+def base_of_adapter(folder: Path) -> str:
+    """Return the base model of an adapter: a folder's whole path, or a hub id.
+
+    An adapter of an earlier version has the path that was typed, relative to a folder that nobody knows: it is looked
+    for from here, in the file of its run and from the folders above it. Raises ModelError, at once, where it is gone.
+    """
+    file = folder / "adapter_config.json"
+    try:
+        named = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{file} does not say which base model the adapter belongs to: {error!r}") from error
+    if not isinstance(named, str) or not named.strip():
+        raise ModelError(
+            f"{file} names no base model (base_model_name_or_path: {named!r}); write its path or hub id there"
+        )
+    for place in (Path(), *folder.resolve().parents):
+        if (place / named / "config.json").is_file():
+            return str((place / named).resolve())
+    of_run = _model_of_run(folder, named)
+    if of_run is not None and (Path(of_run) / "config.json").is_file():
+        return of_run
+    if of_run is not None or named.startswith((".", "/", "~")) or named.count("/") > 1:
+        raise ModelError(
+            f"the base model of the adapter {folder} is not there: {of_run or named} (base_model_name_or_path in {file}; the "
+            f"working folder is {Path.cwd()}). Put the model there, or write its whole path or hub id into that file"
+        )
+    return named
+
+
+def _model_of_run(folder: Path, named: str) -> str | None:
+    """Return the whole path of this folder's base model, where the file of its run has one."""
+    for run in (folder / "run.yaml", folder.resolve().parent / "run.yaml"):
+        text = run.read_text("utf-8", errors="replace") if run.is_file() else ""
+        found = re.search(r"^model_name_or_path: [\"']?(/.*?)[\"']?$", text, re.MULTILINE)
+        if found and Path(found[1]).parts[-1:] == Path(named).parts[-1:]:
+            return found[1]
+    return None
+
+
+@contextmanager
+def adapter_with_base(folder: Path) -> Iterator[str]:
+    """Yield a folder from which PEFT loads an adapter: this one, or links to it beside the name of its base model."""
+    base, config = base_of_adapter(folder), json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    if config["base_model_name_or_path"] == base:
+        yield str(folder)
+        return
+    with tempfile.TemporaryDirectory(prefix="toolgrpo-adapter-") as view:
+        for file in folder.iterdir():
+            if file.is_file() and file.name != "adapter_config.json":
+                (Path(view) / file.name).symlink_to(file.resolve())
+        config["base_model_name_or_path"] = base
+        (Path(view) / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+        yield view
+
+
+def name_base_whole(model: Any) -> None:
+    """Let an adapter name its base model by the whole path, where a folder was loaded: it opens from any folder."""
+    for config in getattr(model, "peft_config", {}).values():
+        named = config.base_model_name_or_path
+        if isinstance(named, str) and Path(named).is_dir():
+            config.base_model_name_or_path = str(Path(named).resolve())
 
 
 def check_weights(folder: str | Path) -> None:

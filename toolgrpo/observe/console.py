@@ -1,4 +1,4 @@
-"""The terminal: a console that never hides the cursor, and warnings as lines on it."""
+"""The terminal: a console that never hides the cursor; warnings, and what a user's files print, as lines on it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 
 from rich.console import Console
+
+_LONGEST = 2000  # characters of what is printed at a time
 
 
 class SteadyConsole(Console):
@@ -19,23 +21,48 @@ class SteadyConsole(Console):
         return False
 
 
-def show_warnings(say: Callable[[str], None]) -> None:
-    """Pass warnings to `say` from now on, and to nobody who got them before.
+def show_warnings(say: Callable[[str], None]) -> logging.Handler:
+    """Pass this package's warnings to `say` from now on, and to no other `say`; return the handler that does it."""
+    logger = logging.getLogger("toolgrpo")
+    for handler in [one for one in logger.handlers if isinstance(one, _ShownWarnings)]:
+        logger.removeHandler(handler)
+    shown = _ShownWarnings(say)
+    logger.addHandler(shown)
+    return shown
 
-    They are those of engines (a server is waited for) and of readers of recordings (a line is left out).
-    """
-    for name in ("toolgrpo.engines", "toolgrpo.observe.records"):
-        logger = logging.getLogger(name)
-        for handler in [handler for handler in logger.handlers if isinstance(handler, WarningLines)]:
-            logger.removeHandler(handler)
-        logger.addHandler(WarningLines(say))
+
+def show_tool_output(say: Callable[[str], None]) -> None:
+    """Pass the first lines that tools print to `say`, too."""
+    logger = logging.getLogger("toolgrpo.tools.output")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.handlers = [WarningLines(say, logging.INFO)]
+
+
+def are_shown(logger: logging.Logger) -> bool:
+    """Return whether somebody set up logging, whose handlers show warnings: then they are not shown a second time."""
+    return any(not isinstance(one, WarningLines) for name in (logger, logger.root) for one in name.handlers)
+
+
+class FewLines:
+    """Shows the first lines of what a user's files print, and then one that says where all of it is."""
+
+    def __init__(self, show: Callable[[str], None], rest: Callable[[], str], most: int = 5) -> None:
+        self._show, self._rest, self._left, self._half = show, rest, most, ""
+
+    def __call__(self, text: str) -> None:
+        *lines, self._half = (self._half + text)[:_LONGEST].split("\n")
+        for line in lines if self._left >= 0 else ():
+            if self._left >= 0:
+                self._show(line if self._left else f"(what your files print from here on is in {self._rest()})")
+            self._left -= 1
 
 
 class WarningLines(logging.Handler):
     """Pass the text of each warning to `say`, whose failure ends no run."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        super().__init__(logging.WARNING)
+    def __init__(self, say: Callable[[str], None], level: int = logging.WARNING) -> None:
+        super().__init__(level)
         self._say = say
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -43,3 +70,7 @@ class WarningLines(logging.Handler):
             self._say(record.getMessage())
         except Exception:  # a line that cannot be shown or written
             self.handleError(record)
+
+
+class _ShownWarnings(WarningLines):
+    """The one handler by which a person sees the warnings."""

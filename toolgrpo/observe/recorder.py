@@ -3,7 +3,7 @@
 A line is what `batch_records` makes of an episode; docs/reference/episodes.md describes every field. Each
 process writes its own file (`episodes_path`), which `line_file` keeps whole, sets aside past a size
 and gzips. A checkpoint remembers how long the recording was, and a resumed run cuts it there, so no
-episode stands in it twice; a run that starts from the beginning sets an older recording aside.
+episode stands in it twice.
 Beside it stand the texts of the tokens (`vocabulary.jsonl`), so that a reader needs no tokenizer,
 and the episodes of held-out rows before and after a training (`heldout.jsonl`): always those of the
 process that measured last.
@@ -243,11 +243,9 @@ class EpisodeRecorder(Observer):
         """Return how many bytes the recording of episodes has so far."""
         return self._files["episodes"].size() if self._files else 0
 
-    def start_anew(self) -> None:
-        """Set aside, as `<name>.previous`, what an earlier run recorded under this name."""
-        if self._files and not self._files["episodes"].is_open:
-            for kind in ("episodes", "tokens", "heldout"):
-                self._files[kind].start_anew()
+    def open_kinds(self) -> list[str]:
+        """Return the files of the recording that this process has written to: `heldout`, ..."""
+        return [kind for kind, file in self._files.items() if file.is_open]
 
     def cut(self, n_bytes: int) -> str | None:
         """Forget what was recorded after the first `n_bytes`: the resumed run records it again.

@@ -18,7 +18,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from toolgrpo.observe.console import WarningLines
+from toolgrpo.observe.console import WarningLines, are_shown, show_warnings
 from toolgrpo.observe.line_file import LineFile, json_line
 from toolgrpo.observe.records import SCHEMA
 from toolgrpo.observe.trackers import versions
@@ -35,7 +35,8 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
     """The log of one process; without a path it writes nothing.
 
     `facts` are what the first line says of the run besides its config. `recorded_bytes` is how much
-    was recorded so far, and `say` tells a person when that will be much.
+    was recorded so far, and `say` tells a person when that will be much. Whoever logs shows the package's warnings too, unless
+    somebody `shows_warnings` already.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
         facts: Mapping[str, Any],
         recorded_bytes: Callable[[], int] = lambda: 0,
         say: Callable[[str], None] = lambda text: None,
+        shows_warnings: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._file = None if path is None else LineFile(path, what="the steps", remedy=_REMEDY)
@@ -58,8 +60,12 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
         self._began = (0.0, 0, 0)  # clock, bytes and steps done when this training began
         self._warned = False
         self._handler = WarningLines(lambda text: self.event("warning", text[:2000], step=self.step))
+        self._shown: logging.Handler | None = None
         if self._file is not None:
-            logging.getLogger("toolgrpo").addHandler(self._handler)
+            logger = logging.getLogger("toolgrpo")
+            # With a handler of ours Python's handler of last resort is silent, so a person must be told here.
+            self._shown = None if shows_warnings or are_shown(logger) else show_warnings(say)
+            logger.addHandler(self._handler)
 
     def event(self, what: str, text: str, *, step: int, **brought: Any) -> None:
         """Record an event: a warning, a finding, a checkpoint."""
@@ -96,7 +102,9 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
             )
 
     def close(self) -> None:
-        logging.getLogger("toolgrpo").removeHandler(self._handler)
+        for handler in (self._handler, self._shown):
+            if handler is not None:
+                logging.getLogger("toolgrpo").removeHandler(handler)
         if self._file is not None and self._waiting is None:
             self._file.close()
 

@@ -300,6 +300,7 @@ def open_watchers(
         facts={"model": model_name, "tools": tool_names},
         recorded_bytes=lambda: recorder.n_bytes,
         say=progress.say,
+        shows_warnings=progress.brings_own_log,
     )
 
     def log_unless_infrastructure_fails(metrics: Mapping[str, float]) -> None:

@@ -25,17 +25,18 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from toolgrpo.engines.base import Resumable
-from toolgrpo.errors import ConfigError, StorageError
+from toolgrpo.errors import StorageError
 from toolgrpo.storage import storage_failure, write_whole
 from toolgrpo.trainer import checkpoint_files as files
 from toolgrpo.trainer.trl import trainer as trl_trainer
@@ -62,6 +63,7 @@ report*.html
 *.log.1
 run.yaml
 summary.json
+earlier-*/
 .run*.lock
 failure.json
 vllm_weights/
@@ -118,6 +120,14 @@ class _Begun:
             torch.cuda.set_rng_state_all(list(self.cuda))
 
 
+def begin_together(folder: Path, wanted: Any, say: Callable[[str], None], **more: Any) -> files.BegunRun:
+    """Begin a run in its folder, in the main process; every process gets the same answer, once all have read theirs."""
+    state = PartialState()
+    state.wait_for_everyone()
+    (begun,) = broadcast_object_list([files.begin_run(folder, wanted, say, **more) if state.is_main_process else None])
+    return cast("files.BegunRun", begun)
+
+
 class RunIsComplete(Exception):
     """Raised when training begins and the checkpoint has all its steps:
     Transformers would train one more.
@@ -138,15 +148,28 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         self._resumed: Path | None = None
         self._keep = trainer.args.save_total_limit
         self._begun: _Begun | None = None
+        self._run: files.BegunRun | None = None
 
-    def to_resume(self, wanted: str | bool | None) -> str | None:
-        """Return the folder to resume from, or None to begin anew.
+    def to_resume(self, wanted: str | bool | files.BegunRun | None) -> str | None:
+        """Return the folder to resume from, or None to begin anew; the first time the run begins.
 
         It is the one that is named, or the last complete one (with `auto`, if there is one).
         """
-        (folder,) = broadcast_object_list([self._choose(wanted) if self._is_main else None])
-        self._resumed = None if folder is None else Path(folder)
-        return None if folder is None else str(folder)
+        if isinstance(wanted, files.BegunRun):
+            self._run = wanted
+        elif self._run is None:
+            model = self._trainer.model
+            self._run = begin_together(
+                *(self._output_dir, wanted, self._trainer.progress.say),
+                keeps=self._trainer.recorder.open_kinds(),
+                model=str(getattr(getattr(model, "config", None), "_name_or_path", "")),
+            )
+        else:
+            chosen = files.to_resume(self._output_dir, wanted, self._warn) if self._is_main else None
+            (folder,) = broadcast_object_list([chosen])
+            self._run = replace(self._run, checkpoint=folder)
+        self._resumed = self._run.checkpoint
+        return None if self._resumed is None else str(self._resumed)
 
     def save(self, write: Callable[[], None], place: Place | None = None) -> None:
         """Let `write` fill the checkpoint of this step; seal it.
@@ -165,7 +188,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
             self._save_place(folder, place)
             trainer.accelerator.wait_for_everyone()
             if self._is_main:
-                files.seal(folder, step=step, n_processes=trainer.accelerator.num_processes)
+                run = None if self._run is None else self._run.run
+                files.seal(folder, step=step, n_processes=trainer.accelerator.num_processes, run=run)
                 best = trainer.state.best_model_checkpoint
                 files.rotate(self._output_dir, keep=self._keep, best=None if best is None else Path(best))
         except Exception as error:
@@ -209,7 +233,6 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
     ) -> None:
         args.save_total_limit = None  # after the trackers were told
         if self._resumed is None:
-            self._trainer.recorder.start_anew()
             return
         reason = self._trainer.heldout_watch.reason(state)
         if state.global_step >= state.max_steps or reason is not None:
@@ -234,53 +257,6 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
     @property
     def _is_main(self) -> bool:
         return bool(self._trainer.accelerator.is_main_process)
-
-    def _choose(self, wanted: str | bool | None) -> str | None:
-        if wanted is None or wanted is False or str(wanted).lower() == "false":
-            return None
-        if wanted is True or str(wanted).lower() in ("auto", "true"):
-            last = self._last_whole(say=True)
-            if last is None and str(wanted).lower() != "auto":
-                raise ConfigError(f"there is no complete checkpoint in {self._output_dir} to resume from")
-            return None if last is None else str(last)
-        folder = Path(str(wanted))
-        reason = files.why_unusable(folder)
-        if reason is None:
-            return str(folder)
-        if files.is_foreign(folder):
-            self._warn(f"{folder} was not saved by toolgrpo; whether it is complete cannot be told")
-            return str(folder)
-        last = self._last_whole(say=False)
-        raise ConfigError(
-            f"cannot resume from {folder}: {'there is no such folder' if not folder.is_dir() else reason}. "
-            + (
-                f"The last complete checkpoint is {last}."
-                if last
-                else f"{self._output_dir} has no complete checkpoint."
-            )
-        )
-
-    def _last_whole(self, *, say: bool) -> Path | None:
-        """Return the checkpoint sealed last that is as it was; say which are passed over."""
-        candidates = files.complete_checkpoints(self._output_dir)
-        complete = {one.path for one in candidates}
-        passed_over = {
-            folder: files.why_incomplete(folder)
-            for folder in files.step_folders(self._output_dir)
-            if folder not in complete
-        }
-        last = None
-        while candidates and last is None:
-            newest = candidates.pop().path
-            passed_over[newest] = files.why_unusable(newest)
-            if passed_over[newest] is None:
-                last = newest
-        for folder, reason in passed_over.items():
-            if say and reason is not None:
-                self._warn(f"passed over {folder}: {reason}")
-        if say and passed_over and last is None:
-            self._warn(f"no checkpoint in {self._output_dir} can be resumed from")
-        return last
 
     def _restore(self, folder: Path) -> list[str]:
         """Put this process where it was; returns what could not be restored."""

@@ -27,6 +27,7 @@ from toolgrpo.evaluation.agreement import EngineProof
 from toolgrpo.evaluation.grading import Grading, success_at
 from toolgrpo.folder_claim import FolderClaim, claim_folder
 from toolgrpo.learning.correction import settled
+from toolgrpo.models import name_base_whole
 from toolgrpo.models.untrained_markers import output_rows
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.progress import RunProgress, library_bars_off, take_display
@@ -50,6 +51,7 @@ from toolgrpo.trainer.assembly import (
 )
 from toolgrpo.trainer.batch_in_training import BatchInTraining
 from toolgrpo.trainer.batches import Batches, EpisodeGrading
+from toolgrpo.trainer.checkpoint_files import BegunRun
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete, tied_head_expected
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.hardware import check_backend, precision_line
@@ -146,6 +148,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
 
     def _know_model(self, given: GivenParts) -> None:
         """Check the model that TRL has loaded, and how it is spread."""
+        name_base_whole(self.model)
         self.backend = check_backend(self.accelerator, n_gpus=torch.cuda.device_count())
         given.check_model(self.model.config.get_text_config().vocab_size, self.train_dataset)
         self.policy = trl_trainer.policy_of(self, self.backend)
@@ -257,10 +260,11 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
     def _is_main(self) -> bool:
         return bool(self.is_world_process_zero())
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: str | bool | BegunRun | None = None, **kwargs: Any) -> Any:
         """Run TRL's loop.
 
-        `resume_from_checkpoint` may be `auto`: the last complete checkpoint, if there is one.
+        `resume_from_checkpoint` may be `auto`: the last complete checkpoint, if there is one. Where there is none, a run
+        that is in the output folder is set aside in `earlier-1`.
         SIGTERM or Ctrl-C ends it after the current step, saved; then `stopped_by` names the signal.
         """
         trl_jobs.refuse_replaced_generate(self.model)

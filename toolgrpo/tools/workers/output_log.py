@@ -1,4 +1,4 @@
-"""Write the output of tools to a file of bounded size, never to the terminal.
+"""Write the output of tools to a file of bounded size; its first lines are logged at level INFO, for a terminal.
 
 One pipe carries the stdout and stderr of the supervisor, its workers and their children. It is
 always drained, so that a tool that prints without end blocks nobody; what is over the limit is
@@ -18,6 +18,7 @@ from toolgrpo.storage import opened_to_append
 _logger = logging.getLogger("toolgrpo.tools.output")
 _CHUNK = 1 << 18
 _TAIL = 4000
+_FIRST, _LONGEST = 5, 500  # lines that are logged, and their characters
 
 
 class OutputLog:
@@ -30,6 +31,7 @@ class OutputLog:
         self._buffer = bytearray(_CHUNK)
         self._tail = b""
         self._file: int | None = None
+        self._path, self._lines, self._in_traceback = path, 0, False
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = opened_to_append(path)
@@ -53,11 +55,28 @@ class OutputLog:
     def record(self, text: bytes | memoryview) -> None:
         """Write what was printed, as far as the limit goes."""
         self._tail = (self._tail + bytes(text[-_TAIL:]))[-_TAIL:]
+        if self._file is not None and self._lines <= _FIRST:
+            self._log_first(bytes(text[:_CHUNK]).decode("utf-8", "replace"))
         if self._left > 0:
             self._write(bytes(text[: self._left]))
             self._left -= len(text)
             if self._left <= 0:
                 self._write(b"\n[the limit of this log is reached; what tools print from here on is dropped]\n")
+
+    def _log_first(self, text: str) -> None:
+        """Log the first lines that tools print themselves: the tracebacks of calls are in the file alone."""
+        for line in text.splitlines():
+            was_in = self._in_traceback  # which ends with the line of the error, at the margin
+            self._in_traceback = line.startswith("Traceback ") or (was_in and line.startswith(" "))
+            if was_in or self._in_traceback or not line.strip() or self._lines > _FIRST:
+                continue
+            self._lines += 1
+            shown = (
+                plain(line[:_LONGEST])
+                if self._lines <= _FIRST
+                else f"(what they print from here on is in {self._path})"
+            )
+            _logger.info("%s", shown)
 
     def close(self) -> None:
         if self._file is not None:
