@@ -17,6 +17,7 @@ from typing import Any
 
 from toolgrpo.commands.arguments import DataArguments, ScriptArguments, flags_of
 from toolgrpo.commands.given import made_of, read_given
+from toolgrpo.commands.run_config import as_flags
 from toolgrpo.errors import ConfigError, SandboxError
 from toolgrpo.plain_text import plain, without_secrets
 
@@ -27,8 +28,10 @@ _PACKAGES = (
 _VARIABLES = ("ACCELERATE_", "CUDA_VISIBLE", "HF_HUB_OFFLINE", "MALLOC_", "OMP_", "TRITON_", "VLLM_", "WANDB_MODE")
 
 
-def environment_lines(_: Sequence[str] = ()) -> Iterator[str]:
+def environment_lines(words: Sequence[str] = ()) -> Iterator[str]:
     """Yield one line for each fact about this machine that a bug report needs; no value holds a secret."""
+    if words:
+        raise ConfigError(f"toolgrpo env takes no words, got {words[0]!r}")
     import psutil
     import torch
 
@@ -61,13 +64,9 @@ def environment_lines(_: Sequence[str] = ()) -> Iterator[str]:
 
 def data_lines(argv: Sequence[str]) -> Iterator[str]:
     """Yield what `toolgrpo data` prints of FILE: its size and columns, then some rows."""
-    from toolgrpo.data import load_tasks
+    from toolgrpo.data.load import load_tasks, place_of
 
-    if not argv or argv[0].startswith("-"):
-        raise ConfigError(
-            "say which rows: toolgrpo data FILE --show 3 (a file, a hub id, or a task set such as arithmetic)"
-        )
-    given = read_given(flags_of("data"), ["--dataset_id_or_path", *argv]).right()
+    given = read_given(flags_of("data"), as_flags("data", argv)).right()
     asked, script = made_of((DataArguments, ScriptArguments), given)
     rows = load_tasks(
         script.dataset_id_or_path, split=script.dataset_split, limit=script.max_rows, system_prompt=script.system_prompt
@@ -77,7 +76,7 @@ def data_lines(argv: Sequence[str]) -> Iterator[str]:
         written = _as_the_model_sees(asked.model_name_or_path, script, opened)
         for number in range(min(asked.show, len(rows))):
             row: dict[str, Any] = rows[number]
-            yield f"\nrow {number}"
+            yield f"\n{place_of(rows, number)}"
             yield plain(written(row))
             for name, value in row.items():
                 if name != "prompt" and value is not None:

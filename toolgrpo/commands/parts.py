@@ -24,12 +24,10 @@ from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.plugins import load_rewards, load_toolbox
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, load_tasks
-from toolgrpo.data.load import HeldOut, held_out_split, hold_out, hub_place
+from toolgrpo.data.load import HeldOut, hold_out, hub_place, place_of
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.evaluation.before_training import rehearse
-from toolgrpo.folder_claim import other_run_in
-from toolgrpo.models import NAMED_MODELS, folder_of
-from toolgrpo.models import check_weights as check_weight_files
+from toolgrpo.models import NAMED_MODELS, check_model, folder_of
 from toolgrpo.observe.console import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.trackers import has_wandb_login
@@ -101,22 +99,12 @@ class RunParts:
         n_questions = self.script.eval_questions or default
         if n_questions < 1:
             return None
-        return self._rows(*self._heldout_source, n_questions)
-
-    @property
-    def _heldout_source(self) -> tuple[str, str]:
-        """Return the data and the split of held-out rows that are no share of the rows to train on."""
-        given = self.script.eval_dataset_id_or_path
-        spec = given or self.dataset_spec
-        split = self.script.eval_split or held_out_split(spec)
-        if split == "train" and not given and not self.script.eval_split:
-            split = "heldout"  # never the rows of the training; the source says what to give instead
-        return spec, split
+        return self._rows(*self.script.heldout_source(), n_questions)
 
     def measured_on(self) -> dict[str, Any]:
         """Return the data set of the held-out rows in the fields of an EvalResult, with no folder of this machine."""
         shared = self._shares is not None
-        spec, split = (self.dataset_spec, self.script.dataset_split) if shared else self._heldout_source
+        spec, split = (self.dataset_spec, self.script.dataset_split) if shared else self.script.heldout_source()
         place = hub_place(spec, split)
         return {
             "dataset_type": place.repository if place else "local",
@@ -193,7 +181,7 @@ class RunParts:
             (refused,) = broadcast_object_list([refused])
             if not refused:
                 continue
-            first = "; ".join(f"row {number}: {why}" for number, why in sorted(refused.items())[:_NAMED])
+            first = "; ".join(f"{place_of(rows, number)}: {why}" for number, why in sorted(refused.items())[:_NAMED])
             more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
             text = f"{name}: {reward.name} refuses {len(refused)} of {counted(len(rows), 'row')} ({first}{more})"
             if not self.script.skip_bad_rows or len(refused) == len(rows):
@@ -213,7 +201,6 @@ class RunParts:
     def model_path(self, name: str) -> str:
         """Return where the model lies; the named models are built or unpacked first."""
         path = self._place_of(name)
-        check_weight_files(path)
         self.terminal.say(f"model     {name}" + (f" ({path})" if path != name else ""))
         return path
 
@@ -317,25 +304,8 @@ class RunParts:
     def _place_of(self, name: str) -> str:
         if name in NAMED_MODELS:
             return str(folder_of(name, self.terminal.say))
+        check_model(name)
         path = Path(name).expanduser()
-        if path.is_file():
-            raise ModelError(
-                f"--model_name_or_path {name} is a file; give the folder that holds config.json and the weights"
-            )
-        if path.is_dir() and not any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
-            holder = other_run_in(path)
-            if holder is not None:
-                raise ModelError(
-                    f"--model_name_or_path {name} holds no model yet: a run is writing there now ({holder}); wait for its "
-                    f"end, or give one of its checkpoints"
-                )
-            raise ModelError(
-                f"--model_name_or_path {name} is a folder without config.json; give a folder that `save_pretrained` wrote"
-            )
-        if not path.exists() and (name.startswith((".", "/", "~", "outputs/")) or name.count("/") > 1):
-            raise ModelError(
-                f"--model_name_or_path {name}: there is no such folder (the working folder is {Path.cwd()})"
-            )
         return str(path) if path.exists() else name
 
 
@@ -389,7 +359,7 @@ def _check_columns(rows: Dataset, tools: Toolbox | None, rewards: Sequence[Rewar
                 tuple(names): number for number, names in reversed([*enumerate(rows[column])]) if names is not None
             }
             for names, number in first.items():
-                check_tool_names(tools, names, column, f"row {number} (counted from 0)")
+                check_tool_names(tools, names, column, place_of(rows, number))
     if "user_turns" in rows.column_names:
         for script in rows["user_turns"]:
             check_user_turns(tools, script)

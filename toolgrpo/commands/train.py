@@ -88,14 +88,15 @@ def outcome_line(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | N
 
 
 def run_train(words: Sequence[str], terminal: Terminal) -> int:
-    """Run the command."""
+    """Run the command; 130 says that Ctrl-C ended it before its last step."""
     script, config, model = parse_arguments(words)
     resumes = bool(config.resume_from_checkpoint)
     with terminal.writing_into_folder(config, dry_run=script.dry_run, append=resumes) as config:
         if terminal.is_main_process() and not script.dry_run:
             keep_run_config(words, Path(config.output_dir))
-        TrainingRun(script, config, model, terminal).run()
-    return 0
+        run = TrainingRun(script, config, model, terminal)
+        run.run()
+    return 130 if run.interrupted else 0
 
 
 @dataclass
@@ -106,6 +107,7 @@ class TrainingRun:
     config: ToolGRPOConfig
     model: ModelConfig
     terminal: Terminal
+    interrupted: bool = False  # by Ctrl-C, before the last step
 
     def __post_init__(self) -> None:
         self.parts = RunParts(self.script, self.config, self.model, self.terminal)
@@ -158,6 +160,7 @@ class TrainingRun:
                 summary = self._summary(trainer, before, after, train_s, steps, earlier)
                 self._show(summary, doctor_lines(trainer.doctor))
                 if trainer.stopped_by and trainer.state.global_step < trainer.state.max_steps:
+                    self.interrupted = trainer.stopped_by == "SIGINT"
                     self._say_how_to_go_on()
             self._keep(summary)
             return summary
