@@ -66,7 +66,7 @@ def test_rows_that_a_reward_refuses_stop_the_run_or_are_left_out(tmp_path: Path)
     shown = io.StringIO()
     parts = partial(parts_over_refused_rows, tmp_path, shown)
     rows = parts()._all_rows
-    said = "the training rows: code_exec refuses 2 of 4 rows .row 1: its own answer .*; row 3: its own answer"
+    said = "the training rows: code_exec refuses 2 of 4 rows .*jsonl, line 2: its own answer .*jsonl, line 4: its own answer"
     with pytest.raises(DataError, match=f"{said}.*--skip_bad_rows"):
         parts().rows_to_score(rows, parts().rewards(), "the training rows")
     left = parts("--skip_bad_rows").rows_to_score(rows, parts().rewards(), "the training rows")
@@ -102,8 +102,9 @@ def test_a_refused_row_stops_every_process_with_the_same_sentence(tmp_path: Path
         for rank in ("0", "1")
     ]
     first, second = (process.communicate(timeout=300)[0].strip() for process in processes)
-    assert first.startswith("True DataError the training rows: code_exec refuses 2 of 4 rows (row 1: its own answer")
-    assert second == first.replace("True", "False", 1)
+    assert first.startswith("True DataError the training rows: code_exec refuses 2 of 4 rows (")
+    assert f"{tmp_path / '0'}/" in first and ", line 2: its own answer" in first
+    assert second == first.replace("True", "False", 1).replace(f"{tmp_path / '0'}/", f"{tmp_path / '1'}/")
 
 
 def test_a_users_own_files_are_loaded(tmp_path: Path) -> None:
