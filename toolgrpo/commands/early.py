@@ -4,7 +4,8 @@ Everything is read by what reads it later, with the same sentences: names and va
 output folder, a port. Plugin files are compiled, and nothing of them runs. What a run's own arguments say together is
 said here alone. A value of a YAML file is named with its line.
 
-Not covered: rows behind the first `_ROWS`, those of the hub and of reasoning_gym; what a plugin file exports.
+Not covered: rows behind the first `_ROWS`, those of the hub and of reasoning_gym, conversations of a mixture; what a
+plugin file exports.
 """
 
 from __future__ import annotations
@@ -183,11 +184,11 @@ def _rows(spec: str, split: str, limit: int, *, skips: bool, rewards: Sequence[s
 
 
 def _conversations(known: Mapping[str, Any]) -> None:
-    from toolgrpo.data.load import hub_place
+    from toolgrpo.data.load import hub_place, is_mixture
     from toolgrpo.sft.encoder import read_conversations
 
     spec, split = str(known["dataset_id_or_path"]), known["dataset_split"]
-    if hub_place(spec, split) is None:
+    if not is_mixture(spec) and hub_place(spec, split) is None:
         read_conversations(spec, split, _ROWS)
 
 

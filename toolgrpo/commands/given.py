@@ -84,7 +84,7 @@ class GivenKey:
     heading: str | None
     name: str
     value: Any
-    place: str  # file and line
+    where: str  # file and line
 
 
 def parse_args(classes: Iterable[type[Any]], argv: Sequence[str]) -> tuple[Any, ...]:
@@ -193,13 +193,13 @@ def _file_values(path: str | Path, known: Mapping[str, Flag]) -> Given:
         if name not in known:
             continue
         if name in values:
-            complaints.append(f"{given.place}: {name!r} is given twice ({given.name!r}); keep one")
+            complaints.append(f"{given.where}: {name!r} is given twice ({given.name!r}); keep one")
             continue
-        values[name], places[name] = given.value, given.place
+        values[name], places[name] = given.value, given.where
         try:
             values[name] = known[name].from_yaml(given.value)
         except ValueError as error:
-            complaints.append(f"{given.place}: {given.name} {error}")
+            complaints.append(f"{given.where}: {given.name} {error}")
     if "use_peft" in known and any(given.heading == "model" and given.name in _MEAN_LORA for given in content):
         values.setdefault("use_peft", True)
     return Given(values, complaints, places)
@@ -224,14 +224,14 @@ def _unknown_keys(content: Iterable[GivenKey], known: Mapping[str, Flag]) -> lis
             continue
         if given.heading is None and isinstance(given.value, Mapping):
             complaints.append(
-                f"{given.place}: unknown heading {given.name!r}; the headings are {', '.join(HEADINGS)} "
+                f"{given.where}: unknown heading {given.name!r}; the headings are {', '.join(HEADINGS)} "
                 f"(the nearest is {nearest(given.name, HEADINGS)[0]!r})"
             )
             continue
         instead = answer_to(given.name) or f"the nearest known key is {nearest(given.name, known)[0]!r}"
         if given.name in HEADINGS and given.heading is not None:
             instead = f"it is a heading, and stands one level too deep, under {given.heading!r}: indent it less"
-        complaints.append(f"{given.place}: unknown key {given.name!r}; {instead}")
+        complaints.append(f"{given.where}: unknown key {given.name!r}; {instead}")
     return complaints
 
 
