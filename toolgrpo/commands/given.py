@@ -308,7 +308,8 @@ def _load_yaml(path: Path) -> tuple[Mapping[str, Any], Mapping[tuple[str, str], 
         raise ConfigError(f"--config {path} is empty; it should hold lines such as `learning_rate: 1e-5`")
     if not isinstance(content, Mapping):
         raise ConfigError(f"--config {path} must hold `key: value` lines, but it is a {type(content).__name__}")
-    keys = [("", key, value) for key, value in yaml.compose(text, _Loader).value]
+    root = yaml.compose(text, _Loader)
+    keys = [("", key, value) for key, value in root.value] if isinstance(root, yaml.MappingNode) else []
     keys += [(head.value, *pair) for _, head, of in keys if isinstance(of, yaml.MappingNode) for pair in of.value]
     return content, {(str(heading), str(key.value)): key.start_mark.line + 1 for heading, key, _ in keys}
 

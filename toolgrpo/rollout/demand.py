@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from toolgrpo.chat.base import ChatFormat
-from toolgrpo.data.load import place_of
 from toolgrpo.engines.build import EngineOptions, choose_engine
 from toolgrpo.engines.policy import Policy, kv_bytes_per_token
 from toolgrpo.errors import DataError
@@ -182,6 +181,8 @@ def rows_that_fit(rows: Any, prompts: Prompts, tokens: int, policy: str, name: s
 
 
 def _described(rows: Any, too_long: Sequence[tuple[int, int]], window: int, name: str) -> str:
+    from toolgrpo.data.load import place_of
+
     first = ", ".join(f"{place_of(rows, number)} ({length:,} tokens)" for number, length in too_long[:_NAMED])
     more = f" and {len(too_long) - _NAMED} more" if len(too_long) > _NAMED else ""
     return f"{name}: the prompt fills the context window of {window:,} tokens in {first}{more}"
