@@ -29,6 +29,12 @@ def nearest(name: str, known: Iterable[str], n: int = 1, *, alike: float = 0.0) 
     return difflib.get_close_matches(name[:_LONGEST], list(known), n=n, cutoff=alike)
 
 
+def nearest_is(name: str, known: Iterable[str]) -> str:
+    """Return a clause that names the known name which is likely meant; an empty text if none is alike."""
+    near = nearest(name, known, alike=_ALIKE)
+    return f"; the nearest is {near[0]!r}" if near else ""
+
+
 def shipped_root() -> Path:
     """Return the folder of the files that come with the package."""
     packed = Path(__file__).parent / "shipped"

@@ -34,6 +34,12 @@ def plain(text: str) -> str:
     return _IN_TEXT.sub(_escaped, text)
 
 
+def duration(seconds: float) -> str:
+    """Return a time in the unit that a person would choose."""
+    unit, name = next(((size, name) for size, name in ((3600, "h"), (60, "min")) if seconds >= 1.5 * size), (1, "s"))
+    return f"{seconds / unit:.1f} {name}"
+
+
 def counted(n: int, noun: str) -> str:
     """Return a number and its noun: `1 row`, `2 rows`."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

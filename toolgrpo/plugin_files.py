@@ -14,6 +14,7 @@ import importlib.util
 import sys
 import traceback
 import typing
+import warnings
 from pathlib import Path
 from types import ModuleType
 
@@ -56,6 +57,16 @@ def import_file(path: Path, *, needs_annotations: bool = False) -> ModuleType:
         del sys.modules[name]
         if isinstance(error, KeyboardInterrupt):
             raise
+        raise PluginError(import_failed(str(path), error)) from error
+
+
+def check_python(path: Path) -> None:
+    """Raise `PluginError` where a file is no Python, in the words of `import_file`; nothing of it runs."""
+    path = python_file(path)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # they come again where it is imported
+            compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # a NUL in it, parentheses without end
         raise PluginError(import_failed(str(path), error)) from error
 
 

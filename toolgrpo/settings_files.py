@@ -33,6 +33,11 @@ def read_yaml(path: Path) -> Any:
     return parse_yaml(_text_of(path, "YAML"))
 
 
+def read_yaml_with_lines(path: Path) -> tuple[Any, dict[tuple[str, str], int]]:
+    """Return the content of a YAML file, and the line of each key by its heading ("": none)."""
+    return _parsed(_text_of(path, "YAML"))
+
+
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file; raise OSError or BadSettings."""
     try:
@@ -67,18 +72,29 @@ def _text_of(path: Path, kind: str) -> str:
 
 def parse_yaml(text: str) -> Any:
     """Return the content of a YAML text; raise BadSettings."""
+    return _parsed(text)[0]
+
+
+def _parsed(text: str) -> tuple[Any, dict[tuple[str, str], int]]:
     try:
         _check_brackets(text)
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
-            return None
+            return None, {}
         _check_size(node)
-        return loader.construct_document(node)
+        lines = _lines_of_keys(node)
+        return loader.construct_document(node), lines
     except RecursionError:
         raise BadSettings("is not valid YAML: it is nested too deeply") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: a date in a 13th month
         raise BadSettings(f"is not valid YAML: {_where(error, text)}") from error
+
+
+def _lines_of_keys(root: yaml.Node) -> dict[tuple[str, str], int]:
+    keys = [("", key, value) for key, value in root.value] if isinstance(root, yaml.MappingNode) else []
+    keys += [(head.value, *pair) for _, head, of in keys if isinstance(of, yaml.MappingNode) for pair in of.value]
+    return {(str(heading), str(key.value)): key.start_mark.line + 1 for heading, key, _ in keys}
 
 
 def _check_brackets(text: str) -> None:

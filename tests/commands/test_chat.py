@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from toolgrpo.commands.chat import ChatTools, ShowingRunner, parse_chat_arguments
-from toolgrpo.commands.run_config import words_of_model
+from toolgrpo.commands.run_config import as_flags
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout import Episode
@@ -80,6 +80,6 @@ def test_a_folder_brings_what_its_run_was_given_and_flags_win(tmp_path: Path) ->
     (tmp_path / "run.yaml").write_text("batch_sizes: 8\n")
     with pytest.raises(ConfigError, match="unknown key 'batch_sizes'"):
         parse_chat_arguments([str(tmp_path)])
-    assert words_of_model(["nano", "--config", "x.yaml"]) == ["--model_name_or_path", "nano", "--config", "x.yaml"]
+    assert as_flags("chat", ["nano", "--config", "x.yaml"]) == ["--model_name_or_path", "nano", "--config", "x.yaml"]
     with pytest.raises(ConfigError, match="is missing; for a first look: toolgrpo chat nano"):
         parse_chat_arguments([])

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ import pytest
 import yaml
 
 from toolgrpo.commands.check import CheckRun, parse_check_arguments
-from toolgrpo.commands.check_lines import CheckLine, CheckReport, CheckVerdict, add_calls, add_success
+from toolgrpo.commands.check_lines import CheckLine, CheckReport, CheckVerdict, add_budget, add_calls, add_success
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.evaluation.before_training import Untrained
-from toolgrpo.rollout import RolloutBatch
+from toolgrpo.plain_text import duration
+from toolgrpo.rollout import EpisodeLimits, RolloutBatch, Scored
+from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
+from toolgrpo.trajectory import StopReason
 
 ROOT = Path(__file__).parents[2]
 GOOD = ["--config", "recipes/configs/nano.yaml", "--engine", "transformers", "--per_device_train_batch_size", "8"]
@@ -130,6 +134,39 @@ def test_a_task_without_a_success_is_named_beside_others_that_have_some() -> Non
     passed, warned = report.lines
     assert passed.verdict is CheckVerdict.PASS and warned.verdict is CheckVerdict.WARNING
     assert "not one episode succeeds of task chains (8), sums (12)" in warned.said and "toolgrpo sft" in warned.do
+
+
+@pytest.mark.parametrize(
+    ("stops", "cap", "do"),
+    [
+        ({"length": 7, "finished": 25}, 2, "raise --max_turn_tokens (7)"),
+        ({"length": 7, "finished": 25}, None, "raise --max_completion_length (7)"),
+        ({"max_turns": 2, "context_full": 2, "finished": 28}, 2, "--vllm_max_model_length (2), --max_turns (2)"),
+        ({"length": 1, "finished": 31}, 2, ""),
+    ],
+)
+def test_episodes_that_were_cut_are_a_warning_that_names_the_limit(
+    stops: dict[str, int], cap: int | None, do: str
+) -> None:
+    cut = run_episode(ScriptedEngine([ByteChat.say("1234")]), max_turn_tokens=2)
+    ends = [replace(cut, stop_reason=StopReason(reason)) for reason, n in stops.items() for _ in range(n)]
+    report = CheckReport(lambda line: None)
+    batch = RolloutBatch(episodes=tuple(Scored({"prompt": "q"}, one) for one in ends))
+    limits = EpisodeLimits(max_completion_length=64, max_turn_tokens=cap)
+    add_budget(report, untrained(stops=Counter(stops)), batch, len, limits)
+    (line,) = report.lines
+    assert line.verdict is (CheckVerdict.WARNING if do else CheckVerdict.PASS) and line.do.endswith(do)
+
+
+def test_a_time_is_told_in_its_own_unit() -> None:
+    assert [duration(seconds) for seconds in (0.04, 9, 89, 95, 5399, 5401)] == [
+        "0.0 s",
+        "9.0 s",
+        "89.0 s",
+        "1.6 min",
+        "90.0 min",
+        "1.5 h",
+    ]
 
 
 def untrained(**changes: Any) -> Untrained:

@@ -73,28 +73,18 @@ def test_help_imports_nothing_heavy_and_names_the_command(command: str) -> None:
     assert {"torch", "trl", "transformers", "datasets", "pydantic"} & set(done.stderr.split()) == set()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("train --learning_rat 1", "unknown flag --learning_rat; the nearest known flag is --learning_rate"),
-        ("evaluate --config FILE", "unknown key 'learning_rat'; the nearest known key is 'learning_rate'"),
-        ("sft --batch-sizes=4", "unknown flag --batch-sizes; the nearest known flag is --batch_size"),
-        ("train --num_generations eight", "--num_generations must be a whole number, got 'eight'"),
-        ("check --tools_script none.py", "No such file: "),
-        ("sft --dataset_id_or_path none.jsonl", "there is no file none.jsonl"),
-    ],
-)
-def test_a_cheap_mistake_is_told_before_anything_heavy_is_imported(words: str, said: str, tmp_path: Path) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text("training:\n  learning_rat: 1.0\n")
-    script = "import sys; from toolgrpo.commands.main import main; print(main(sys.argv[1:]), *sys.modules)"
-    argv = words.replace("FILE", str(file)).split()
-    done = subprocess.run(
-        [sys.executable, "-c", script, *argv], capture_output=True, text=True, timeout=240, check=False
-    )
-    code, *modules = done.stdout.split()
-    assert code == "1" and re.match(r"(Config|Plugin|Data)Error: ", done.stderr) and said in done.stderr
-    assert {"torch", "trl", "transformers", "datasets", "pydantic"} & set(modules) == set()
+@pytest.mark.parametrize("words", ["help", "help env", "env --help", "init -h", "completion --help", "help init"])
+def test_help_is_help_wherever_it_is_asked_for(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("usage: toolgrpo ") and said.err == "" and "sandbox " not in said.out
+
+
+def test_help_of_a_command_may_stand_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "train", "drawing"]) == main(["train", "--help", "drawing"]) == 0
+    first, second = capsys.readouterr().out.split("usage: ")[1:]
+    assert first == second
+    assert main(["help", "tarin"]) == 2 and "the nearest is 'train'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", sorted(PAGES.keys() - {"data"}))

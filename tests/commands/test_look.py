@@ -42,7 +42,7 @@ def test_what_a_bug_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_as_the_reward_and_as_the_model_see_them(rows: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", rows, "--show", "2", "--system_prompt", "Be short."]) == 0
     said = capsys.readouterr().out
-    assert "5 rows with " in said and "row 1" in said and "row 2" not in said and "\x1b" not in said
+    assert "5 rows with " in said and ", line 2" in said and ", line 3" not in said and "\x1b" not in said
     assert (
         "  system: Be short.\n  user: What is 0+1?" in said and '  answer: "2"' in said and '  tools: ["add"]' in said
     )

@@ -11,7 +11,7 @@ from trl import ModelConfig
 
 from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
 from toolgrpo.commands.given import given_values
-from toolgrpo.commands.other_names import ANSWERS, MEANS, REMOVED, UNDER_HEADING
+from toolgrpo.commands.other_names import ANSWERS, MEANS, UNDER_HEADING
 from toolgrpo.errors import ConfigError
 from toolgrpo.trainer.config import ToolGRPOConfig
 
@@ -155,13 +155,3 @@ def test_lora_is_never_left_out_in_silence(tmp_path: Path, flags: tuple[str, ...
 def test_lora_in_a_file_is_seen_too(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="lora_r is given, but not use_peft"):
         parse(tmp_path, OLDER + "  lora_r: 16\n")
-
-
-@pytest.mark.parametrize("name", REMOVED)
-def test_a_removed_flag_is_answered_with_what_to_use_instead(name: str, tmp_path: Path) -> None:
-    assert name not in FIELDS
-    with pytest.raises(ConfigError, match=f"^--{name} was removed: ") as caught:
-        parse_flags(tmp_path, f"--{name}", "1")
-    assert str(caught.value).endswith(REMOVED[name])
-    with pytest.raises(ConfigError, match=f"{name} was removed: "):
-        parse(tmp_path, f"model_name_or_path: nano\ntraining:\n  {name}: 1\n")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from toolgrpo.data import BadRows, load_tasks
-from toolgrpo.data.load import row_places
+from toolgrpo.data.load import place_of, row_places
 from toolgrpo.data.rows import rows_and_reasons
 from toolgrpo.data.table import as_dataset
 from toolgrpo.errors import DataError, RewardError
@@ -266,9 +266,9 @@ def test_reasoning_gym_tasks_hold_out_other_questions() -> None:
 def test_an_answer_that_its_own_reward_refuses_is_found() -> None:
     rows = [{"prompt": "x", "answer": "2 or 3"}, {"prompt": "x", "answer": "2 or 3/0"}]
     assert check_gold(rows[:1], get_reward("gsm8k")) == 1
-    with pytest.raises(RewardError, match=r"row 1 of the data, scored alone: .*holds no number: '2 or 3/0'"):
+    with pytest.raises(RewardError, match=r"row 2, scored alone: .*holds no number: '2 or 3/0'"):
         check_gold(rows, get_reward("gsm8k"))
-    with pytest.raises(DataError, match=r"row 1: its own answer ' ' scores 0"):
+    with pytest.raises(DataError, match=r"row 2: its own answer ' ' scores 0"):
         check_gold([*rows[:1], {"prompt": "x", "answer": " "}], get_reward("exact_match"))
     assert check_gold(rows, get_reward("tool_use")) is None
 
@@ -303,3 +303,25 @@ def test_every_refused_row_is_told_at_once(refused: dict[int, str], said: str) -
     told = rows_and_reasons(refused, lambda number: f"a.jsonl, line {number + 1}")
     assert told.endswith(said) and len(told) < 1000
     assert rows_and_reasons({0: "x", 2: "x"}, "rows[{}]".format) == "rows[0, 2]: x"
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "json"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_row_is_named_by_file_and_line_in_every_selection(tmp_path: Path, kind: str, mixed: bool) -> None:
+    rows = [{"prompt": f"{n} + 1?", "answer": str(n + 1)} for n in (1, 2, 2, 3)]
+    text = {
+        "jsonl": "\n" + "".join(json.dumps(row) + "\n" for row in rows),
+        "csv": "prompt,answer\n" + "".join(",".join(row.values()) + "\n" for row in rows),
+        "json": json.dumps(rows),
+    }
+    file = tmp_path / f"rows.{kind}"
+    file.write_text(text[kind])
+    spec = str(file)
+    if mixed:
+        (tmp_path / "mixture.yaml").write_text(f"system_prompt: Be short.\ntasks: [{{data: {file}}}]\n")
+        spec = str(tmp_path / "mixture.yaml")
+    loaded = load_tasks(spec, system_prompt="Answer.")
+    number = next(n for n, row in enumerate(loaded) if row["answer"] == "4")
+    place = f"{file}, {'item 4' if kind == 'json' else 'line 5'}"
+    assert place_of(loaded, number) == place_of(loaded.select([number, 0]), 0) == place
+    assert place_of([dict(row) for row in loaded], 2) == "row 3"

@@ -158,6 +158,11 @@ def test_what_the_episodes_met_is_said_with_the_flag_that_helps() -> None:
     assert ends == "ends      max_turns 2, finished 1 of 3 episodes; --max_turns allows more turns"
     assert calls == "calls     4 of 5 failed: unmarked 4; --unmarked_calls accept runs such calls"
     assert repeats.startswith("repeats   2 of 3 episodes") and copies.startswith("copies    2 of 3 answers")
+    for in_turn, end in ((True, "length_of_turn 2"), (False, "length 2")):
+        short = replace(cut, stop_reason="length", cut_in_turn=in_turn)
+        flag = "--max_turn_tokens allows" if in_turn else "--max_completion_length allows"
+        said = replace(found, episodes=(short, short)).lines(Path("out"))[0]
+        assert end in said and flag in said, said
     raised = replace(found, episodes=(episode(0, False, call("add", ToolErrorKind.RAISED, 0.0)),))
     ends, calls = raised.lines(Path("out"))
     assert ends == "ends      finished 1 of 1 episodes" and calls.endswith("toolgrpo show out --cause raised has them")

@@ -260,6 +260,8 @@ def test_which_requests_are_those_of_foreign_pages(
 )
 def test_an_origin_is_a_scheme_and_a_host_and_nothing_else(origin: str) -> None:
     assert is_foreign("localhost", origin)
+
+
 HOSTS = (  # of a server on port 8000
     *(("127.0.0.1:8000", True), ("localhost:8000", True), ("LOCALHOST:8000", True), ("[::1]:8000", True)),
     *(

@@ -274,6 +274,6 @@ def test_a_recording_without_one_whole_line_is_one_sentence(tmp_path: Path, caps
     (tmp_path / "episodes.jsonl").write_text("\n".join(ODD_LINES) + "\n", errors="replace")
     (tmp_path / "episodes.jsonl.0001").mkdir()
     for arguments in ([], ["--worst"], ["7"]):
-        assert main(["show", str(tmp_path), *arguments]) == 1
+        assert main(["show", str(tmp_path), *arguments]) == 2
         assert capsys.readouterr().err.startswith("ConfigError: ")
     assert build_report([tmp_path]).n_episodes == 0

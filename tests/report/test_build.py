@@ -187,7 +187,7 @@ def test_texts_that_are_too_long_are_cut_in_the_middle(tmp_path: Path) -> None:
 def test_what_cannot_be_reported_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="holds no recording"):
         build_report([tmp_path])
-    assert main(["report", str(tmp_path / "nowhere")]) == 1
+    assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert "there is no folder" in capsys.readouterr().err
     run = record_run(tmp_path / "run", steps=1)
     with pytest.raises(ConfigError, match="cannot be written to"):

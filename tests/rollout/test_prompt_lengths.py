@@ -22,7 +22,7 @@ def kept(rows: Any, policy: str, said: list[str]) -> list[str]:
 def test_they_are_refused_with_row_and_length() -> None:
     length = len(ByteChat().prompt([{"role": "user", "content": "x" * 400}], []))
     with pytest.raises(
-        DataError, match=rf"the training rows: .* window of 300 tokens in row 1 \({length} tokens\)\. Shorten"
+        DataError, match=rf"the training rows: .* window of 300 tokens in row 2 \({length} tokens\)\. Shorten"
     ):
         kept(ROWS, "refuse", [])
 
@@ -30,7 +30,7 @@ def test_they_are_refused_with_row_and_length() -> None:
 def test_or_skipped_and_said() -> None:
     said: list[str] = []
     assert [text[:1] for text in kept(ROWS, "skip", said)] == ["s", "y"]
-    assert len(said) == 1 and said[0].endswith("left out") and "row 1" in said[0]
+    assert len(said) == 1 and said[0].endswith("left out") and "row 2" in said[0]
     with pytest.raises(DataError, match="nothing is left"):
         kept(ROWS.select([1]), "skip", [])
 

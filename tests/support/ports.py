@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _PORTS = range(20_000, 32_768)
 _TRIES = 100
@@ -24,3 +26,12 @@ def free_port() -> int:
                 continue
             return port
     raise OSError(f"none of {_TRIES} ports from {_PORTS.start} to {_PORTS.stop - 1} is free on this machine")
+
+
+@contextmanager
+def held_port() -> Iterator[int]:
+    """Listen at a port, which nobody else can have meanwhile."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        yield int(holder.getsockname()[1])

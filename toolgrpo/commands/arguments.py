@@ -7,6 +7,8 @@ flag of `evaluate` and `gateway`; a YAML file of a training may hold it.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolgrpo.commands.flags import Flag, flags_of_classes, flags_of_source
-from toolgrpo.commands.given import given_values, made_of
+from toolgrpo.commands.given import read_given
 from toolgrpo.commands.other_names import question_iterations
 from toolgrpo.errors import ConfigError
 from toolgrpo.options import (
@@ -49,6 +51,8 @@ READ_WITHOUT_TRAINING = frozenset(
         *("ddp_backend", "ddp_timeout", "local_rank", "log_level", "log_level_replica"),
     )
 )
+
+DEFAULT_QUESTIONS = 100  # of an evaluation
 
 _SOME_TEXT: dict[str, Any] = {
     "allowed": lambda text: text is None or text.strip(),
@@ -99,6 +103,17 @@ class ScriptArguments(Options):
                 "elsewhere; give one of them"
             )
         self._choose_reward()
+
+    def heldout_source(self) -> tuple[str, str]:
+        """Return the data and the split of held-out rows that are no share of the rows to train on."""
+        from toolgrpo.data.load import held_out_split  # brings YAML's and pydantic's weight, which help does not need
+
+        given = self.eval_dataset_id_or_path
+        spec = str(given or self.dataset_id_or_path)
+        split = self.eval_split or held_out_split(spec)
+        if split == "train" and not given and not self.eval_split:
+            split = "heldout"  # never the rows of the training; the source says what to give instead
+        return spec, split
 
     def _choose_reward(self) -> None:
         """Take a function name without a file as a built-in reward, and a default where there is
@@ -287,16 +302,20 @@ def parse_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, ToolGRPOConfi
 
 def parse_checked(kinds: Sequence[type[Any]], argv: Sequence[str], *, trains: bool = True) -> tuple[Any, ...]:
     """Return what is given, and a checked instance of each kind, of which the last three are those of a training."""
-    given = given_values(kinds, argv)
-    made = made_of(kinds, given)
+    given = read_given(flags_of_classes(kinds), argv)
+    made = given.made(kinds)
     script, config, model = made[-3:]
-    check_arguments(script, config, model, given, trains=trains)
-    return given, *made
+    check_arguments(script, config, model, given.values, trains=trains)
+    return given.values, *made
 
 
 def is_missing(name: str, command: str = "train") -> str:
     """Return what is said where a flag that is needed is not given."""
-    shown = {"chat": "toolgrpo chat nano", "gateway": "toolgrpo gateway --model nano"}
+    shown = {
+        "chat": "toolgrpo chat nano",
+        "gateway": "toolgrpo gateway --model nano",
+        "sft": "--config recipes/configs/sft/qwen3_1.7b.yaml",
+    }
     return f"--{name} is missing; for a first look: {shown.get(command, '--config recipes/configs/nano.yaml')}"
 
 
@@ -341,17 +360,24 @@ def check_arguments(
     _check_agent(script)
     if script.tools_script and script.tool_functions_module:
         raise ConfigError("--tools_script and --tool_functions_module exclude each other; give one")
-    folder = Path(config.output_dir)
+    check_folder(config.output_dir, keep=not script.dry_run)
+
+
+def check_folder(output_dir: str, *, keep: bool = False) -> None:
+    """Check that the output folder can be made and written to; `keep` it if it is made for that."""
+    folder = Path(output_dir)
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         with contextlib.suppress(OSError):  # another process was first
-            for made in missing if script.dry_run else ():
+            for made in () if keep else missing:
                 made.rmdir()
     except (OSError, ValueError) as error:  # ValueError: a name with NUL in it
         why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"--output_dir {config.output_dir} cannot be a folder to write to: {why}; choose another one"
+            f"--output_dir {output_dir} cannot be a folder to write to: {why}; choose another one"
         ) from error
 
 

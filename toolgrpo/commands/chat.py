@@ -30,7 +30,7 @@ from toolgrpo.commands.evaluate import EvaluationConfig
 from toolgrpo.commands.given import parse_args
 from toolgrpo.commands.loaded_model import load_model
 from toolgrpo.commands.parts import RunParts
-from toolgrpo.commands.run_config import words_of_model
+from toolgrpo.commands.run_config import as_flags
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.base import Sample, SampleRequest
 from toolgrpo.errors import ConfigError, ToolGRPOError
@@ -46,7 +46,7 @@ from toolgrpo.trajectory import Message
 
 def parse_chat_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, EvaluationConfig, ModelConfig]:
     """Read MODEL and the flags over the file of its run, if it has one."""
-    script, config, model = parse_args((ScriptArguments, EvaluationConfig, ModelConfig), words_of_model(argv))
+    script, config, model = parse_args((ScriptArguments, EvaluationConfig, ModelConfig), as_flags("chat", argv))
     if not model.model_name_or_path:
         raise ConfigError(is_missing("model_name_or_path", "chat"))
     if script.agent:

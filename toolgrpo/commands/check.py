@@ -50,6 +50,7 @@ from toolgrpo.engines.vllm_options import vllm_available
 from toolgrpo.errors import ConfigError, ModelError, SandboxError, ToolGRPOError
 from toolgrpo.evaluation.agreement import differences, drawn_tokens, largest_rounding
 from toolgrpo.evaluation.before_training import WRITINGS, nonsense, rehearse, score_made_up, untrained_facts
+from toolgrpo.plain_text import counted, duration
 from toolgrpo.rewards import Reward, check_gold
 from toolgrpo.rollout import RolloutBatch
 from toolgrpo.rollout.row_parts import offered_tools
@@ -335,7 +336,9 @@ class CheckRun:
         facts, encode = untrained_facts(batch, k), trainer.processing_class
         if trainer.toolbox is not None:
             add_calls(self.report, facts, batch, trainer.toolbox.names)
-        add_budget(self.report, facts, batch, lambda text: len(encode(text)["input_ids"]))
+        add_budget(
+            self.report, facts, batch, lambda text: len(encode(text)["input_ids"]), trainer.args.episode_limits()
+        )
         add_success(self.report, facts)
         for reward in rewards:
             if said := reward.reads_marker_in_vain([episode.rewards.get(reward.name) for episode in batch.episodes]):
@@ -362,7 +365,7 @@ class CheckRun:
             unit = 1 if sys.platform == "darwin" else 1024
             peak, where = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / _GIB, "in this process"
         steps = self.config.max_steps
-        whole = f"; {steps} steps about {steps * step_s / 3600:.2f} h" if steps > 0 else ""
+        whole = f"; {counted(steps, 'step')} about {duration(steps * step_s)}" if steps > 0 else ""
         self.report.add("memory", f"measured: at most {peak:.2f} GiB {where}", peak_gib=peak)
         said = f"measured: {step_s:.1f} s for a step, the first being the slowest{whole}"
         self.report.add("time", said, step_s=step_s)

@@ -20,8 +20,9 @@ from rich.text import Text
 from toolgrpo.evaluation.before_training import Untrained, spread
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
 from toolgrpo.observe.doctor import page_here, why_broken
+from toolgrpo.observe.metrics import cut_in_turn
 from toolgrpo.plain_text import plain
-from toolgrpo.rollout import RolloutBatch
+from toolgrpo.rollout import EpisodeLimits, RolloutBatch
 
 
 class CheckVerdict(StrEnum):
@@ -29,6 +30,8 @@ class CheckVerdict(StrEnum):
     WARNING = "warning"
     FAILURE = "failure"
 
+
+_CUT = 0.05  # share of the episodes that may be cut without a warning
 
 _COLOURS = {CheckVerdict.PASS: "green", CheckVerdict.WARNING: "yellow", CheckVerdict.FAILURE: "bold red"}
 _CLOSING = {CheckVerdict.FAILURE: "failed", CheckVerdict.WARNING: "with a warning", CheckVerdict.PASS: "passed"}
@@ -130,7 +133,9 @@ def add_calls(report: CheckReport, facts: Untrained, batch: RolloutBatch, tool_n
     report.add("calls", said, warning=warning, **numbers)
 
 
-def add_budget(report: CheckReport, facts: Untrained, batch: RolloutBatch, length: Callable[[str], int]) -> None:
+def add_budget(
+    report: CheckReport, facts: Untrained, batch: RolloutBatch, length: Callable[[str], int], limits: EpisodeLimits
+) -> None:
     """Compare episodes and tool results with their limits; `length` counts the tokens of a text."""
     results = [result for trajectory in batch.trajectories for result in trajectory.results]
     if results:
@@ -138,9 +143,16 @@ def add_budget(report: CheckReport, facts: Untrained, batch: RolloutBatch, lengt
         warning = "Raise --max_tool_response_tokens, or let tools say less" if cut > len(results) / 4 else ""
         said = f"tokens of {len(results)} results: {spread(lengths)}; {cut} were cut"
         report.add("results", said, warning=warning, cut=cut, longest=max(lengths))
-    short = facts.stops["length"] + facts.stops["context_full"] + facts.stops["max_turns"]
-    limits = "--max_completion_length, --max_turn_tokens, --max_turns"
-    warning = f"{short} were cut: see {limits}" if short > len(batch) / 4 else ""
+    in_turn = sum(cut_in_turn(trajectory, limits) for trajectory in batch.trajectories)
+    cuts = {
+        "--max_turn_tokens": in_turn,
+        "--max_completion_length": facts.stops["length"] - in_turn,
+        "--vllm_max_model_length": facts.stops["context_full"],
+        "--max_turns": facts.stops["max_turns"],
+    }
+    short = sum(cuts.values())
+    by = ", ".join(f"{flag} ({count})" for flag, count in cuts.items() if count)
+    warning = f"{short} were cut: raise {by}" if short > _CUT * len(batch) else ""
     episodes = spread([len(trajectory.ids) for trajectory in batch.trajectories])
     said = f"tokens of {len(batch)} episodes: {episodes}; they end with {_counts(facts.stops)}"
     report.add("length", said, warning=warning, stops=dict(facts.stops))

@@ -1,10 +1,11 @@
 """Mistakes that are told before the seconds in which PyTorch is imported, all at once: names, values and files.
 
-Names and values are read as they are read later (`given.py`), with the same sentences. What a run's own arguments say
-together is said here alone.
+Everything is read by what reads it later, with the same sentences: names and values (`given.py`), rows, models, the
+output folder, a port. Plugin files are compiled, and nothing of them runs. What a run's own arguments say together is
+said here alone. A value of a YAML file is named with its line.
 
-Not covered: files that a command may come to read or not (held-out rows), and those of `replay`, which reads a
-recording; what a plugin file holds.
+Not covered: rows behind the first `_ROWS`, those of the hub and of reasoning_gym, conversations of a mixture; what a
+plugin file exports.
 """
 
 from __future__ import annotations
@@ -16,24 +17,36 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from toolgrpo.commands.arguments import ScriptArguments, check_reward_given, flags_of, is_missing, own_classes
+from toolgrpo.commands.arguments import (
+    DEFAULT_QUESTIONS,
+    ScriptArguments,
+    check_folder,
+    check_reward_given,
+    flags_of,
+    is_missing,
+    own_classes,
+)
 from toolgrpo.commands.flags import Flag
 from toolgrpo.commands.given import read_given
 from toolgrpo.commands.other_names import question_iterations
-from toolgrpo.commands.run_config import words_of_model
+from toolgrpo.commands.run_config import as_flags
+from toolgrpo.data.rows import raise_bad_row
 from toolgrpo.errors import ConfigError, DataError, ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
-from toolgrpo.named_files import located, nearest, no_conversations, no_data_file, no_mcp_config
+from toolgrpo.models import check_model
+from toolgrpo.named_files import located, nearest, no_conversations, no_data_file
 from toolgrpo.options import batch_of_parts
-from toolgrpo.plugin_files import python_file
-from toolgrpo.rewards import get_reward
+from toolgrpo.plugin_files import check_python
+from toolgrpo.rewards import OF_TRL, get_reward
 from toolgrpo.rewards.base import check_weights
-from toolgrpo.trainer.checkpoint_files import check_model, check_wanted
+from toolgrpo.trainer.checkpoint_files import check_model_is_elsewhere, check_wanted
 
-_NEEDED = {
-    **dict.fromkeys(("train", "check"), ("model_name_or_path", "dataset_id_or_path")),
-    **dict.fromkeys(("evaluate", "chat", "gateway"), ("model_name_or_path",)),
+_NEEDED: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("train", "check", "evaluate"), ("model_name_or_path", "dataset_id_or_path")),
+    **dict.fromkeys(("chat", "gateway"), ("model_name_or_path",)),
+    "sft": ("model_name_or_path", "dataset_id_or_path", "output_dir"),
 }
+_ROWS = 10_000  # that are looked at: half a second
 _DATA_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
 TRACKERS = (
     *("azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "kubeflow", "mlflow", "neptune"),
@@ -44,15 +57,17 @@ TRACKERS = (
 
 def early_errors(command: str, argv: Sequence[str]) -> list[ToolGRPOError]:
     """Return an error for each unknown name, each wrong value and each file that is not there."""
-    argv = words_of_model(argv) if command == "chat" else argv
-    words = argv[1 if "--all" in argv else 2 :] if command == "replay" else argv  # behind DIR and EPISODE
     flags = flags_of(command)
     try:
+        words = as_flags(command, argv)
         given = read_given(flags, words)
     except ToolGRPOError as error:
         return [error]
     errors: list[ToolGRPOError] = [ConfigError(one) for one in given.complaints]
-    errors += [ConfigError(is_missing(name, command)) for name in _NEEDED.get(command, ()) if name not in given.values]
+    has = {name for name, value in given.values.items() if value}
+    if command == "evaluate" and "eval_dataset_id_or_path" in has:
+        has.add("dataset_id_or_path")
+    errors += [ConfigError(is_missing(name, command)) for name in _NEEDED.get(command, ()) if name not in has]
     iterations = given.values.get("num_iterations")
     odd = question_iterations(iterations) if isinstance(iterations, int) else None
     errors += [] if odd is None else [ConfigError(odd)]
@@ -61,24 +76,23 @@ def early_errors(command: str, argv: Sequence[str]) -> list[ToolGRPOError]:
     for name, look in _FILES.get(command, {}).items():
         value = given.values.get(name)
         for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, str):
-                errors += _raised(look, one)
-    if errors:
-        return errors
-    for kind in own_classes(command):
-        names = {one.name for one in fields(kind)} & given.values.keys()
-        errors += _raised(kind, **{name: given.values[name] for name in names})
-    if errors:
-        return errors
-    together = _said_together(command, given.values, flags)
-    return [found for look in together for found in _raised(look)]
+            if isinstance(one, str) and one.strip():
+                errors += _raised(look, one, place=given.places.get(name))
+    if not errors:
+        for kind in own_classes(command):
+            names = {one.name for one in fields(kind)} & given.values.keys()
+            errors += _raised(kind, **{name: given.values[name] for name in names})
+    if not errors:
+        together = _said_together(command, given.values, flags)
+        errors += [found for look in together for found in _raised(look)]
+    return [given.placed(error) for error in errors]
 
 
-def _raised(look: Callable[..., Any], *given: Any, **named: Any) -> list[ToolGRPOError]:
+def _raised(look: Callable[..., Any], *given: Any, place: str | None = None, **named: Any) -> list[ToolGRPOError]:
     try:
         look(*given, **named)
     except ToolGRPOError as error:
-        return [error]
+        return [error if place is None else type(error)(f"{place}: {error}")]
     return []
 
 
@@ -90,17 +104,29 @@ def _said_together(command: str, values: Mapping[str, Any], flags: Mapping[str, 
     known = {**{name: flag.default for name, flag in flags.items()}, **values}
     if command in ("train", "check", "evaluate"):
         yield lambda: _rewards(command, values)
+    if command in ("train", "check", "evaluate", "data"):
+        for source in _sources(command, values):
+            yield partial(_rows, *source, skips=bool(values.get("skip_bad_rows")), rewards=values.get("reward") or ())
+    if command == "sft":
+        yield lambda: _conversations(known)
+    if command == "gateway":
+        yield lambda: _port(known["host"], known["port"])
     if command in ("train", "check"):
         yield lambda: _batch(known)
-    yield lambda: _trackers(known["report_to"])
+    yield lambda: _trackers(known.get("report_to"))
     if command == "train":
         yield lambda: _held_out(values)
     if command in ("train", "sft"):
         yield lambda: _checkpoint(known)
+    if command in ("train", "sft", "evaluate") and os.environ.get("RANK", "0") == "0":
+        yield lambda: _folder(known)
+
+
+def _folder(known: Mapping[str, Any]) -> None:
     folder = Path(known["output_dir"] or "trainer_output")
-    writes = command in ("train", "sft", "evaluate") and not known.get("dry_run")
-    if writes and folder.is_dir() and os.environ.get("RANK", "0") == "0":
-        yield lambda: claim_folder(folder).release()
+    check_folder(str(folder))
+    if folder.is_dir() and not known.get("dry_run"):
+        claim_folder(folder).release()
 
 
 def _rewards(command: str, values: Mapping[str, Any]) -> None:
@@ -110,12 +136,67 @@ def _rewards(command: str, values: Mapping[str, Any]) -> None:
     function, files = script.reward_function_name, script.reward_fn or []
     names = list(script.reward or ())
     for name in names:
-        get_reward(name)
+        if _is_ours(name):
+            get_reward(name)
     several = len(files) > 1
     names += [
         f"{Path(one).stem}.{function or 'reward_func'}" if several else function or "reward_func" for one in files
     ]
     check_weights(values.get("reward_weights"), names)
+
+
+def _is_ours(reward: str) -> bool:
+    """Return whether looking a reward up imports nothing: it is neither TRL's nor of another package."""
+    return reward not in OF_TRL and "." not in reward
+
+
+def _sources(command: str, values: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+    """Return data, split and number of the rows that a command reads."""
+    script = ScriptArguments(**{one.name: values[one.name] for one in fields(ScriptArguments) if one.name in values})
+    questions = script.eval_questions or (DEFAULT_QUESTIONS if command == "evaluate" else 0)
+    found = []
+    if command != "evaluate" or script.eval_share:
+        found.append((str(script.dataset_id_or_path), script.dataset_split, script.max_rows or _ROWS))
+    if command in ("train", "evaluate") and questions and not script.eval_share:
+        found.append((*script.heldout_source(), questions))
+    return found
+
+
+def _rows(spec: str, split: str, limit: int, *, skips: bool, rewards: Sequence[str]) -> None:
+    """Read rows as they are read later, and see whether built-in rewards get their columns."""
+    from toolgrpo.data.load import Mixture, hub_place, is_mixture, task_rows  # not for help and a wrong flag
+
+    parts = [task.data for task in Mixture.from_file(located(spec)).tasks] if is_mixture(spec) else [spec]
+    on_bad_row: Callable[[DataError], None] = (lambda error: None) if skips else raise_bad_row
+    for part in parts:
+        if part.startswith("reasoning_gym:") or hub_place(part, split) is not None:
+            continue
+        rows = task_rows(part, split=split, limit=min(limit, _ROWS), on_bad_row=on_bad_row)
+        columns, n = set[str](), 0
+        for row in rows:
+            columns |= row.keys()
+            n += 1
+        if not n:
+            raise DataError(f"{part} [{split}] has no rows that can be used")
+        if n < _ROWS and not is_mixture(spec):  # else others may have more columns
+            for name in filter(_is_ours, rewards):
+                if name != "by_task":
+                    get_reward(name).check_columns(columns)
+
+
+def _conversations(known: Mapping[str, Any]) -> None:
+    from toolgrpo.data.load import hub_place, is_mixture
+    from toolgrpo.sft.encoder import read_conversations
+
+    spec, split = str(known["dataset_id_or_path"]), known["dataset_split"]
+    if not is_mixture(spec) and hub_place(spec, split) is None:
+        read_conversations(spec, split, _ROWS)
+
+
+def _port(host: str, port: int) -> None:
+    from toolgrpo.gateway.server import listening
+
+    listening(host, port).close()
 
 
 def _batch(known: Mapping[str, Any]) -> None:
@@ -151,7 +232,7 @@ def _checkpoint(known: Mapping[str, Any]) -> None:
     wanted, folder = known["resume_from_checkpoint"], Path(known["output_dir"] or "trainer_output")
     check_wanted(folder, wanted)
     if not wanted and not known.get("dry_run"):
-        check_model(folder, str(known["model_name_or_path"]))
+        check_model_is_elsewhere(folder, str(known["model_name_or_path"]))
 
 
 # Files, where a value looks like one.
@@ -160,25 +241,40 @@ def _checkpoint(known: Mapping[str, Any]) -> None:
 def _python(value: str) -> None:
     path = value.partition(":")[0]
     if path.endswith(".py") and " " not in value.strip():
-        python_file(Path(path))
+        check_python(Path(path))
 
 
 def _mcp(value: str) -> None:
-    if value.endswith(".json") and not located(value).exists():
-        raise ConfigError(no_mcp_config(Path(value)))
+    if value.endswith(".json"):
+        from toolgrpo.tools.mcp.config_file import read_mcp_config  # imports pydantic
+
+        read_mcp_config(value)
 
 
-def _rows(value: str, missing: Callable[[Path], str] = no_data_file) -> None:
+def _data(value: str, missing: Callable[[Path], str] = no_data_file) -> None:
     path = located(value)
     if ":" not in value and path.suffix.lower() in _DATA_FILES and not path.exists():
         raise DataError(missing(Path(value)))
 
 
-_PLUGINS = {"tools_script": _python, "environment": _python, "agent": _python, "reward_fn": _python, "mcp_config": _mcp}
+def _recording(value: str) -> None:
+    from toolgrpo.commands.show import recording_in
+
+    recording_in(Path(value))
+
+
+_PLUGINS: Mapping[str, Callable[[str], None]] = {
+    **dict.fromkeys(("tools_script", "environment", "agent", "reward_fn"), _python),
+    "mcp_config": _mcp,
+    "model_name_or_path": check_model,
+}
 _FILES: Mapping[str, Mapping[str, Callable[[str], None]]] = {
-    "train": {**_PLUGINS, "dataset_id_or_path": _rows},
-    "check": {**_PLUGINS, "dataset_id_or_path": _rows},
-    "evaluate": _PLUGINS,
+    "train": {**_PLUGINS, "dataset_id_or_path": _data},
+    "check": {**_PLUGINS, "dataset_id_or_path": _data},
+    "evaluate": {**_PLUGINS, "baseline": partial(check_model, flag="baseline")},
     "chat": _PLUGINS,
-    "sft": {**_PLUGINS, "dataset_id_or_path": partial(_rows, missing=no_conversations)},
+    "gateway": {"model_name_or_path": check_model},
+    "data": {**_PLUGINS, "dataset_id_or_path": _data},
+    "replay": {**_PLUGINS, "folder": _recording, "with_model": partial(check_model, flag="with_model")},
+    "sft": {**_PLUGINS, "dataset_id_or_path": partial(_data, missing=no_conversations)},
 }

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments, parse_checked
+from toolgrpo.commands.arguments import DEFAULT_QUESTIONS, EvaluationArguments, ScriptArguments, parse_checked
 from toolgrpo.commands.loaded_model import LoadedModel, load_model
 from toolgrpo.commands.parts import QUESTIONS, RunParts
 from toolgrpo.commands.run_config import keep_run_config, run_text
@@ -37,7 +37,6 @@ from toolgrpo.trainer.assembly import cache_of
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 from toolgrpo.trainer.hardware import precision_line
 
-_DEFAULT_QUESTIONS = 100
 _AT_A_TIME = 64  # episodes, at least; an accelerator takes more (rollout/demand.py)
 
 
@@ -87,7 +86,7 @@ class EvaluationRun:
         return comparison
 
     def _questions(self) -> Dataset:
-        rows = RunParts(self.script, self.config, self.model, self.terminal).heldout_rows(_DEFAULT_QUESTIONS)
+        rows = RunParts(self.script, self.config, self.model, self.terminal).heldout_rows(DEFAULT_QUESTIONS)
         assert rows is not None
         self.terminal.say(f"data      {self._spec()}: {len(rows)} questions, {self.evaluation.samples} episodes each")
         return rows

@@ -20,6 +20,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from toolgrpo.named_files import nearest_is
+
 _TRUE, _FALSE = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")  # as Transformers reads them
 _TYPE_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
@@ -65,7 +67,9 @@ class Flag:
             return None
         if self.choices is not None:
             if text not in map(str, self.choices):
-                raise ValueError(f"must be one of {', '.join(map(repr, self.choices))}; got {text!r}")
+                raise ValueError(
+                    f"must be one of {', '.join(map(repr, self.choices))}; got {text!r}" + self._nearest(text)
+                )
             return next(choice for choice in self.choices if str(choice) == text)
         kinds = typing.get_args(self.members[0]) if self.takes_several else self.members
         if bool in kinds:
@@ -101,8 +105,13 @@ class Flag:
             reason = "; ".join(dict.fromkeys(detail["msg"] for detail in error.errors()[:3]))
             raise ValueError(f"must be {self._type_name()}, got {value!r:.200} ({reason:.200})") from error
         if self.choices is not None and checked not in self.choices:
-            raise ValueError(f"must be one of {', '.join(map(str, self.choices))}; got {value!r:.200}")
+            raise ValueError(
+                f"must be one of {', '.join(map(str, self.choices))}; got {value!r:.200}" + self._nearest(value)
+            )
         return checked
+
+    def _nearest(self, value: Any) -> str:
+        return nearest_is(str(value), map(str, self.choices or ()))
 
     def _is_plain(self, value: Any) -> bool:
         """Return whether a value is right at first sight."""

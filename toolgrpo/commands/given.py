@@ -19,17 +19,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from argparse import SUPPRESS, ArgumentError, ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from toolgrpo.commands.flags import Flag, flags_of_classes
-from toolgrpo.commands.other_names import REMOVED, answer_to, meant_by
+from toolgrpo.commands.other_names import answer_to, meant_by
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.named_files import CONFIGS, located, nearest, seen_from_here, shipped_names
-from toolgrpo.settings_files import BadSettings, read_yaml
+from toolgrpo.settings_files import BadSettings, read_yaml_with_lines
 
 HEADINGS = ("model", "data", "generation", "training", "tools", "reward", "logging")
 
@@ -43,16 +44,35 @@ _NOTHING = object()  # behind a flag
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Values of a file and the flags over it, without any default, and all that is wrong with them."""
+    """Values of a file and the flags over it, without any default, and all that is wrong with them.
+
+    `places` has file and line of each value that stands in the file.
+    """
 
     values: dict[str, Any]
     complaints: list[str]
+    places: Mapping[str, str] = field(default_factory=dict)
 
     def right(self) -> dict[str, Any]:
         """Return the values; raise ConfigError where something is wrong with them."""
         if self.complaints:
             raise ConfigError("\n".join(self.complaints))
         return self.values
+
+    def made(self, classes: Iterable[type[Any]]) -> tuple[Any, ...]:
+        """Return one instance per dataclass."""
+        try:
+            return made_of(classes, self.right())
+        except ToolGRPOError as error:
+            raise self.placed(error) from error
+
+    def placed(self, error: ToolGRPOError) -> ToolGRPOError:
+        """Return the error with file and line of the first key of the file that it names."""
+        said = str(error)
+        if not isinstance(error, ConfigError) or said.startswith(tuple(self.places.values())):
+            return error
+        place = next((self.places[word] for word in re.findall(r"\w+", said) if word in self.places), None)
+        return error if place is None else ConfigError(f"{place}: {error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +82,13 @@ class GivenKey:
     heading: str | None
     name: str
     value: Any
+    where: str  # file and line
 
 
 def parse_args(classes: Iterable[type[Any]], argv: Sequence[str]) -> tuple[Any, ...]:
     """Return one instance per dataclass, from `--config FILE.yaml` and the flags after it."""
     classes = tuple(classes)
-    return made_of(classes, given_values(classes, argv))
+    return read_given(flags_of_classes(classes), argv).made(classes)
 
 
 def made_of(classes: Iterable[type[Any]], values: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -92,7 +113,8 @@ def given_values(classes: Iterable[type[Any]], argv: Sequence[str]) -> dict[str,
 def read_given(flags: Mapping[str, Flag], argv: Sequence[str]) -> Given:
     """Read a file and the flags over it; raise ConfigError for a file that cannot be read."""
     path, words = split_config(argv)
-    values, complaints = ({}, []) if path is None else _file_values(path, flags)
+    of_file = Given({}, []) if path is None else _file_values(path, flags)
+    values, complaints = of_file.values, of_file.complaints
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS)
     for flag in flags.values():
         behind = (
@@ -104,7 +126,7 @@ def read_given(flags: Mapping[str, Flag], argv: Sequence[str]) -> Given:
     try:
         found, rest = parser.parse_known_args(words)
     except ArgumentError as error:
-        return Given(values, [*complaints, str(error)])
+        return Given(values, [*complaints, str(error)], of_file.places)
     known = {option[2:].replace("-", "_") for action in parser._actions for option in action.option_strings}
     complaints += _unknown_words(rest, {*known, *ALIASES, "config"})
     for name, behind_it in vars(found).items():
@@ -114,7 +136,7 @@ def read_given(flags: Mapping[str, Flag], argv: Sequence[str]) -> Given:
             values[name] = _value(flags[name], behind_it)
         except ValueError as error:
             complaints.append(f"--{name} {error}")
-    return Given(values, complaints)
+    return Given(values, complaints, {name: place for name, place in of_file.places.items() if name not in vars(found)})
 
 
 def _spelled(name: str) -> list[str]:
@@ -146,8 +168,6 @@ def _unknown_words(rest: Sequence[str], known: Iterable[str]) -> list[str]:
 
 def _unknown_flag(flag: str, known: Iterable[str]) -> str:
     name = flag.removeprefix("--").replace("-", "_")
-    if name in REMOVED:
-        return f"{flag} was removed: {REMOVED[name]}"
     instead = answer_to(name)
     if instead is not None:
         return f"unknown flag {flag}; {instead}"
@@ -155,7 +175,7 @@ def _unknown_flag(flag: str, known: Iterable[str]) -> str:
     return f"unknown flag {flag}; the nearest known flag is {near} (--help lists them all)"
 
 
-def _file_values(path: str | Path, known: Mapping[str, Flag]) -> tuple[dict[str, Any], list[str]]:
+def _file_values(path: str | Path, known: Mapping[str, Flag]) -> Given:
     """Return the values of a YAML file by known key, and all that is wrong with it, a line for each."""
     content = _keys_in(path, known)
     for variable, value in next((one.value for one in content if _sets_variables(one)), {}).items():
@@ -163,23 +183,24 @@ def _file_values(path: str | Path, known: Mapping[str, Flag]) -> tuple[dict[str,
     content = [one for one in content if not _sets_variables(one)]
     if Path(path).name == RUN_FILE:
         content = [one for one in content if _key_for(one, known) in known or not _of_another_command(one.name)]
-    complaints = _unknown_keys(content, path, known)
+    complaints = _unknown_keys(content, known)
     values: dict[str, Any] = {}
+    places: dict[str, str] = {}
     for given in content:
         name = _key_for(given, known)
         if name not in known:
             continue
         if name in values:
-            complaints.append(f"{path}: {name!r} is given twice ({given.name!r}); keep one")
+            complaints.append(f"{given.where}: {name!r} is given twice ({given.name!r}); keep one")
             continue
-        values[name] = given.value
+        values[name], places[name] = given.value, given.where
         try:
             values[name] = known[name].from_yaml(given.value)
         except ValueError as error:
-            complaints.append(f"{path}: {given.name} {error}")
+            complaints.append(f"{given.where}: {given.name} {error}")
     if "use_peft" in known and any(given.heading == "model" and given.name in _MEAN_LORA for given in content):
         values.setdefault("use_peft", True)
-    return values, complaints
+    return Given(values, complaints, places)
 
 
 def _of_another_command(name: str) -> bool:
@@ -193,7 +214,7 @@ def _sets_variables(given: GivenKey) -> bool:
     return given.name == "env" and isinstance(given.value, Mapping)
 
 
-def _unknown_keys(content: Iterable[GivenKey], path: str | Path, known: Mapping[str, Flag]) -> list[str]:
+def _unknown_keys(content: Iterable[GivenKey], known: Mapping[str, Flag]) -> list[str]:
     """Return what is said of the keys and headings that nobody knows."""
     complaints = []
     for given in content:
@@ -201,17 +222,14 @@ def _unknown_keys(content: Iterable[GivenKey], path: str | Path, known: Mapping[
             continue
         if given.heading is None and isinstance(given.value, Mapping):
             complaints.append(
-                f"{path}: unknown heading {given.name!r}; the headings are {', '.join(HEADINGS)} "
+                f"{given.where}: unknown heading {given.name!r}; the headings are {', '.join(HEADINGS)} "
                 f"(the nearest is {nearest(given.name, HEADINGS)[0]!r})"
             )
-            continue
-        if given.name in REMOVED:
-            complaints.append(f"{path}: {given.name} was removed: {REMOVED[given.name]}")
             continue
         instead = answer_to(given.name) or f"the nearest known key is {nearest(given.name, known)[0]!r}"
         if given.name in HEADINGS and given.heading is not None:
             instead = f"it is a heading, and stands one level too deep, under {given.heading!r}: indent it less"
-        complaints.append(f"{path}: unknown key {given.name!r}; {instead}")
+        complaints.append(f"{given.where}: unknown key {given.name!r}; {instead}")
     return complaints
 
 
@@ -236,18 +254,24 @@ def split_config(argv: Sequence[str]) -> tuple[str | None, list[str]]:
 def _keys_in(path: str | Path, known: Mapping[str, Flag]) -> list[GivenKey]:
     """Return the keys of a YAML file, without its headings."""
     found = []
-    for name, value in _load_yaml(Path(path)).items():
+    content, lines = _load_yaml(Path(path))
+
+    def key(heading: Any, name: Any, value: Any, under: Any = None) -> GivenKey:
+        line = lines.get((str(under or heading or ""), str(name)))
+        return GivenKey(heading, str(name), value, str(path) if line is None else f"{path}, line {line}")
+
+    for name, value in content.items():
         if name == RUN_ID:
             continue
         if isinstance(value, Mapping) and name in HEADINGS:
-            found += [GivenKey(name, str(key), inner) for key, inner in value.items()]
+            found += [key(name, inner, of) for inner, of in value.items()]
         elif isinstance(value, Mapping) and name not in (*known, "env"):
             meant = nearest(str(name), HEADINGS)[0]
-            found += [GivenKey(None, str(name), value), *(GivenKey(meant, str(key), of) for key, of in value.items())]
+            found += [key(None, name, value), *(key(meant, inner, of, under=name) for inner, of in value.items())]
         elif value is None and name in HEADINGS and name not in known:
             continue  # a heading with nothing under it
         else:
-            found.append(GivenKey(None, str(name), value))
+            found.append(key(None, name, value))
     return found
 
 
@@ -257,12 +281,13 @@ def _without_alias(argument: str) -> str:
     return argument if target is None else f"--{target}{equals}{value}"
 
 
-def _load_yaml(path: Path) -> Mapping[str, Any]:
+def _load_yaml(path: Path) -> tuple[Mapping[str, Any], Mapping[tuple[str, str], int]]:
+    """Return what a YAML file holds, and the line of each key by its heading ("": none)."""
     path = located(path, CONFIGS)
     if path.is_dir():
         raise ConfigError(f"--config {path} is a folder; give a YAML file, e.g. recipes/configs/nano.yaml")
     try:
-        content = read_yaml(path)
+        content, lines = read_yaml_with_lines(path)
     except FileNotFoundError:
         raise ConfigError(
             f"--config {path}: there is no such file ({seen_from_here(path)}); by name: {', '.join(shipped_names(CONFIGS))}"
@@ -275,4 +300,4 @@ def _load_yaml(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"--config {path} is empty; it should hold lines such as `learning_rate: 1e-5`")
     if not isinstance(content, Mapping):
         raise ConfigError(f"--config {path} must hold `key: value` lines, but it is a {type(content).__name__}")
-    return content
+    return content, lines

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolgrpo.commands.arguments import DataArguments, ScriptArguments, flags_of
 from toolgrpo.commands.given import made_of, read_given
+from toolgrpo.commands.run_config import as_flags
 from toolgrpo.errors import ConfigError, DataError, SandboxError
 from toolgrpo.plain_text import plain, without_secrets
 
@@ -30,8 +31,10 @@ _PACKAGES = (
 _VARIABLES = ("ACCELERATE_", "CUDA_VISIBLE", "HF_HUB_OFFLINE", "MALLOC_", "OMP_", "TRITON_", "VLLM_", "WANDB_MODE")
 
 
-def environment_lines(_: Sequence[str] = ()) -> Iterator[str]:
+def environment_lines(words: Sequence[str] = ()) -> Iterator[str]:
     """Yield one line for each fact about this machine that a bug report needs; no value holds a secret."""
+    if words:
+        raise ConfigError(f"toolgrpo env takes no words, got {words[0]!r}")
     import psutil
     import torch
 
@@ -65,15 +68,11 @@ def environment_lines(_: Sequence[str] = ()) -> Iterator[str]:
 def data_lines(argv: Sequence[str]) -> Iterator[str]:
     """Yield what `toolgrpo data` prints of FILE: its size and columns, then some rows."""
     from toolgrpo.commands.plugins import open_tools
-    from toolgrpo.data.load import held_out_split, load_tasks, row_places
+    from toolgrpo.data.load import held_out_split, load_tasks, place_of, row_places
     from toolgrpo.data.rows import n_trained_on, rows_and_reasons, trained_on_line
     from toolgrpo.rollout.row_parts import rows_without_their_tools
 
-    if not argv or argv[0].startswith("-"):
-        raise ConfigError(
-            "say which rows: toolgrpo data FILE --show 3 (a file, a hub id, or a task set such as arithmetic)"
-        )
-    given = read_given(flags_of("data"), ["--dataset_id_or_path", *argv]).right()
+    given = read_given(flags_of("data"), as_flags("data", argv)).right()
     asked, script = made_of((DataArguments, ScriptArguments), given)
     spec, split, limit = script.dataset_id_or_path, script.dataset_split, script.max_rows
     rows = load_tasks(spec, split=split, limit=limit, system_prompt=script.system_prompt)
@@ -97,7 +96,7 @@ def data_lines(argv: Sequence[str]) -> Iterator[str]:
         written = _as_the_model_sees(asked.model_name_or_path, tools)
         for number in range(min(asked.show, len(rows))):
             row: dict[str, Any] = rows[number]
-            yield f"\nrow {number}"
+            yield f"\n{place_of(rows, number)}"
             yield plain(written(row))
             for name, value in row.items():
                 if name != "prompt" and value is not None:

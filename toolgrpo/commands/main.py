@@ -19,8 +19,8 @@ from pathlib import Path
 from toolgrpo.commands.early import early_errors
 from toolgrpo.commands.help_page import PAGES, asked_for, completion, help_text
 from toolgrpo.commands.terminal import LOADING, Terminal
-from toolgrpo.errors import ConfigError, ToolGRPOError
-from toolgrpo.named_files import LAUNCH_FILES, located, nearest, shipped_names, shipped_root
+from toolgrpo.errors import ConfigError, ToolGRPOError, UserError
+from toolgrpo.named_files import LAUNCH_FILES, located, nearest_is, shipped_names, shipped_root
 from toolgrpo.plain_text import plain
 from toolgrpo.settings_files import BadSettings, read_yaml
 from toolgrpo.startup import prepare
@@ -41,11 +41,18 @@ class Command:
     purpose: str
     function: str
     on_terminal: bool = False  # the function gets the `Terminal` too, which is opened before it is imported
+    loads: bool = True  # that terminal first says that PyTorch is loaded
+    usage: str | None = None  # the words after its name, of a command that has no page and no parser of its own
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that the arguments name; return its exit code."""
+    """Run the command that the arguments name; return its exit code.
+
+    That is 2 where what the user gave is wrong (a `UserError`), 1 for another failure, 130 after Ctrl-C.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["help"]:  # `help COMMAND THEME` is `COMMAND --help THEME`
+        arguments = [*arguments[1:2], "--help", *arguments[2:]]
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help"):
         print(_overview())
@@ -57,20 +64,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if name not in COMMANDS:
         print(
-            f"toolgrpo: there is no command {name!r}; the nearest is {nearest(name, COMMANDS)[0]!r}.\n\n{_overview()}",
+            f"toolgrpo: there is no command {name!r}{nearest_is(name, COMMANDS)}.\n\n{_overview()}",
             file=sys.stderr,
         )
         return 2
     theme = asked_for(arguments[1:])
-    if theme is not None and name in PAGES:
+    if theme is not None and (name in PAGES or COMMANDS[name].usage is not None):
         return _show_help(name, theme)
     try:
         launch, words = launched(arguments[1:])
     except ConfigError as error:
         print(f"toolgrpo: {error}", file=sys.stderr)
         return 2
-    if name in PAGES and name != "data" and not _can_be_right(name, words):  # that reads its file at once
-        return 1
+    if name in PAGES and not _can_be_right(name, words):
+        return 2
     if launch:
         os.execv(sys.executable, [*launch, "-m", "toolgrpo", name, *words])
     prepare(words)  # before anything imports PyTorch
@@ -112,9 +119,10 @@ def init(words: list[str]) -> int:
 
     name = words[0] if words else ""
     folder = Path(words[1] if len(words) == 2 else name)
-    if len(words) > 2 or name not in _TASKS:
-        print(f"usage: toolgrpo init {'|'.join(_TASKS)} [FOLDER]", file=sys.stderr)
-        return 2
+    if len(words) not in (1, 2) or name.startswith("-"):
+        raise ConfigError(f"say which task, and into which folder: toolgrpo init {'|'.join(_TASKS)} [FOLDER]")
+    if name not in _TASKS:
+        raise ConfigError(f"there is no task {name!r}{nearest_is(name, _TASKS)}; there is {', '.join(_TASKS)}")
     check_output_folder(folder, "the task", f"toolgrpo init {name} FOLDER")
     shutil.copytree(
         shipped_root() / "recipes" / name, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
@@ -126,7 +134,9 @@ def init(words: list[str]) -> int:
 
 def _overview() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {command.purpose}" for name, command in COMMANDS.items()]
+    lines = [
+        f"  {name:<{width}}  {one.purpose}{f': {one.usage}' if one.usage else ''}" for name, one in COMMANDS.items()
+    ]
     return "\n".join(
         [
             "usage: toolgrpo COMMAND [--config FILE.yaml] [flags]",
@@ -143,7 +153,11 @@ def _overview() -> str:
 
 def _show_help(command: str, theme: str) -> int:
     try:
-        print(help_text(command, theme), flush=True)
+        if command in PAGES:
+            print(help_text(command, theme), flush=True)
+        else:
+            purpose, usage = COMMANDS[command].purpose, COMMANDS[command].usage
+            print(f"usage: toolgrpo {command} {usage}".rstrip(), purpose, sep="\n\n")
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except ConfigError as error:
@@ -169,15 +183,13 @@ def sft(words: list[str]) -> int:
         console.print(LOADING, markup=False, highlight=False)
     from toolgrpo.commands.sft import parse_sft_arguments, run_sft
 
-    run_sft(*parse_sft_arguments(words), console, words)
-    return 0
+    return run_sft(*parse_sft_arguments(words), console, words).exit_code
 
 
 def print_completion(words: list[str]) -> int:
     """Print the script by which a shell completes commands and flags."""
     if words not in (["bash"], ["zsh"]):
-        print('usage: eval "$(toolgrpo completion bash)", or zsh, in ~/.bashrc or ~/.zshrc', file=sys.stderr)
-        return 2
+        raise ConfigError('give bash or zsh: eval "$(toolgrpo completion bash)" in ~/.bashrc, or zsh in ~/.zshrc')
     print(completion(words[0], list(COMMANDS)))
     return 0
 
@@ -186,9 +198,12 @@ def _run(name: str, words: list[str]) -> int:
     """Run a command; where it has no `Terminal`, an error of ours is one paragraph."""
     module, _, function = COMMANDS[name].function.partition(":")
     if COMMANDS[name].on_terminal:
-        loads = name != "replay" or any(word.partition("=")[0].replace("-", "_") == "__with_model" for word in words)
-        terminal = Terminal.of_command(name, quiet="--json" in words, loads=loads)
-        return int(getattr(import_module(f"toolgrpo.commands.{module}"), function)(words, terminal))
+        terminal = Terminal.of_command(name, quiet="--json" in words, loads=COMMANDS[name].loads)
+        try:
+            return int(getattr(import_module(f"toolgrpo.commands.{module}"), function)(words, terminal))
+        except UserError as error:
+            sys.excepthook(type(error), error, error.__traceback__)  # the terminal's, which also logs it
+            return 2
     try:
         done = getattr(import_module(f"toolgrpo.commands.{module}"), function)(words)
         if isinstance(done, int):
@@ -197,14 +212,17 @@ def _run(name: str, words: list[str]) -> int:
             print(line, flush=True)
     except ToolGRPOError as error:
         print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UserError) else 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
 
 
 COMMANDS: Mapping[str, Command] = {
-    "init": Command(f"copy a task to begin with into a folder: {'|'.join(_TASKS)} [FOLDER]", "main:init"),
+    "init": Command("copy a task to begin with into a folder", "main:init", usage=f"{'|'.join(_TASKS)} [FOLDER]"),
     "train": Command("teach a model to use tools by reinforcement learning", "train:run_train", on_terminal=True),
     "check": Command(
         "look at all that a training needs, draw some episodes, do one step", "check:run_check", on_terminal=True
@@ -213,17 +231,22 @@ COMMANDS: Mapping[str, Command] = {
         "measure a model, or two side by side, on held-out questions", "evaluate:run_evaluate", on_terminal=True
     ),
     "replay": Command(
-        "do the calls and rewards of a recorded episode again, or all of it", "replay:run_replay", on_terminal=True
+        "do the calls and rewards of a recorded episode again, or all of it",
+        "replay:run_replay",
+        on_terminal=True,
+        loads=False,
     ),
     "show": Command("look at the episodes that a run recorded", "show:show"),
     "chat": Command("talk to a model in the terminal, with its tools", "chat:run_chat", on_terminal=True),
     "data": Command("show rows as the model and the reward will see them", "look:data_lines"),
     "export": Command("merge a LoRA adapter, write a GGUF file and a Modelfile for Ollama", "export:export_lines"),
-    "env": Command("print what a bug report needs to know of this machine", "look:environment_lines"),
+    "env": Command("print what a bug report needs to know of this machine", "look:environment_lines", usage=""),
     "gateway": Command(
         "serve a model over OpenAI's API, as agents see it in a training", "gateway:run_gateway", on_terminal=True
     ),
     "sft": Command("teach a model the form of tool calls from example conversations", "main:sft"),
     "report": Command("show what a run did, as one HTML file", "report:run_report"),
-    "completion": Command("print what completes commands and flags in a shell: bash|zsh", "main:print_completion"),
+    "completion": Command(
+        "print what completes commands and flags in a shell", "main:print_completion", usage="bash|zsh"
+    ),
 }

@@ -88,35 +88,6 @@ ANSWERS: Mapping[str, str] = {
 _MOST_ITERATIONS = 8
 
 
-# Flags and YAML keys of earlier versions: one sentence each, saying what to use instead.
-#
-# `given.py` answers with it where a flag or key is not known.
-
-_NO_ECHO = "no loss is taken on tool results; teach their form with `toolgrpo sft` on worked conversations"
-_FILTER = "no row is drawn by how hard it is; ask `toolgrpo evaluate --report` and train on a filtered file"
-_TWO_CREDITS = (
-    "turns get their credit from turn_reward gold_call or environment, or from a turn_reward_fn; leave it out"
-)
-REMOVED: dict[str, str] = {
-    "echo_weight": _NO_ECHO,
-    "echo_tools": _NO_ECHO,
-    **dict.fromkeys(("curriculum", "hard_up_to", "normal_up_to", "retire_after_solved", "row_weights"), _FILTER),
-    **dict.fromkeys(("hard_weight", "normal_weight", "easy_weight", "unseen_weight"), _FILTER),
-    **dict.fromkeys(("row_pass_k", "row_pass_min", "row_pass_max"), _FILTER),
-    **dict.fromkeys(("credit_gamma", "anchor_weight", "info_gain_text"), _TWO_CREDITS),
-    "oversample": "a step begins with its groups, and backfill draws others as soon as some are dead; leave it out",
-    "correction_cap": "with geo_tis a token weighs at most 2; leave it out",
-    "engine_retries": "a request that failed is tried three more times; leave it out",
-    "correction_k3": "geo_tis keeps episodes by correction_band",
-    "correction_band_tokens": "correction_band is for 1,000 tokens, and wider for fewer; leave it out",
-    "text_prompts": "a prompt that is plain text is a user's message; to continue raw text, use TRL's GRPOTrainer",
-    "loss_denominator": "the loss is divided by all tokens or rows, as TRL does; leave it out",
-    "weights_handover": "episodes in flight go on with new weights where the engine can, and end first where not; leave it out",
-    "doctor_every": "the same trouble is told every 20 steps; leave it out",
-    "profile": "use `toolgrpo report OUTPUT_DIR`, which draws the seconds of each phase of every step",
-}
-
-
 def meant_by(name: str, heading: str | None, known: Collection[str]) -> str:
     """Return the known key that a key means, or the key itself."""
     if name in known:

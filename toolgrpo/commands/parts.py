@@ -24,13 +24,11 @@ from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.plugins import load_rewards, load_toolbox
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, load_tasks
-from toolgrpo.data.load import HeldOut, held_out_split, hold_out, hub_place, row_places
+from toolgrpo.data.load import HeldOut, hold_out, hub_place, row_places
 from toolgrpo.data.rows import rows_and_reasons
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.evaluation.before_training import rehearse
-from toolgrpo.folder_claim import other_run_in
-from toolgrpo.models import NAMED_MODELS, folder_of
-from toolgrpo.models import check_weights as check_weight_files
+from toolgrpo.models import NAMED_MODELS, check_model, folder_of
 from toolgrpo.observe.console import show_warnings
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.trackers import has_wandb_login
@@ -102,22 +100,12 @@ class RunParts:
         n_questions = self.script.eval_questions or default
         if n_questions < 1:
             return None
-        return self._rows(*self._heldout_source, n_questions)
-
-    @property
-    def _heldout_source(self) -> tuple[str, str]:
-        """Return the data and the split of held-out rows that are no share of the rows to train on."""
-        given = self.script.eval_dataset_id_or_path
-        spec = given or self.dataset_spec
-        split = self.script.eval_split or held_out_split(spec)
-        if split == "train" and not given and not self.script.eval_split:
-            split = "heldout"  # never the rows of the training; the source says what to give instead
-        return spec, split
+        return self._rows(*self.script.heldout_source(), n_questions)
 
     def measured_on(self) -> dict[str, Any]:
         """Return the data set of the held-out rows in the fields of an EvalResult, with no folder of this machine."""
         shared = self._shares is not None
-        spec, split = (self.dataset_spec, self.script.dataset_split) if shared else self._heldout_source
+        spec, split = (self.dataset_spec, self.script.dataset_split) if shared else self.script.heldout_source()
         place = hub_place(spec, split)
         return {
             "dataset_type": place.repository if place else "local",
@@ -218,7 +206,7 @@ class RunParts:
         script, shares = self.script, self._shares
         of_training = (self.dataset_spec, script.dataset_split, script.max_rows)
         heldout = name != TRAINING_ROWS
-        spec, split, limit = of_training if shares or not heldout else (*self._heldout_source, None)
+        spec, split, limit = of_training if shares or not heldout else (*script.heldout_source(), None)
         places = row_places(spec, split=split, limit=limit, seed=self.config.seed)
         if shares:
             places = [places[number] for number in (shares.heldout if heldout else shares.train)]
@@ -235,7 +223,6 @@ class RunParts:
     def model_path(self, name: str) -> str:
         """Return where the model lies; the named models are built or unpacked first."""
         path = self._place_of(name)
-        check_weight_files(path)
         self.terminal.say(f"model     {name}" + (f" ({path})" if path != name else ""))
         return path
 
@@ -335,25 +322,8 @@ class RunParts:
     def _place_of(self, name: str) -> str:
         if name in NAMED_MODELS:
             return str(folder_of(name, self.terminal.say))
+        check_model(name)
         path = Path(name).expanduser()
-        if path.is_file():
-            raise ModelError(
-                f"--model_name_or_path {name} is a file; give the folder that holds config.json and the weights"
-            )
-        if path.is_dir() and not any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
-            holder = other_run_in(path)
-            if holder is not None:
-                raise ModelError(
-                    f"--model_name_or_path {name} holds no model yet: a run is writing there now ({holder}); wait for its "
-                    f"end, or give one of its checkpoints"
-                )
-            raise ModelError(
-                f"--model_name_or_path {name} is a folder without config.json; give a folder that `save_pretrained` wrote"
-            )
-        if not path.exists() and (name.startswith((".", "/", "~", "outputs/")) or name.count("/") > 1):
-            raise ModelError(
-                f"--model_name_or_path {name}: there is no such folder (the working folder is {Path.cwd()})"
-            )
         return str(path) if path.exists() else name
 
 

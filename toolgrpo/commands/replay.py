@@ -29,9 +29,9 @@ from toolgrpo.calls import ToolResult
 from toolgrpo.commands.arguments import ReplayArguments, ReplayOptions, ScriptArguments, flags_of, parse_checked
 from toolgrpo.commands.given import RUN_FILE, made_of, read_given
 from toolgrpo.commands.plugins import load_rewards, load_toolbox
-from toolgrpo.commands.run_config import config_of_run
+from toolgrpo.commands.run_config import as_flags, config_of_run
 from toolgrpo.commands.show import find_episode, recording_in
-from toolgrpo.commands.terminal import Terminal
+from toolgrpo.commands.terminal import LOADING, Terminal
 from toolgrpo.errors import ConfigError
 from toolgrpo.evaluation.grading import grade
 from toolgrpo.evaluation.replaying import Again, Answer, calls_again, episode_again, first_parting, rewards_again
@@ -62,25 +62,20 @@ def parse_replay_arguments(
 
     The words are what a training would be given.
     """
-    takes_all = "--all" in argv
-    if not argv or argv[0].startswith("-") or not (takes_all or (len(argv) > 1 and argv[1].isdecimal())):
-        raise ConfigError(
-            "give the run's output folder and the number of an episode: toolgrpo replay DIR EPISODE (or --all)"
-        )
-    folder, number, flags = argv[0], "-1" if takes_all else argv[1], list(argv[1 if takes_all else 2 :])
+    place, flags = (words := as_flags("replay", argv))[:4], words[4:]
     known = flags_of("replay")
     of_flags = read_given(known, flags).values.keys() if "--config" not in flags else ()
     if not any(flag == "--config" or flag.startswith("--config=") for flag in flags):
-        flags = ["--config", str(config_of_run(recording_in(Path(folder)))), *flags]
-    given = read_given(known, [*flags, "--folder", folder, "--episode", number]).right()
+        flags = ["--config", str(config_of_run(recording_in(Path(place[1])))), *flags]
+    given = read_given(known, [*flags, *place]).right()
     chosen = not {"reward", "reward_fn"}.isdisjoint(of_flags)
     values = {name: value for name, value in given.items() if not chosen or name not in _REWARDS or name in of_flags}
     replay, script, config = made_of((ReplayArguments, ScriptArguments, ReplayOptions), values)
     runs = ((name, spec) for name, spec in _run_by(replay, values) if name not in of_flags)
-    its_own = [f"{spec} ({name})" for name, spec in runs if _lies_in(Path(folder), name, spec)]
+    its_own = [f"{spec} ({name})" for name, spec in runs if _lies_in(Path(place[1]), name, spec)]
     if its_own and not replay.run_its_files:
         raise ConfigError(
-            f"{folder} itself holds what the replay would run: {', '.join(its_own)}. Read it, and if you trust it give "
+            f"{place[1]} itself holds what the replay would run: {', '.join(its_own)}. Read it, and if you trust it give "
             f"--run_its_files"
         )
     return replay, script, config, flags
@@ -217,6 +212,7 @@ class ReplayRun:
 
     def sampled_again(self, model: str, tools: Toolbox | None) -> Trajectory:
         """Return the episode as this model samples it, from the prompt that the training rendered."""
+        self.terminal.say(LOADING)
         from toolgrpo.commands.loaded_model import load_model
 
         run = self._parts()

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from toolgrpo.commands.arguments import flags_of
-from toolgrpo.commands.given import RUN_ID, read_given
 from toolgrpo.commands.given import RUN_FILE as NAME
+from toolgrpo.commands.given import RUN_ID, read_given
 from toolgrpo.errors import ConfigError
 from toolgrpo.named_files import located
 from toolgrpo.plain_text import without_secrets
@@ -73,8 +73,30 @@ def config_of_run(folder: Path) -> Path:
     raise ConfigError(f"{folder} has no {NAME}, which says what its run was given; give that with --config FILE.yaml")
 
 
-def words_of_model(argv: Sequence[str]) -> list[str]:
-    """Return the words of a command that begins with MODEL as flags, over what the run of that folder was given."""
+def as_flags(command: str, argv: Sequence[str]) -> list[str]:
+    """Return the words of a command with flags alone: those that stand at its begin without one get theirs."""
+    return _POSITIONAL.get(command, list)(argv)
+
+
+def _words_of_rows(argv: Sequence[str]) -> list[str]:
+    if not argv or (argv[0].startswith("-") and "--dataset_id_or_path" not in argv):
+        raise ConfigError(
+            "say which rows: toolgrpo data FILE --show 3 (a file, a hub id, or a task set such as arithmetic)"
+        )
+    return list(argv) if argv[0].startswith("-") else ["--dataset_id_or_path", *argv]
+
+
+def _words_of_episode(argv: Sequence[str]) -> list[str]:
+    takes_all = "--all" in argv
+    if not argv or argv[0].startswith("-") or not (takes_all or (len(argv) > 1 and argv[1].isdecimal())):
+        raise ConfigError(
+            "give the run's output folder and the number of an episode: toolgrpo replay DIR EPISODE (or --all)"
+        )
+    return ["--folder", argv[0], "--episode", *(["-1", *argv[1:]] if takes_all else argv[1:])]
+
+
+def _words_of_model(argv: Sequence[str]) -> list[str]:
+    """Return MODEL as a flag, over what the run of that folder was given."""
     if not argv or argv[0].startswith("-"):
         return list(argv)
     name, *flags = argv
@@ -86,6 +108,9 @@ def words_of_model(argv: Sequence[str]) -> list[str]:
         name,
         *flags,
     ]
+
+
+_POSITIONAL = {"chat": _words_of_model, "data": _words_of_rows, "replay": _words_of_episode}
 
 
 def _whole(value: Any) -> Any:

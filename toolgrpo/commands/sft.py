@@ -11,6 +11,7 @@ Not covered: packing several conversations into one sequence, which TRL does wit
 from __future__ import annotations
 
 import copy
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainerState, Trainin
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from toolgrpo.build import load_tokenizer, markers_line
-from toolgrpo.commands.arguments import SFTArguments, SFTOptions
+from toolgrpo.commands.arguments import SFTArguments, SFTOptions, is_missing
 from toolgrpo.commands.given import parse_args
 from toolgrpo.commands.parts import init_kwargs_of, shape_of, with_lora_modules
 from toolgrpo.commands.plugins import open_tools
@@ -110,6 +111,7 @@ class SFTResult:
 
     losses: tuple[float, ...]
     folder: Path
+    exit_code: int = 0  # 130 where Ctrl-C ended it before its last step
 
 
 def parse_sft_arguments(argv: Sequence[str]) -> tuple[SFTArguments, ToolSFTConfig, ModelConfig]:
@@ -121,7 +123,7 @@ def parse_sft_arguments(argv: Sequence[str]) -> tuple[SFTArguments, ToolSFTConfi
         ("output_dir", config.output_dir),
     ):
         if not value:
-            raise ConfigError(f"--{name} is missing; an example is recipes/configs/sft/qwen3_1.7b.yaml")
+            raise ConfigError(is_missing(name, "sft"))
     return sft, _with_batch(sft, config), model
 
 
@@ -247,10 +249,12 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
     change = f"loss {losses[0]:.3f} to {losses[-1]:.3f}; " if losses else ""
     progress.say(f"{change}the {'adapter' if model.use_peft else 'model'} is in {folder}")
     step = trainer.state.global_step
+    exit_code = 0
     if stop.stopped_by is not None and step < trainer.state.max_steps:
+        exit_code = 130 if stop.stopped_by is signal.SIGINT else 0
         progress.say(f"stopped by {stop.stopped_by.name} after step {step}, which is saved; go on with")
         progress.say(f"  {resume_command('sft', folder)}")
-    return SFTResult(losses, folder)
+    return SFTResult(losses, folder, exit_code)
 
 
 def _how_long(config: ToolSFTConfig) -> str:

@@ -93,15 +93,16 @@ def outcome_line(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | N
 
 
 def run_train(words: Sequence[str], terminal: Terminal) -> int:
-    """Run the command."""
+    """Run the command; 130 says that Ctrl-C ended it before its last step."""
     script, config, model = parse_arguments(words)
     text = run_text(words)  # it may be read from a run that is set aside then
     run = TrainingRun(script, config, model, terminal)
     with terminal.writing_into_folder(config, dry_run=script.dry_run, begins=run.begin) as config:
         if run.begun is not None and terminal.is_main_process():
             keep_run_config(text, Path(config.output_dir), run.begun.run)
-        TrainingRun(script, config, model, terminal, run.begun).run()
-    return 0
+        run = TrainingRun(script, config, model, terminal, run.begun)
+        run.run()
+    return 130 if run.interrupted else 0
 
 
 @dataclass
@@ -113,6 +114,7 @@ class TrainingRun:
     model: ModelConfig
     terminal: Terminal
     begun: BegunRun | None = None  # None: it begins with its first stage
+    interrupted: bool = False  # by Ctrl-C, before the last step
 
     def __post_init__(self) -> None:
         self.parts = RunParts(self.script, self.config, self.model, self.terminal)
@@ -175,6 +177,7 @@ class TrainingRun:
                 summary = self._summary(trainer, before, after, train_s, steps, earlier)
                 self._show(summary, doctor_lines(trainer.doctor))
                 if trainer.stopped_by and trainer.state.global_step < trainer.state.max_steps:
+                    self.interrupted = trainer.stopped_by == "SIGINT"
                     self._say_how_to_go_on()
             self._keep(summary)
             return summary

@@ -14,9 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import pyarrow
-import pyarrow.parquet
-
 from toolgrpo.data.rows import RawRow
 from toolgrpo.errors import DataError
 from toolgrpo.settings_files import unrepeated
@@ -56,6 +53,8 @@ def read_json(path: Path) -> Iterator[RawRow]:
 
 
 def read_parquet(path: Path) -> Iterator[RawRow]:
+    import pyarrow.parquet  # not for the other kinds, which are read before anything heavy is imported
+
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             _check_names(f"{path}", file.schema_arrow.names)

@@ -33,14 +33,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from datasets import Dataset
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from toolgrpo.data.files import READERS, find_files
@@ -51,15 +50,18 @@ from toolgrpo.data.rows import (
     Row,
     RowError,
     check_examples,
+    check_row,
     good_rows,
     raise_bad_row,
     with_opening,
 )
 from toolgrpo.data.sources import FORMATS, HubSplit, embedded_rows, file_rows, gym_rows, hub_rows
-from toolgrpo.data.table import write_rows
 from toolgrpo.errors import DataError
 from toolgrpo.named_files import located
 from toolgrpo.settings_files import BadSettings, read_yaml
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 _GYM_SIZE = 1000
 _EMBEDDED = {"arithmetic": "arithmetic", "embedded": "arithmetic", "chains": "chains"}
@@ -81,6 +83,8 @@ def load_tasks(
     `seed` orders a mixture; `system_prompt` is the text of a system message for rows that have
     none.
     """
+    from toolgrpo.data.table import write_rows  # imports `datasets`; what only reads rows needs none
+
     if limit is not None and limit < 1:
         raise DataError(f"the limit of rows must be at least 1, got {limit}")
     rows = _reader(spec, split, limit, seed)
@@ -92,6 +96,7 @@ def load_tasks(
     dataset = write_rows(again)
     if dataset is None:
         raise DataError(f"{spec} [{split}] has no rows that can be used")
+    _SOURCES[dataset.cache_files[0]["filename"]] = (str(spec), split)
     return dataset
 
 
@@ -107,6 +112,38 @@ def _reader(
         mixture = Mixture.from_file(located(spec))
         return partial(mixture.rows, partial(task_rows, split=split, place_as=place_as), limit=limit, seed=seed)
     return partial(task_rows, str(spec), split=split, limit=limit, place_as=place_as)
+
+
+_SOURCES: dict[str, tuple[str, str]] = {}  # spec and split of each dataset that was loaded, by its Arrow file
+
+
+def place_of(rows: Any, number: int) -> str:
+    """Return file and line of a row for a message, also where the dataset is a selection; else its number from 1 on.
+
+    The source is read again up to the row, which costs time only where something is wrong.
+    """
+    files = getattr(rows, "cache_files", ())
+    source = next((_SOURCES[file["filename"]] for file in files if file["filename"] in _SOURCES), None)
+    if source is not None:
+        spec, split = source
+        wanted = {name: value for name, value in rows[number].items() if value is not None}
+        for part in [task.data for task in Mixture.from_file(located(spec)).tasks] if is_mixture(spec) else [spec]:
+            found = _resolve(part, split, None)
+            for raw in found.rows if found.place is None else ():  # not the hub's, which is asked once
+                if raw.columns is not None and _is_row(raw.columns, found.convert, wanted):
+                    return raw.where
+    return f"row {number + 1}"
+
+
+def _is_row(columns: Mapping[str, Any], convert: Convert, wanted: Mapping[str, Any]) -> bool:
+    """Return whether a row, before its opening was added, is the wanted one."""
+    try:
+        row = check_row(convert(columns))
+    except RowError:
+        return False
+    prompt = row.pop("prompt")
+    last = {key: value for key, value in wanted["prompt"][-1].items() if value is not None}
+    return prompt[-1] == last and all(wanted.get(name) == value for name, value in row.items() if value is not None)
 
 
 def task_rows(

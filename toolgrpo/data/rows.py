@@ -26,6 +26,7 @@ from typing import Any
 
 from toolgrpo.data.arithmetic import measure_of
 from toolgrpo.errors import DataError
+from toolgrpo.named_files import nearest, nearest_is
 
 Row = dict[str, Any]
 Convert = Callable[[Mapping[str, Any]], Row]
@@ -117,7 +118,7 @@ def good_rows(
             if with_answer is None:
                 with_answer = "answer" in row
             elif with_answer and "answer" not in row:
-                raise RowError("it has no 'answer', although the rows before it have one")
+                raise RowError(f"it has no 'answer', although the rows before it have one{nearest_is('answer', row)}")
         except RowError as problem:
             columns = raw.columns or {}
             if index == 0 and columns and "prompt" not in columns and str(problem).startswith(_NO_PROMPT):
@@ -199,11 +200,10 @@ def _others(row: Mapping[str, Any]) -> str:
 
 def _most_like_a_prompt(columns: Mapping[str, Any]) -> str:
     """Return the column that is most likely the prompt under another name, quoted."""
-    for name in _OTHER_NAMES_OF_PROMPT:
-        for column in columns:
-            if column.lower() == name:
-                return repr(column)
-    return "the column that holds it"
+    lower = {column.lower(): column for column in columns}
+    other = next((lower[name] for name in _OTHER_NAMES_OF_PROMPT if name in lower), None)
+    other = other or next(iter(nearest("prompt", columns, alike=0.7)), None)
+    return "the column that holds it" if other is None else repr(other)
 
 
 def check_row(columns: Mapping[str, Any]) -> Row:

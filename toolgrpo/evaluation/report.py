@@ -25,6 +25,7 @@ _HELP = {  # by the end of an episode, or the cause of a failed call
     "max_turns": "--max_turns allows more turns",
     "max_user_turns": "--max_user_turns allows more of the user's",
     "length": "--max_completion_length allows more tokens",
+    "length_of_turn": "--max_turn_tokens allows longer turns",
     "context_full": "--vllm_max_model_length makes a larger window",
     "deadline": "--episode_timeout allows more seconds",
     "unmarked": "--unmarked_calls accept runs such calls",
@@ -50,6 +51,7 @@ class EpisodeFacts:
     task: str | None = None  # of its row's column `task`
     repeats: bool = False  # a call is made again whose result is there
     copies: bool = False  # it ends with a copy of its last result
+    cut_in_turn: bool = False  # its end `length` is the cap of one turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ class ModelReport:
     def lines(self, folder: Path) -> list[str]:
         """Return what the episodes met, a line each, with what helps; `folder` holds their recording."""
         n, calls = len(self.episodes), [call for episode in self.episodes for call in episode.calls]
-        ends = Counter(episode.stop_reason for episode in self.episodes)
+        ends = Counter("length_of_turn" if one.cut_in_turn else one.stop_reason for one in self.episodes)
         causes = Counter(call.error.value for call in calls if call.error is not None)
         repeat, copy = sum(one.repeats for one in self.episodes), sum(one.copies for one in self.episodes)
         teach = "show the whole way in --system_prompt, or teach it (toolgrpo sft)"

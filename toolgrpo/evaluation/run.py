@@ -27,7 +27,8 @@ from toolgrpo.evaluation.grading import Grader, grade
 from toolgrpo.evaluation.measures import given_answer
 from toolgrpo.evaluation.report import EpisodeFacts, ModelReport
 from toolgrpo.meeting import wait_for_the_slowest
-from toolgrpo.rollout import Rollouts, Scored
+from toolgrpo.observe.metrics import cut_in_turn
+from toolgrpo.rollout import EpisodeLimits, Rollouts, Scored
 from toolgrpo.rollout.batch import Row
 from toolgrpo.startup import give_memory_back
 from toolgrpo.trajectory import copies_result
@@ -93,7 +94,9 @@ def evaluate(
     rollouts.observers.batch_done(batch)
     # 4. those of all processes
     facts = [
-        _facts(question, episode) for question, group in zip(own, batch.groups(), strict=True) for episode in group
+        _facts(question, episode, rollouts.limits)
+        for question, group in zip(own, batch.groups(), strict=True)
+        for episode in group
     ]
     wait_for_the_slowest()
     gathered: list[EpisodeFacts] = gather_object(facts)
@@ -107,7 +110,7 @@ def evaluate(
     )
 
 
-def _facts(question: int, episode: Scored) -> EpisodeFacts:
+def _facts(question: int, episode: Scored, limits: EpisodeLimits) -> EpisodeFacts:
     trajectory = episode.trajectory
     return EpisodeFacts(
         question=question,
@@ -121,6 +124,7 @@ def _facts(question: int, episode: Scored) -> EpisodeFacts:
         stop_reason=trajectory.stop_reason.value,
         repeats=_repeats(trajectory.calls),
         copies=copies_result(trajectory.messages),
+        cut_in_turn=cut_in_turn(trajectory, limits),
         # without their texts, which no statistic wants: processes send these to each other
         calls=tuple(replace(call, arguments={}, result="") for call in trajectory.calls if call.result is not None),
     )

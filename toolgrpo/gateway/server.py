@@ -99,7 +99,7 @@ class Endpoint:
         self._admitted: dict[str, _Admitted] = {}
         self._ended: deque[str] = deque(maxlen=_REMEMBERED_KEYS)
         self._ended_keys: set[str] = set()
-        self._socket = _listening(host, port)
+        self._socket = listening(host, port)
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}/v1"
         app = Starlette(
             routes=[
@@ -416,7 +416,7 @@ async def _failed(request: Request, error: Exception) -> Response:
     return _refusal(Refused(500, "internal_error", f"{type(error).__name__}: {error}", kind="server_error"))
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named as TCP, for asyncio sends at once only what it knows to be that: else each answer waits 40 ms for an ACK.
     opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -27,6 +27,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from toolgrpo.errors import ModelError
+from toolgrpo.folder_claim import other_run_in
 
 NANO = Path(__file__).parent / "nano"
 NAMED_MODELS = ("nano", "smollm2")
@@ -120,6 +121,28 @@ def check_weights(folder: str | Path) -> None:
                 f"{file} cannot be read ({file.stat().st_size:,} bytes: {error}); it was cut short or damaged, so copy or "
                 f"download it again"
             ) from error
+
+
+def check_model(name: str, flag: str = "model_name_or_path") -> None:
+    """Raise ModelError where a name can be no model, as far as that can be seen without loading it."""
+    if name in NAMED_MODELS:
+        if name == "smollm2":
+            _gguf_file()
+        return
+    path = Path(name).expanduser()
+    if path.is_file():
+        raise ModelError(f"--{flag} {name} is a file; give the folder that holds config.json and the weights")
+    if path.is_dir() and not any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
+        holder = other_run_in(path)
+        if holder is not None:
+            raise ModelError(
+                f"--{flag} {name} holds no model yet: a run is writing there now ({holder}); wait for its "
+                f"end, or give one of its checkpoints"
+            )
+        raise ModelError(f"--{flag} {name} is a folder without config.json; give a folder that `save_pretrained` wrote")
+    if not path.exists() and (name.startswith((".", "/", "~", "outputs/")) or name.count("/") > 1):
+        raise ModelError(f"--{flag} {name}: there is no such folder (the working folder is {Path.cwd()})")
+    check_weights(path)
 
 
 def missing_folder(model: str) -> str | None:

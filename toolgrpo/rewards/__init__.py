@@ -14,6 +14,7 @@ from typing import Any
 
 from toolgrpo.calls import Call
 from toolgrpo.errors import ConfigError
+from toolgrpo.named_files import nearest_is
 from toolgrpo.rewards.accuracy import accuracy
 from toolgrpo.rewards.base import Reward, RewardFunction, import_reward, load_reward
 from toolgrpo.rewards.by_task import ByTask
@@ -82,9 +83,10 @@ def get_reward(name: str) -> Reward:
     if re.fullmatch(r"\w+(\.\w+)+", name):
         return import_reward(name)
     if name not in BUILT_IN:
+        known = (*BUILT_IN, "by_task", *OF_TRL)
         raise ConfigError(
-            f"there is no built-in reward {name!r}; there are {', '.join((*BUILT_IN, 'by_task', *OF_TRL))}. A reward of your own is "
-            f"given as a file: --reward_fn FILE.py"
+            f"there is no built-in reward {name!r}{nearest_is(name, known)}; there are {', '.join(known)}. A reward of your "
+            f"own is given as a file: --reward_fn FILE.py"
         )
     return BUILT_IN[name]
 

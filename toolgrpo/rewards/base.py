@@ -31,6 +31,7 @@ from typing import Any
 
 from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import ConfigError, PluginError, RewardError
+from toolgrpo.named_files import nearest_is
 from toolgrpo.plain_text import counted
 from toolgrpo.plugin_files import import_failed, import_file
 from toolgrpo.rewards.guard import RewardGuard, finite, listed, short
@@ -214,8 +215,8 @@ def check_has(signature: inspect.Signature, available: Collection[str], what: st
     ]
     if missing:
         raise RewardError(
-            f"{what} asks for {', '.join(map(repr, missing))}, which the data does not have. "
-            f"There is: {', '.join(sorted(available))}. Rename the argument, add the column, or give it a default."
+            f"{what} asks for {', '.join(map(repr, missing))}, which the data does not have"
+            f"{nearest_is(missing[0], available)}. There is: {', '.join(sorted(available))}. Rename the argument, add the column, or give it a default."
         )
 
 

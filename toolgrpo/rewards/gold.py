@@ -8,6 +8,7 @@ could do well on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from toolgrpo.errors import DataError, RewardError
@@ -45,11 +46,13 @@ def check_gold(rows: Iterable[Mapping[str, Any]], reward: Reward) -> int | None:
     None where this reward needs more than an answer. With `by_task` each row is checked with the
     reward of its own task, where that can be done.
     """
+    from toolgrpo.data.load import place_of  # a trainer that is given its rows needs no reader of files
+
     checked = 0
     for number, row in enumerate(rows):
         of_row = reward.function.reward(row["reward"]) if isinstance(reward.function, ByTask) else reward
         if of_row.gold is not None:
-            _check_row(number, row, of_row, of_row.gold)
+            _check_row(partial(place_of, rows, number), row, of_row, of_row.gold)
             checked += 1
         elif of_row is reward:
             return None
@@ -71,14 +74,14 @@ def refused_by_task(by_task: ByTask, rows: Any) -> dict[int, str]:
     return refused
 
 
-def _check_row(number: int, row: Mapping[str, Any], reward: Reward, gold: GoldEpisode) -> None:
+def _check_row(place: Callable[[], str], row: Mapping[str, Any], reward: Reward, gold: GoldEpisode) -> None:
     columns = {name: [value] for name, value in row.items() if name != "prompt"}
     try:
         (score,) = reward(prompts=[row["prompt"]], completions=[gold(row)], **columns)
     except RewardError as error:  # it was asked for one row alone, and counts from 0
-        raise RewardError(f"row {number} of the data, scored alone: {error}") from error
+        raise RewardError(f"{place()}, scored alone: {error}") from error
     if not isinstance(score, float) or score < 1.0:
         raise DataError(
-            f"row {number}: its own answer {str(row['answer'])[:60]!r} scores {score} with the reward "
+            f"{place()}: its own answer {str(row['answer'])[:60]!r} scores {score} with the reward "
             f"{reward.name}, so no model can do well on it. Mend the answer, or choose another reward."
         )

@@ -167,7 +167,7 @@ def rows_that_fit(rows: Any, prompts: Prompts, tokens: int, policy: str, name: s
     too_long = [(place, length) for place, length in lengths if length >= tokens]
     if not too_long:
         return rows
-    text = _described(too_long, tokens, name)
+    text = _described(rows, too_long, tokens, name)
     if policy == "refuse":
         raise DataError(
             f"{text}. Shorten them, give the engine a larger window (--vllm_max_model_length, up to the model's), or "
@@ -180,7 +180,9 @@ def rows_that_fit(rows: Any, prompts: Prompts, tokens: int, policy: str, name: s
     return rows.select([place for place in range(len(rows)) if place not in left_out])
 
 
-def _described(too_long: Sequence[tuple[int, int]], window: int, name: str) -> str:
-    first = ", ".join(f"row {place} ({length:,} tokens)" for place, length in too_long[:_NAMED])
+def _described(rows: Any, too_long: Sequence[tuple[int, int]], window: int, name: str) -> str:
+    from toolgrpo.data.load import place_of
+
+    first = ", ".join(f"{place_of(rows, number)} ({length:,} tokens)" for number, length in too_long[:_NAMED])
     more = f" and {len(too_long) - _NAMED} more" if len(too_long) > _NAMED else ""
     return f"{name}: the prompt fills the context window of {window:,} tokens in {first}{more}"

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,13 @@ class Example:
             )
 
 
-def read_conversations(path: str | Path, split: str = "train") -> list[dict[str, Any]]:
+def read_conversations(path: str | Path, split: str = "train", limit: int | None = None) -> list[dict[str, Any]]:
     """Read the rows of a file, of a data set of the hub or of a mixture as {"messages": ..., "tools": schemas or None}; a bad
-    row is an error.
+    row is an error. At most `limit` are read.
     """
     if str(path).endswith((".jsonl", ".json", ".ndjson")) and not located(path).is_file():
         raise DataError(no_conversations(Path(path)))
-    rows = list(_mixed(located(path), split) if is_mixture(path) else _checked(str(path), split))
+    rows = list(islice(_mixed(located(path), split) if is_mixture(path) else _checked(str(path), split), limit))
     if not rows:
         raise DataError(f"{path} has no conversations; one {{'messages': [...]}} per line is expected")
     return rows

@@ -227,7 +227,7 @@ def begin_run(
         run = None if sealed is None else sealed.run
         if checkpoint.resolve().parent == folder.resolve() or (left and run == _run_in(folder)):
             return BegunRun(run, checkpoint)
-    check_model(folder, model)
+    check_model_is_elsewhere(folder, model)
     if left:
         _set_aside(folder, [name for name in left if name.partition(".")[0] not in keeps], say)
     else:
@@ -274,7 +274,7 @@ def check_wanted(folder: Path, wanted: Any) -> None:
         raise ConfigError(f"cannot resume from {wanted}: there is no such folder; {other}")
 
 
-def check_model(folder: Path, model: str) -> None:
+def check_model_is_elsewhere(folder: Path, model: str) -> None:
     """Refuse to begin a run where the model lies that it trains: it would be set aside, or written over."""
     place = Path(model).resolve() if model and Path(model).is_dir() else None
     if place is not None and (place == folder.resolve() or place in {one.resolve() for one in step_folders(folder)}):
