@@ -80,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def show(*arguments: object) -> str:
     shown = io.StringIO()
-    run_show([str(argument) for argument in arguments], Console(file=shown, width=140, force_terminal=False))
+    run_show([str(argument) for argument in arguments], SteadyConsole(file=shown, width=140, force_terminal=False))
     return shown.getvalue()
 
 

@@ -130,7 +130,6 @@ _IN_SHORT = {
     "resume_from_checkpoint": "A checkpoint's folder, or auto: the last one.",
     "eval_steps": "Steps between two evaluations on the held-out rows.",
     "num_generations_eval": "Episodes of a held-out row; default: num_generations.",
-    "logging_steps": "Steps between two logs.",
     "report_to": "wandb, tensorboard, trackio, ...",
     "run_name": "What trackers call the run.",
     "log_completions": "Send tables of episodes to the trackers.",

@@ -31,6 +31,7 @@ from toolgrpo.folder_claim import other_run_in
 from toolgrpo.models import NAMED_MODELS, folder_of
 from toolgrpo.models import check_weights as check_weight_files
 from toolgrpo.observe.console import show_engine_lines
+from toolgrpo.observe.doctor import page_here
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.trackers import has_wandb_login
 from toolgrpo.plain_text import counted, without_secrets
@@ -60,7 +61,7 @@ LORA_TARGETS = [
     *("mixer.in_proj", "mamba.in_proj", "input_linear", "output_linear"),  # Nemotron-H, Granite 4
 ]
 
-_NANO_TOOLS = 4
+_NANO_TOOLS, _TUTORIAL = 4, "docs/tutorials/half_an_hour.md"
 _NAMED = 3  # rows that an error names
 
 
@@ -166,7 +167,7 @@ class RunParts:
         if self.model.model_name_or_path == "nano" and tools is not None and len(tools.names) != _NANO_TOOLS:
             self.terminal.say(
                 f"          nano was taught {_NANO_TOOLS} tools at a time (tools_funcs/arithmetic_tools.py), and may call none "
-                f"of {len(tools.names)} right"
+                f"of {len(tools.names)} right: teach it their form first, with toolgrpo sft ({page_here('3-show-the-form', _TUTORIAL)})"
             )
         most = sum(max(0.0, weight) for weight in self.config.reward_weights or [1.0] * len(rewards))
         if most < self.config.success_threshold - 1e-6:

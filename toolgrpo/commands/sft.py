@@ -40,7 +40,7 @@ from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversation
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.startup import map_large_blocks
 from toolgrpo.storage import storage_errors
-from toolgrpo.trainer.hardware import precision_line, settled_device, trains_on_cpu
+from toolgrpo.trainer.hardware import precision_line, settled_device
 from toolgrpo.trainer.memory import PassShape
 from toolgrpo.trainer.model_card import ModelCard, SavesWithCard
 from toolgrpo.trainer.stopping import GracefulStop
@@ -52,8 +52,6 @@ class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
     """TRL's `SFTConfig`, with nothing cut off in silence and what a CPU wants."""
 
     def __post_init__(self) -> None:
-        if trains_on_cpu(self.use_cpu):
-            self.dataloader_pin_memory: bool = False
         self.__dict__.update(settled_device(self.__dict__))
         for name in ("packing", "eval_packing", "padding_free", "assistant_only_loss"):
             if getattr(self, name):

@@ -32,6 +32,7 @@ from toolgrpo.data.load import hub_ids
 from toolgrpo.errors import ToolGRPOError
 from toolgrpo.evaluation.measures import Share
 from toolgrpo.observe.doctor import page_here
+from toolgrpo.observe.progress import training_line
 from toolgrpo.observe.watch import DoctorWatch
 from toolgrpo.plain_text import counted, without_secrets
 from toolgrpo.storage import storage_errors, write_whole
@@ -114,6 +115,7 @@ class TrainingRun:
         """Run all stages; return the summary that the table shows, or None after a dry run."""
         with ExitStack() as opened:
             trainer, heldout = self._load(opened)
+            self.terminal.say(training_line(trainer.args, trainer.n_steps, trainer.train_dataset))
             if self.script.dry_run:
                 said = self.parts.estimate_of(trainer, trainer.train_dataset, list(heldout or ()))
                 self.terminal.say(f"memory    {said}")
