@@ -24,6 +24,7 @@ from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError
 from toolgrpo.ledger import Ledger
 from toolgrpo.models import NANO
+from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.sft.encoder import read_conversations
@@ -86,7 +87,7 @@ def show(*arguments: object) -> str:
 
 def test_the_groups_of_the_last_step(folder: Path) -> None:
     shown = show(folder)
-    assert "step 2: 2 groups, 4 episodes" in shown and "steps 1 to 2" in shown
+    assert "step 2: 2 groups, 4 episodes" in shown and "steps 1 to 2" in shown and " \n" not in shown
     worst, best = (line for line in shown.splitlines() if "question" in line)
     assert "question 1" in worst and "-1 to 0.5" in worst and "0/2" in worst and "6-7" in worst
     assert "question 0" in best and "0 to 1" in best and "1/2" in best

@@ -285,6 +285,15 @@ def completion(shell: str, commands: Sequence[str]) -> str:
         name: one for of in reversed(flags.values()) for name, one in of.items()
     }  # of a training, where it has one
     choices = {f"--{name}": one.choices for name, one in known.items() if one.choices}
+    if shell == "fish":
+        begin = f"complete -c toolgrpo -n __fish_use_subcommand -fa '{' '.join(commands)} --help --version'"
+        seen = (
+            f"complete -c toolgrpo -n '__fish_seen_subcommand_from {command}' -l {name}"
+            + (f" -xa '{' '.join(map(str, one.choices))}'" if one.choices else " -r" if one.type is not bool else "")
+            for command, of in flags.items()
+            for name, one in of.items()
+        )
+        return "\n".join([begin, *seen])
     cases = [
         f"    {command}) words='{' '.join(f'--{name}' for name in of)} --help' ;;" for command, of in flags.items()
     ]

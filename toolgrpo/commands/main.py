@@ -24,7 +24,7 @@ from toolgrpo.named_files import LAUNCH_FILES, located, nearest, shipped_names, 
 from toolgrpo.plain_text import plain
 from toolgrpo.startup import prepare
 
-_TASKS = ("shop",)
+_TASKS = ("my_task", "shop")  # the first is what `init` alone copies
 _NUMBERS = ("num_processes", "num_machines", "machine_rank", "main_process_port")
 LAUNCHER_FLAGS = {"accelerate_config": str, "main_process_ip": str} | dict.fromkeys(_NUMBERS, int)
 
@@ -104,7 +104,7 @@ def init(words: list[str]) -> int:
     """Copy a task to begin with into a new folder."""
     from toolgrpo.observe.doctor import page_here
 
-    name = words[0] if words else ""
+    name = words[0] if words else _TASKS[0]
     folder = Path(words[1] if len(words) == 2 else name)
     if len(words) > 2 or name not in _TASKS:
         print(f"usage: toolgrpo init {'|'.join(_TASKS)} [FOLDER]", file=sys.stderr)
@@ -119,7 +119,8 @@ def init(words: list[str]) -> int:
         shipped_root() / "recipes" / name, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
     )
     print(f"{folder}/ has {', '.join(sorted(file.name for file in folder.iterdir()))}")
-    print(f"Go on with {page_here(page='docs/tutorials/half_an_hour.md')}")
+    page = page_here(page="docs/tutorials/half_an_hour.md") if name == "shop" else folder / "README.md"
+    print(f"Go on with {page}")
     return 0
 
 
@@ -174,8 +175,9 @@ def sft(words: list[str]) -> int:
 
 def print_completion(words: list[str]) -> int:
     """Print the script by which a shell completes commands and flags."""
-    if words not in (["bash"], ["zsh"]):
-        print('usage: eval "$(toolgrpo completion bash)", or zsh, in ~/.bashrc or ~/.zshrc', file=sys.stderr)
+    if words not in (["bash"], ["zsh"], ["fish"]):
+        said = 'usage: eval "$(toolgrpo completion bash)", or zsh, in ~/.bashrc or ~/.zshrc'
+        print(f"{said}; toolgrpo completion fish | source, in ~/.config/fish/config.fish", file=sys.stderr)
         return 2
     print(completion(words[0], list(COMMANDS)))
     return 0
@@ -203,7 +205,7 @@ def _run(name: str, words: list[str]) -> int:
 
 
 COMMANDS: Mapping[str, Command] = {
-    "init": Command(f"copy a task to begin with into a folder: {'|'.join(_TASKS)} [FOLDER]", "main:init"),
+    "init": Command(f"write a task to begin with into a folder: [{'|'.join(_TASKS)}] [FOLDER]", "main:init"),
     "train": Command("teach a model to use tools by reinforcement learning", "train:run_train", on_terminal=True),
     "check": Command(
         "look at all that a training needs, draw some episodes, do one step", "check:run_check", on_terminal=True
@@ -224,5 +226,5 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "sft": Command("teach a model the form of tool calls from example conversations", "main:sft"),
     "report": Command("show what a run did, as one HTML file", "report:run_report"),
-    "completion": Command("print what completes commands and flags in a shell: bash|zsh", "main:print_completion"),
+    "completion": Command("print what completes commands and flags in a shell: bash|zsh|fish", "main:print_completion"),
 }

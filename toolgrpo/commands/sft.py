@@ -179,6 +179,7 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
                 datasets=hub_ids(str(sft.dataset_id_or_path), sft.dataset_split),
                 system_prompt=sft.system_prompt,
                 is_adapter=bool(model.use_peft),
+                chat=encode.chat.name,
             ),
             model=path,
             args=config,
