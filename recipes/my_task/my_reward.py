@@ -8,5 +8,6 @@ def reward_func(completions, answer, **kwargs):
     for completion, right in zip(completions, answer, strict=True):
         last = completion[-1]
         said = last["content"] if last["role"] == "assistant" else ""
-        scores.append(1.0 if right in re.findall(r"\w+", said) else 0.0)  # whole words: "7" is not in "47"
+        words = re.findall(r"-?\w+(?:[.,]\w+)*", said)  # whole values: "7" is not in "47" or "7.5"
+        scores.append(1.0 if right in words else 0.0)
     return scores
