@@ -385,7 +385,7 @@ def loaded_lines(
     shown = signatures_text([] if tools is None else tools.schemas, indent=" " * 10)
     return [
         f"model     {name}, {n_parameters / 1e6:.3g} M parameters",
-        *([] if n_rows is None else [f"data      {n_rows} rows"]),
+        *([] if n_rows is None else [f"data      {counted(n_rows, 'row')}"]),
         *([f"tools     {shown or 'none'}"] if agent is None else [f"agent     {agent}"]),
         *(f"          {notice}" for notice in getattr(tools, "notices", ())),
         *(f"reward    {reward}: {source}" for reward, source in rewards.items()),
