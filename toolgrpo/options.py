@@ -336,6 +336,7 @@ class WatchOptions(Options):
     """Options of display and recording."""
 
     success_threshold: float = option(1.0, "An episode counts as a success if its reward is at least this.")
+    logging_steps: float = option(1, "Steps between two logs.")
     quiet: bool = option(False, "Show nothing but errors: no lines, no bar, no warnings.")
     max_infrastructure_failures: float | None = option(
         0.5,

@@ -5,70 +5,111 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import io
+import signal
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from toolgrpo.commands.chat import ChatTools, ShowingRunner, parse_chat_arguments
+from toolgrpo.commands.chat import ChatTools, ShowingRunner, converse, parse_chat_arguments
 from toolgrpo.commands.run_config import as_flags
 from toolgrpo.commands.terminal import Terminal
+from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
-from toolgrpo.rollout import Episode
 from toolgrpo.sft.encoder import read_conversations
-from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, ScriptedTools
 from toolgrpo.testing.engine import scripted_runner
-from toolgrpo.trajectory import StopReason, Trajectory
 
 
-def talk(monkeypatch: pytest.MonkeyPatch, typed: str, *says: str) -> tuple[Trajectory | None, ChatTools, str]:
-    """Type these lines to a model that says this; return the conversation, the chat, and what stood on the terminal."""
-    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+class Typed:
+    """A terminal's input: these lines, of which `^C` is a Ctrl-C at the prompt."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = io.StringIO(text)
+
+    def readline(self) -> str:
+        line = self._lines.readline()
+        if line == "^C\n":
+            signal.raise_signal(signal.SIGINT)
+        return line
+
+
+def talk(monkeypatch: pytest.MonkeyPatch, typed: str, *says: str) -> tuple[list[SampleRequest], ChatTools, str]:
+    """Type these lines to a model that says this, or stands still until a Ctrl-C comes (`^C`).
+
+    Return what it was asked, the chat, and what stood on the terminal.
+    """
+    monkeypatch.setattr("sys.stdin", Typed(typed))
     shown = io.StringIO()
     chat = ChatTools(ScriptedTools({"add": lambda a, b: str(a + b)}), Terminal(None, shown, quiet=False), "Be short.")
-    engine = ScriptedEngine([ByteChat.say(turn) for turn in says])
+    said = iter(says)
+
+    def reply(request: SampleRequest, number: int) -> ScriptedReply:
+        text = next(said)
+        if text == "^C":
+            signal.raise_signal(signal.SIGINT)
+        return ScriptedReply(ByteChat.say(text), stalls=text == "^C")
+
+    engine = ScriptedEngine(reply)
     parts = scripted_runner(engine, chat)
     given = {one.name: getattr(parts, one.name) for one in dataclasses.fields(parts)}
-    runner = ShowingRunner(**given, show_turn=chat.said)
+    asyncio.run(converse(ShowingRunner(**given, show_turn=chat.said), chat, None))
+    assert not engine.is_open
+    return engine.requests, chat, shown.getvalue()
 
-    async def main() -> Trajectory | None:
-        await engine.open()
-        try:
-            opening = chat.opening()
-            return None if opening is None else await runner(Episode(opening))
-        finally:
-            await engine.close()
 
-    return asyncio.run(main()), chat, shown.getvalue()
+def asked(request: SampleRequest) -> str:
+    return bytes(one for one in request.ids if one < 256).decode()
 
 
 def test_a_chat_is_one_episode_and_becomes_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    typed = f"one and two?\n/tools\n/what\nthanks\n/save {file}\n\n"
-    conversation, chat, shown = talk(monkeypatch, typed, 'call add {"a": 1, "b": 2}\ncall sub {}', "Three.", "Bye.")
-    assert conversation is not None and conversation.stop_reason is StopReason.FINISHED and chat.ended
-    assert [turn.user for turn in conversation.turns] == [None, "thanks", None]
-    order = ["calls: add(a=1, b=2)", "result: 3", "result: Error", "model: Three.", "you: add()", "the commands are"]
+    typed = f"one and two?\n\n/tools\n/what\nthanks\n/save {file}\n"
+    requests, chat, shown = talk(monkeypatch, typed, 'call add {"a": 1, "b": 2}\ncall sub {}', "Three.", "Bye.")
+    assert len(requests) == 3 and chat.ended and "has ended" not in shown
+    assert all(after.ids[: len(before.ids)] == before.ids for before, after in pairwise(requests)), "one episode"
+    order = ["calls: add(a=1, b=2)", "result: 3", "result: Error", "model: Three.", "you: you: add()", "/reset begins"]
     order += ["model: Bye.", "8 messages are now a row"]
     places = [shown.find(text) for text in order]
     assert -1 not in places and places == sorted(places), shown
     (row,) = read_conversations(file)
-    opening = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "one and two?"}]
-    assert row["messages"] == [*opening, *conversation.messages]
+    assert row["messages"] == chat.messages and [one["role"] for one in row["messages"]] == [
+        *("system", "user", "assistant", "tool", "tool", "assistant", "user", "assistant")
+    ]
 
 
 def test_a_conversation_that_has_ended_can_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    _, chat, shown = talk(monkeypatch, f"/save {file}\nhello\n/reset\n/save {file}\n\n", "Hi.")
-    assert "nothing was said yet" in shown and not file.exists()
-    assert chat.opening() is None
+    _, _, shown = talk(monkeypatch, f"/save {file}\nhello\n/reset\n/save {file}\n/quit\nno\n", "Hi.")
+    assert shown.count("nothing was said yet") == 1
     (row,) = read_conversations(file)
     assert [one["content"] for one in row["messages"]] == ["Be short.", "hello", "Hi."]
 
 
-@pytest.mark.parametrize(("typed", "ended"), [("/reset\n", False), ("\n", True), ("", True)])
-def test_who_says_nothing_begins_nothing(monkeypatch: pytest.MonkeyPatch, typed: str, ended: bool) -> None:
-    conversation, chat, _ = talk(monkeypatch, typed)
-    assert conversation is None and chat.ended is ended
+@pytest.mark.parametrize("typed", ["/reset\n", "\n \n", "", "/quit\nno\n", "^C\n^C\n"])
+def test_who_says_nothing_begins_nothing(monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
+    requests, chat, _ = talk(monkeypatch, typed)
+    assert requests == [] and chat.ended and chat.messages == []
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = "one\n^C\ntwo\nthree\n/reset\nfour\nfive\n"
+    says = ("One.", 'call add {"a": 1, "b": 2}', "^C", "Three.", "^C", "Five.")
+    before = signal.getsignal(signal.SIGINT)
+    requests, chat, shown = talk(monkeypatch, typed, *says)
+    assert signal.getsignal(signal.SIGINT) is before
+    goes_on, anew = (
+        "stopped; your last message is forgotten, the rest goes on\n",
+        "stopped; your last message is forgotten\n",
+    )
+    places = [
+        shown.find(text) for text in ("model: One.", "you: \nyou: ", goes_on, "model: Three.", anew, "model: Five.")
+    ]
+    assert -1 not in places and places == sorted(places), shown
+    said = asked(requests[3])
+    assert "One." in said and "three" in said and "two" not in said and "add" not in said.partition("One.")[2]
+    assert "four" in asked(requests[4]) and "four" not in asked(requests[5]) and "Three." not in asked(requests[5])
+    assert [one["content"] for one in chat.messages] == ["Be short.", "five", "Five."]
 
 
 def test_a_folder_brings_what_its_run_was_given_and_flags_win(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from toolgrpo import ToolGRPOConfig
 from toolgrpo.commands.arguments import parse_arguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun, outcome_line
 from toolgrpo.evaluation.measures import Share
+from toolgrpo.observe.progress import training_line
 
 
 def rates(**successes: float) -> dict[str, Any]:
@@ -61,3 +63,15 @@ def test_it_stands_under_the_table_and_its_page_has_the_section(tmp_path: Path) 
     page = (Path(__file__).parents[2] / found[1]).read_text()
     headings = re.findall(r"^## (.*)$", page, flags=re.MULTILINE)
     assert found[2] in [heading.lower().replace(" ", "-") for heading in headings]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "6 steps (3 epochs of 2 rows), learning rate 1e-06 (TRL's default; LoRA recipes use 1e-5 to 1e-4)"),
+        ({"num_train_epochs": 1, "learning_rate": 4e-4}, "6 steps (1 epoch of 2 rows), learning rate 0.0004"),
+        ({"max_steps": 6, "learning_rate": 1e-5}, "6 steps (of 2 rows), learning rate 1e-05"),
+    ],
+)
+def test_the_start_says_what_is_about_to_happen(tmp_path: Path, given: dict[str, float], said: str) -> None:
+    assert training_line(ToolGRPOConfig(str(tmp_path), use_cpu=True, **given), 6, range(2)) == f"training  {said}"

@@ -103,7 +103,10 @@ def test_the_card_asks_as_the_training_did_and_says_how_an_adapter_is_served(
     exec(code.partition("reply = ")[0], names)
     asked = names["tokenizer"].decode(names["prompt"]["input_ids"][0])
     assert asked.startswith(f"<|im_start|>system\n{SYSTEM}\n\n# Tools") and '"name": "multiply"' in asked
-    assert f"`vllm serve {NANO} --tokenizer FOLDER --enable-lora --lora-modules NAME=FOLDER`" in card
+    assert (
+        f"`vllm serve {NANO} --tokenizer FOLDER --enable-lora --lora-modules NAME=FOLDER --enable-auto-tool-choice --tool"
+        in card
+    )
 
 
 @pytest.mark.vllm

@@ -177,3 +177,7 @@ def test_a_shell_completes_commands_flags_and_their_values(words: str, offered: 
     done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == offered and not done.stderr
     assert completion("zsh", ["train"]).startswith("autoload -U +X bashcompinit")
+    fish = completion("fish", ["train"])
+    of_train = "complete -c toolgrpo -n '__fish_seen_subcommand_from train' -l"
+    for line in (f"{of_train} quiet\n", f"{of_train} tools_script -r\n", f"{of_train} keep -xa '"):
+        assert line in fish

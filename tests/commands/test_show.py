@@ -27,6 +27,7 @@ from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError
 from toolgrpo.ledger import Ledger
 from toolgrpo.models import NANO
+from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.sft.encoder import read_conversations
@@ -81,13 +82,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def show(*arguments: object) -> str:
     shown = io.StringIO()
-    run_show([str(argument) for argument in arguments], Console(file=shown, width=140, force_terminal=False))
+    run_show([str(argument) for argument in arguments], SteadyConsole(file=shown, width=140, force_terminal=False))
     return shown.getvalue()
 
 
 def test_the_groups_of_the_last_step(folder: Path) -> None:
     shown = show(folder)
-    assert "step 2: 2 groups, 4 episodes" in shown and "steps 1 to 2" in shown
+    assert "step 2: 2 groups, 4 episodes" in shown and "steps 1 to 2" in shown and " \n" not in shown
     worst, best = (line for line in shown.splitlines() if "question" in line)
     assert "question 1" in worst and "-1 to 0.5" in worst and "0/2" in worst and "6-7" in worst
     assert "question 0" in best and "0 to 1" in best and "1/2" in best

@@ -75,6 +75,7 @@ def test_it_trains_and_shows_what_a_person_wants_to_see(
     for text in (
         "add(a: integer, b: integer)",
         f"engine    {engine} (",
+        "training  2 steps (of ",
         " 2/2 ",
         "held-out success",
         "s each (rollout",
@@ -109,5 +110,5 @@ def test_a_dry_run_checks_everything_and_stops(tmp_path: Path) -> None:
     done = run(tmp_path, *SHORT, "--dry_run", "--engine", "transformers")
     assert done.returncode == 0, done.stderr
     assert "dry run: everything was loaded and checked" in done.stdout and " 1/2 " not in done.stdout
-    assert "engine    transformers (asked for)" in done.stdout
+    assert "engine    transformers (asked for)" in done.stdout and "training  2 steps (of " in done.stdout
     assert not (tmp_path / "out").exists(), "a dry run leaves nothing behind"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import yaml
 from huggingface_hub import ModelCard as HubCard
 
 import toolgrpo
+from toolgrpo.chat.families import _VLLM_PARSERS, FAMILIES
 from toolgrpo.commands.arguments import parse_arguments
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
@@ -27,6 +30,7 @@ GSM8K = {
     "dataset_config": "main",
     "dataset_split": "test",
 }
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
 TAGS = ["toolgrpo", "trl", "grpo", "tool-use"]
 BARE = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": TAGS}
 OTHER = {"license": "other", "license_name": "mine", "license_link": "https://example.org"}
@@ -57,14 +61,22 @@ def test_the_head_has_what_is_known(
 
 def test_what_was_measured_after_the_training_is_the_index_of_the_model() -> None:
     made = ModelCard(
-        base_model="owner/base", is_adapter=True, success={"before": BEFORE, "after": AFTER}, measured_on=GSM8K
+        base_model="owner/base",
+        is_adapter=True,
+        tools=TOOLS,
+        chat="qwen3",
+        success={"before": BEFORE, "after": AFTER},
+        measured_on=GSM8K,
     )
     text = made.text("my: model")
     assert "| before (greedy) | 0.250 [" in text and "| after (sampled) | 0.333 [" in text
     assert "trained on, too" not in text
     assert "\n\n3 of these questions were trained on, too.\n\n" in replace(made, n_trained_on=3).text("m")
     merged = merged_card(text)
-    assert "--enable-lora" in text and "--enable-lora" not in merged and "Serve it with `vllm serve FOLDER`" in merged
+    flags = "--enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3"
+    assert f"--enable-lora --lora-modules NAME=FOLDER {flags}`" in text
+    assert "--enable-lora" not in merged and f"Serve it with `vllm serve FOLDER {flags}`" in merged
+
     for written, kind in ((text, ("peft", True)), (merged, ("transformers", False))):
         data: Any = HubCard(written).data
         assert data.model_name == "my: model" and (data.library_name, "lora" in data.tags) == kind
@@ -72,6 +84,17 @@ def test_what_was_measured_after_the_training_is_the_index_of_the_model() -> Non
             assert GSM8K.items() <= asdict(result).items() and result.task_type == "text-generation"
             assert (result.metric_type, result.metric_name) == ("success_rate", f"held-out success, {how}")
             assert result.metric_value == pytest.approx(share.value, abs=1e-4) and result.metric_args["questions"] == 8
+
+
+def test_the_parsers_that_a_card_names_are_vllms() -> None:
+    vllm = find_spec("vllm")
+    if vllm is None or vllm.origin is None:
+        pytest.skip("vLLM is not installed")
+    folder = Path(vllm.origin).parent
+    for place, column in (("tool_parsers", 0), ("reasoning", 1)):
+        known = re.findall(r'"([\w.-]+)": \(', (folder / place / "__init__.py").read_text())
+        assert {parsers[column] for parsers in _VLLM_PARSERS.values()} - {"", *known} == set()
+    assert {family.name for family in FAMILIES} >= set(_VLLM_PARSERS)
 
 
 def test_a_card_cites_this_package_as_its_citation_file_does_and_trl_as_trl_does() -> None:

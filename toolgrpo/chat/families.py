@@ -368,6 +368,20 @@ _REFUSED = {
 }
 
 
+_VLLM_PARSERS = {  # of calls, of thinking, by what vLLM names them; a format without one is served without
+    **{"qwen2.5": ("hermes", ""), "qwen3": ("hermes", "qwen3"), "qwen3.5": ("qwen3_coder", ""), "lfm2": ("lfm2", "")},
+    **{"llama3.1": ("llama3_json", ""), "mistral": ("mistral", ""), "glm4": ("glm45", "glm45")},
+    **{"gpt-oss": ("openai", "openai_gptoss"), "gemma4": ("gemma4", "gemma4")},
+}
+
+
+def vllm_flags(chat: str) -> str:
+    """Return with which flags `vllm serve` reads the calls of a chat format; empty where none is known."""
+    calls, thinking = _VLLM_PARSERS.get(chat, ("", ""))
+    reasoning = f" --reasoning-parser {thinking}" if thinking else ""
+    return f" --enable-auto-tool-choice --tool-call-parser {calls}{reasoning}" if calls else ""
+
+
 def family_of(template: str) -> Family | None:
     """Return the family that this template belongs to."""
     return next((family for family in FAMILIES if all(sign in template for sign in family.signs)), None)

@@ -4,10 +4,11 @@
     toolgrpo chat MODEL --tools_script my_tools.py
 
 A conversation is one episode in which you are the user: prompt, bridges, calls and results are those of a
-training, token for token, and tools run in the workers with their deadlines. Commands are `/reset`, `/tools`
-and `/save FILE.jsonl` (a row for `toolgrpo sft`); an empty line or Ctrl-D ends it.
+training, token for token, and tools run in the workers with their deadlines. Commands are `/reset`, `/tools`,
+`/save FILE.jsonl` (a row for `toolgrpo sft`) and `/quit`; Ctrl-D ends it too. Ctrl-C stops the answer: the question
+is forgotten, and what was said before it is the prompt of another episode.
 
-Not covered: words as they are drawn; a turn is shown when it is whole.
+Not covered: words as they are drawn; a turn is shown when it is whole. After a stopped answer, an environment begins anew.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,9 @@ from toolgrpo.storage import CONVERSATIONS, check_output, storage_errors
 from toolgrpo.tools.arguments import signatures_text
 from toolgrpo.tools.base import ToolProvider, ToolSession
 from toolgrpo.trainer.config import ModelConfig
-from toolgrpo.trajectory import Message
+from toolgrpo.trajectory import Message, Trajectory
+
+_COMMANDS = "/reset begins anew, /tools lists the tools, /save FILE.jsonl keeps this; Ctrl-C stops an answer, Ctrl-D or /quit ends it"
 
 
 def parse_chat_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, EvaluationConfig, ModelConfig]:
@@ -91,14 +95,20 @@ class Conversation(ToolSession):
 
 @dataclass
 class ChatTools:
-    """The tools of a chat, with whom the person at the terminal speaks for the user; `ended` once they have gone."""
+    """The tools of a chat, with whom the person at the terminal speaks for the user; `ended` once they have gone.
+
+    `kept` is how a conversation goes on whose answer was stopped.
+    """
 
     tools: ToolProvider | None
     terminal: Terminal
     system_prompt: str | None = None
     speaks: bool = True
     ended: bool = False
+    typing: bool = False
+    stopping: bool = False
     messages: list[Message] = field(default_factory=list)
+    kept: list[Message] = field(default_factory=list)
 
     @property
     def names(self) -> list[str]:
@@ -121,18 +131,18 @@ class ChatTools:
         if text is None:
             return None
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
-        self.messages = [*system, {"role": "user", "content": text}]
+        self.messages = [*(self.kept or system), {"role": "user", "content": text}]
+        self.kept = []
         return tuple(self.messages)
 
     def ask(self) -> str | None:
         """Return what the user says next; None where the conversation ends with that."""
         while True:
-            self.terminal.stream.write("you: ")
-            line = sys.stdin.readline()
+            line = self._line()
             text = line.strip()
             command, _, rest = text.partition(" ")
-            if not text or text == "/reset":
-                self.ended = not text
+            if not line or text in ("/reset", "/quit"):
+                self.ended, self.kept = text != "/reset", []
                 return None
             if command == "/tools":
                 self.terminal.say(signatures_text(self.schemas) or "none")
@@ -141,10 +151,30 @@ class ChatTools:
             elif command == "/save":
                 self._save(Path(rest or "chat.jsonl"))
             elif command.startswith("/"):
-                self.terminal.say("the commands are /reset, /tools and /save FILE.jsonl; an empty line ends the chat")
-            else:
+                self.terminal.say(_COMMANDS)
+            elif text:
                 self.messages.append({"role": "user", "content": text})
                 return text
+
+    def take_back(self) -> None:
+        """Forget the last message of the user, whose answer was stopped."""
+        said = [number for number, one in enumerate(self.messages) if one["role"] == "user"]
+        self.kept = self.messages[: said[-1]] if len(said) > 1 else []
+        self.messages = [*self.kept]
+        self.stopping = False
+        self.terminal.say("stopped; your last message is forgotten" + (", the rest goes on" if self.kept else ""))
+
+    def _line(self) -> str:
+        """Return a line that was typed, with its end; Ctrl-C begins another, and none is left after Ctrl-D."""
+        while True:
+            try:
+                self.typing = True
+                self.terminal.stream.write("you: ")
+                return sys.stdin.readline()
+            except KeyboardInterrupt:
+                self.terminal.say("")
+            finally:
+                self.typing = False
 
     def said(self, turn: ParsedTurn) -> None:
         """Show a turn of the model."""
@@ -209,23 +239,40 @@ def _talk(run: RunParts, chat: ChatTools) -> None:
     runner = ShowingRunner(rollouts, config.sampling_options(), show_turn=chat.said)
     try:
         engine.load_weights(loaded.policy.weights())
-        say("/reset begins anew, /tools lists the tools, /save FILE.jsonl keeps this; an empty line ends it")
-        signal.signal(signal.SIGINT, _interrupted)  # asyncio's own would wait for the line that is being typed
-        asyncio.run(_conversations(runner, chat, config.enable_thinking))
+        say(_COMMANDS)
+        asyncio.run(converse(runner, chat, config.enable_thinking))
     except KeyboardInterrupt:
         say("")
     finally:
         engine.shutdown()
 
 
-async def _conversations(runner: EpisodeRunner, chat: ChatTools, thinking: bool | None) -> None:
+async def converse(runner: EpisodeRunner, chat: ChatTools, thinking: bool | None) -> None:
+    """Hold one conversation after the other, each an episode, until the person ends it."""
+    loop = asyncio.get_running_loop()
+    playing: asyncio.Future[Trajectory] | None = None
+
+    def interrupted(number: int, frame: object) -> None:
+        if chat.typing or chat.stopping:  # the second one does not wait for what does not stop
+            raise KeyboardInterrupt
+        if playing is not None:
+            chat.stopping = True
+            loop.call_soon_threadsafe(playing.cancel)
+
     await runner.parts.engine.open()
+    before = signal.signal(signal.SIGINT, interrupted)  # asyncio's own would wait for the line that is being typed
     try:
         while not chat.ended:
             messages = chat.opening()
             if messages is None:
                 continue
-            trajectory = await runner(Episode(messages, enable_thinking=thinking))
+            playing = asyncio.ensure_future(runner(Episode(messages, enable_thinking=thinking)))
+            with suppress(asyncio.CancelledError):
+                trajectory = await playing
+            stopped, playing = playing.cancelled(), None
+            if stopped:
+                chat.take_back()
+                continue
             if trajectory.failure:
                 chat.terminal.say(trajectory.failure)
             if not chat.ended:
@@ -233,8 +280,5 @@ async def _conversations(runner: EpisodeRunner, chat: ChatTools, thinking: bool 
                     f"the conversation has ended ({trajectory.stop_reason}); the next line begins another"
                 )
     finally:
+        signal.signal(signal.SIGINT, before)
         await runner.parts.engine.close()
-
-
-def _interrupted(number: int, frame: object) -> None:
-    raise KeyboardInterrupt

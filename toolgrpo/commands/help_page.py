@@ -130,7 +130,6 @@ _IN_SHORT = {
     "resume_from_checkpoint": "A checkpoint's folder, or auto: the last one.",
     "eval_steps": "Steps between two evaluations on the held-out rows.",
     "num_generations_eval": "Episodes of a held-out row; default: num_generations.",
-    "logging_steps": "Steps between two logs.",
     "report_to": "wandb, tensorboard, trackio, ...",
     "run_name": "What trackers call the run.",
     "log_completions": "Send tables of episodes to the trackers.",
@@ -286,6 +285,15 @@ def completion(shell: str, commands: Sequence[str]) -> str:
         name: one for of in reversed(flags.values()) for name, one in of.items()
     }  # of a training, where it has one
     choices = {f"--{name}": one.choices for name, one in known.items() if one.choices}
+    if shell == "fish":
+        begin = f"complete -c toolgrpo -n __fish_use_subcommand -fa '{' '.join(commands)} --help --version'"
+        seen = (
+            f"complete -c toolgrpo -n '__fish_seen_subcommand_from {command}' -l {name}"
+            + (f" -xa '{' '.join(map(str, one.choices))}'" if one.choices else " -r" if one.type is not bool else "")
+            for command, of in flags.items()
+            for name, one in of.items()
+        )
+        return "\n".join([begin, *seen])
     cases = [
         f"    {command}) words='{' '.join(f'--{name}' for name in of)} --help' ;;" for command, of in flags.items()
     ]

@@ -26,7 +26,7 @@ from toolgrpo.settings_files import BadSettings, read_yaml
 from toolgrpo.startup import prepare
 from toolgrpo.storage import check_output_folder
 
-_TASKS = ("shop",)
+_TASKS = ("my_task", "shop")  # the first is what `init` alone copies
 _NUMBERS = ("num_processes", "num_machines", "machine_rank", "main_process_port")
 LAUNCHER_FLAGS = {"accelerate_config": str, "main_process_ip": str} | dict.fromkeys(_NUMBERS, int)
 
@@ -117,10 +117,10 @@ def init(words: list[str]) -> int:
     """Copy a task to begin with into a new folder."""
     from toolgrpo.observe.doctor import page_here
 
-    name = words[0] if words else ""
+    name = words[0] if words else _TASKS[0]
     folder = Path(words[1] if len(words) == 2 else name)
-    if len(words) not in (1, 2) or name.startswith("-"):
-        raise ConfigError(f"say which task, and into which folder: toolgrpo init {'|'.join(_TASKS)} [FOLDER]")
+    if len(words) > 2 or name.startswith("-"):
+        raise ConfigError(f"say which task, and into which folder: toolgrpo init [{'|'.join(_TASKS)}] [FOLDER]")
     if name not in _TASKS:
         raise ConfigError(f"there is no task {name!r}{nearest_is(name, _TASKS)}; there is {', '.join(_TASKS)}")
     check_output_folder(folder, "the task", f"toolgrpo init {name} FOLDER")
@@ -128,7 +128,8 @@ def init(words: list[str]) -> int:
         shipped_root() / "recipes" / name, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
     )
     print(f"{folder}/ has {', '.join(sorted(file.name for file in folder.iterdir()))}")
-    print(f"Go on with {page_here(page='docs/tutorials/half_an_hour.md')}")
+    page = page_here(page="docs/tutorials/half_an_hour.md") if name == "shop" else folder / "README.md"
+    print(f"Go on with {page}")
     return 0
 
 
@@ -188,8 +189,11 @@ def sft(words: list[str]) -> int:
 
 def print_completion(words: list[str]) -> int:
     """Print the script by which a shell completes commands and flags."""
-    if words not in (["bash"], ["zsh"]):
-        raise ConfigError('give bash or zsh: eval "$(toolgrpo completion bash)" in ~/.bashrc, or zsh in ~/.zshrc')
+    if words not in (["bash"], ["zsh"], ["fish"]):
+        raise ConfigError(
+            'give bash, zsh or fish: eval "$(toolgrpo completion bash)" in ~/.bashrc, or zsh in ~/.zshrc; '
+            "toolgrpo completion fish | source, in ~/.config/fish/config.fish"
+        )
     print(completion(words[0], list(COMMANDS)))
     return 0
 
@@ -222,7 +226,7 @@ def _run(name: str, words: list[str]) -> int:
 
 
 COMMANDS: Mapping[str, Command] = {
-    "init": Command("copy a task to begin with into a folder", "main:init", usage=f"{'|'.join(_TASKS)} [FOLDER]"),
+    "init": Command("write a task to begin with into a folder", "main:init", usage=f"[{'|'.join(_TASKS)}] [FOLDER]"),
     "train": Command("teach a model to use tools by reinforcement learning", "train:run_train", on_terminal=True),
     "check": Command(
         "look at all that a training needs, draw some episodes, do one step", "check:run_check", on_terminal=True
@@ -247,6 +251,6 @@ COMMANDS: Mapping[str, Command] = {
     "sft": Command("teach a model the form of tool calls from example conversations", "main:sft"),
     "report": Command("show what a run did, as one HTML file", "report:run_report"),
     "completion": Command(
-        "print what completes commands and flags in a shell", "main:print_completion", usage="bash|zsh"
+        "print what completes commands and flags in a shell", "main:print_completion", usage="bash|zsh|fish"
     ),
 }

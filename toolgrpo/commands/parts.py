@@ -30,6 +30,7 @@ from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.evaluation.before_training import rehearse
 from toolgrpo.models import NAMED_MODELS, check_model, folder_of
 from toolgrpo.observe.console import show_warnings
+from toolgrpo.observe.doctor import page_here
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.trackers import has_wandb_login
 from toolgrpo.plain_text import counted, without_secrets
@@ -59,7 +60,7 @@ LORA_TARGETS = [
     *("mixer.in_proj", "mamba.in_proj", "input_linear", "output_linear"),  # Nemotron-H, Granite 4
 ]
 
-_NANO_TOOLS = 4
+_NANO_TOOLS, _TUTORIAL = 4, "docs/tutorials/half_an_hour.md"
 TRAINING_ROWS, HELDOUT_ROWS, QUESTIONS = "the training rows", "the held-out rows", "the questions"
 
 
@@ -155,7 +156,7 @@ class RunParts:
         if self.model.model_name_or_path == "nano" and tools is not None and len(tools.names) != _NANO_TOOLS:
             self.terminal.say(
                 f"          nano was taught {_NANO_TOOLS} tools at a time (tools_funcs/arithmetic_tools.py), and may call none "
-                f"of {len(tools.names)} right"
+                f"of {len(tools.names)} right: teach it their form first, with toolgrpo sft ({page_here('3-show-the-form', _TUTORIAL)})"
             )
         most = sum(max(0.0, weight) for weight in self.config.reward_weights or [1.0] * len(rewards))
         if most < self.config.success_threshold - 1e-6:

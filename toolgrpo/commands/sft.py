@@ -43,7 +43,7 @@ from toolgrpo.startup import map_large_blocks
 from toolgrpo.storage import storage_errors
 from toolgrpo.trainer.checkpoint_files import BegunRun, checkpoint_folder, seal
 from toolgrpo.trainer.checkpointing import begin_together
-from toolgrpo.trainer.hardware import precision_line, settled_device, trains_on_cpu
+from toolgrpo.trainer.hardware import precision_line, settled_device
 from toolgrpo.trainer.memory import PassShape
 from toolgrpo.trainer.model_card import ModelCard, SavesWithCard
 from toolgrpo.trainer.stopping import GracefulStop
@@ -55,8 +55,6 @@ class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
     """TRL's `SFTConfig`, with nothing cut off in silence and what a CPU wants."""
 
     def __post_init__(self) -> None:
-        if trains_on_cpu(self.use_cpu):
-            self.dataloader_pin_memory: bool = False
         self.__dict__.update(settled_device(self.__dict__))
         for name in ("packing", "eval_packing", "padding_free", "assistant_only_loss"):
             if getattr(self, name):
@@ -203,6 +201,7 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
                 datasets=hub_ids(str(sft.dataset_id_or_path), sft.dataset_split),
                 system_prompt=sft.system_prompt,
                 is_adapter=bool(model.use_peft),
+                chat=encode.chat.name,
             ),
             model=path,
             args=config,

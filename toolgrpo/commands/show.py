@@ -22,6 +22,7 @@ from rich.console import Console
 
 from toolgrpo.calls import AttemptStatus
 from toolgrpo.errors import ConfigError
+from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.episode_view import causes_of, conversation, episode_table, group_table, tokens
 from toolgrpo.observe.line_file import json_line
 from toolgrpo.observe.records import episode_files, iter_episodes, read_vocabulary, shown_step
@@ -69,9 +70,8 @@ def run_show(argv: Sequence[str], console: Console | None = None) -> None:
     if asked.as_examples and not asked.successes:
         raise ConfigError("--as_examples writes what a model will imitate; give --successes with it")
     if console is None:
-        console = Console(highlight=False)
-        if not console.is_terminal:  # a pipe has no width of its own
-            console = Console(highlight=False, width=_WIDTH_OF_A_PIPE)
+        width = None if sys.stdout.isatty() else _WIDTH_OF_A_PIPE  # which has none of its own
+        console = SteadyConsole(highlight=False, width=width)
     folder = recording_in(asked.folder)
     if asked.episode is not None:
         _show_one(find_episode(folder, asked.episode), folder, console, as_tokens=asked.tokens)

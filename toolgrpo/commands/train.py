@@ -35,6 +35,7 @@ from toolgrpo.evaluation.measures import Share
 from toolgrpo.folder_claim import claim_folder
 from toolgrpo.models import folder_of
 from toolgrpo.observe.doctor import page_here
+from toolgrpo.observe.progress import training_line
 from toolgrpo.observe.watch import DoctorWatch
 from toolgrpo.plain_text import counted, without_secrets
 from toolgrpo.storage import storage_errors, write_whole
@@ -129,6 +130,7 @@ class TrainingRun:
         """Run all stages; return the summary that the table shows, or None after a dry run."""
         with ExitStack() as opened:
             trainer, heldout = self._load(opened)
+            self.terminal.say(training_line(trainer.args, trainer.n_steps, trainer.train_dataset))
             if self.script.dry_run:
                 said = self.parts.estimate_of(trainer, trainer.train_dataset, list(heldout or ()))
                 self.terminal.say(f"memory    {said}")

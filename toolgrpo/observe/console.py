@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
+from typing import Any
 
 from rich.console import Console
 
@@ -15,7 +17,17 @@ class SteadyConsole(Console):
 
     A live bar hides it and shows it again when it stops. A process that is killed meanwhile (a
     second Ctrl-C, a crash in native code) cannot, and leaves a terminal without a cursor.
+    In a pipe no line ends in spaces.
     """
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        if self.is_terminal:
+            super().print(*objects, **how)
+            return
+        with self.capture() as shown:
+            super().print(*objects, **how)
+        self.file.write(re.sub(" +$", "", shown.get(), flags=re.MULTILINE))
+        self.file.flush()
 
     def show_cursor(self, show: bool = True) -> bool:
         return False

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import transformers
@@ -37,7 +37,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from toolgrpo.engines.base import CacheRoom
-from toolgrpo.plain_text import plain
+from toolgrpo.plain_text import counted, plain
 from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded
 from toolgrpo.tools.arguments import signatures_text
 from toolgrpo.tools.base import ToolProvider
@@ -72,17 +72,18 @@ class _Column:
 _LIVE, _WHOLE, _ROLLOUT, _TRAINING = "live", "seconds/step", "seconds/rollout", "seconds/training"
 _COLUMNS = (
     _Column("reward", 6, "reward"),
+    _Column("std", 4, "reward_std", rank=3),
     _Column("success", 7, "success"),
     _Column("live", 4, _LIVE, ".0%"),
-    _Column("turns", 5, "rollout/turns", ".1f", 3),
+    _Column("turns", 5, "rollout/turns", ".1f", 4),
     _Column("calls", 5, "tools/call_frequency", ".1f"),
     _Column("failed", 6, "tools/failure_frequency", ".0%"),
     _Column("length", 6, "completions/mean_length", ".0f", 2),
-    _Column("entropy", 7, "entropy", ".2f", 4),
-    _Column("engine+-", 8, "sampling/sampling_logp_difference/mean", ".1e", 5),
+    _Column("entropy", 7, "entropy", ".2f", 5),
+    _Column("engine+-", 8, "sampling/sampling_logp_difference/mean", ".1e", 6),
     _Column("s/step", 6, _WHOLE, "seconds", 1),
-    _Column("rollout", 7, _ROLLOUT, "seconds", 6),
-    _Column("training", 8, _TRAINING, "seconds", 7),
+    _Column("rollout", 7, _ROLLOUT, "seconds", 7),
+    _Column("training", 8, _TRAINING, "seconds", 8),
 )
 
 
@@ -219,6 +220,8 @@ class RunProgress(Observer, TrainerCallback):  # type: ignore[misc]  # transform
         self.stop_steps()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
+        if not self.brings_own_log:
+            self.say(training_line(args, state.max_steps, getattr(kwargs.get("train_dataloader"), "dataset", ())))
         self.start_steps(state.max_steps, state.global_step)
         self._begin_times()
 
@@ -354,6 +357,16 @@ def library_bars_off() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+def training_line(args: TrainingArguments, n_steps: int, rows: Any) -> str:
+    """Return what a training on these rows is about to do."""
+    n_rows = f"of {counted(len(rows), 'row')}" if hasattr(rows, "__len__") else "of rows without end"
+    epochs = f"{args.num_train_epochs:g} epoch{'' if args.num_train_epochs == 1 else 's'} {n_rows}"
+    drawn = epochs if args.max_steps <= 0 else n_rows
+    default = next(one.default for one in fields(args) if one.name == "learning_rate")
+    hint = " (TRL's default; LoRA recipes use 1e-5 to 1e-4)" if args.learning_rate == default else ""
+    return f"training  {counted(n_steps, 'step')} ({drawn}), learning rate {args.learning_rate:g}{hint}"
+
+
 def loaded_lines(
     *,
     model: Any,
@@ -372,7 +385,7 @@ def loaded_lines(
     shown = signatures_text([] if tools is None else tools.schemas, indent=" " * 10)
     return [
         f"model     {name}, {n_parameters / 1e6:.3g} M parameters",
-        *([] if n_rows is None else [f"data      {n_rows} rows"]),
+        *([] if n_rows is None else [f"data      {counted(n_rows, 'row')}"]),
         *([f"tools     {shown or 'none'}"] if agent is None else [f"agent     {agent}"]),
         *(f"          {notice}" for notice in getattr(tools, "notices", ())),
         *(f"reward    {reward}: {source}" for reward, source in rewards.items()),

@@ -199,6 +199,7 @@ def model_card(given: GivenParts, policy: Policy, rewards: Mapping[str, float]) 
         rewards=rewards,
         data=_described(given.train_dataset),
         is_adapter=hasattr(policy.model, "peft_config"),
+        chat=given.chat.name,
     )
 
 

@@ -67,7 +67,8 @@ def settled_device(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a config has about device and precision, as TRL shall read it."""
     bf16, fp16 = settled_precision(given["bf16"], given["fp16"], on_cpu=trains_on_cpu(given["use_cpu"]))
     use_cpu, ddp_backend = settled_cpu(given["use_cpu"], given["ddp_backend"], bf16)
-    return {"bf16": bf16, "fp16": fp16, "use_cpu": use_cpu, "ddp_backend": ddp_backend}
+    settled = {"bf16": bf16, "fp16": fp16, "use_cpu": use_cpu, "ddp_backend": ddp_backend}
+    return {**settled, "dataloader_pin_memory": False} if trains_on_cpu(use_cpu) else settled
 
 
 def settled_precision(bf16: bool | None, fp16: bool, *, on_cpu: bool) -> tuple[bool | None, bool]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import EvalResult, ModelCardData, try_to_load_from_cache
 
+from toolgrpo.chat.families import vllm_flags
 from toolgrpo.models import folder_of
 from toolgrpo.plain_text import plain
 from toolgrpo.settings_files import parse_yaml
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from toolgrpo.evaluation.measures import Share
 
 CARD_FILE, TOOLS_FILE = "README.md", "tools.json"
-_SERVE_WHOLE = "Serve it with `vllm serve FOLDER`, where FOLDER is where this file lies."
 _CITATION = """Cite toolgrpo as:
 
 ```bibtex
@@ -57,6 +57,7 @@ class ModelCard:
     measured_on: Mapping[str, Any] = field(default_factory=dict)  # its data set, in the fields of an EvalResult
     n_trained_on: int = 0  # of the questions it was measured on
     is_adapter: bool = False
+    chat: str = ""  # name of its format
     steps: int = 0
 
     def text(self, name: str) -> str:
@@ -148,11 +149,12 @@ class ModelCard:
         )
 
     def _serve(self) -> str:
+        flags = vllm_flags(self.chat) if self.tools else ""
         if not self.is_adapter:
-            return _SERVE_WHOLE
+            return _serve_whole(flags)
         base = plain(self.base_model)
         return (
-            f"Serve it with `vllm serve {base} --tokenizer FOLDER --enable-lora --lora-modules NAME=FOLDER` (and "
+            f"Serve it with `vllm serve {base} --tokenizer FOLDER --enable-lora --lora-modules NAME=FOLDER{flags}` (and "
             "`--max-lora-rank`, if its rank is above 16), where FOLDER is where this file lies, and ask for the model NAME. "
             "`toolgrpo export FOLDER --merge WHOLE` writes base model and adapter as one."
         )
@@ -208,7 +210,12 @@ def merged_card(text: str) -> str:
     """Return the card of an adapter as that of the whole weights that it was merged into."""
     text = text.replace("library_name: peft", "library_name: transformers", 1).replace("- lora\n", "", 1)
     text = text.replace("(this is a LoRA adapter of it)", "(a LoRA adapter is merged into it)")
-    return re.sub(r"^Serve it with .*--enable-lora.*$", _SERVE_WHOLE, text, flags=re.MULTILINE)
+    adapter = r"^Serve it with .*--lora-modules NAME=FOLDER([^`]*)`.*$"
+    return re.sub(adapter, lambda found: _serve_whole(found[1]), text, flags=re.MULTILINE)
+
+
+def _serve_whole(flags: str) -> str:
+    return f"Serve it with `vllm serve FOLDER{flags}`, where FOLDER is where this file lies."
 
 
 def _licence(base_model: str) -> dict[str, Any]:

@@ -90,6 +90,11 @@ class CallsOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.train_sampler = super()._get_train_sampler(dataset)
         return self.train_sampler
 
+    @property
+    def n_steps(self) -> int:
+        """Return how many steps a training has, from its beginning."""
+        return int(self.set_initial_training_values(self.args, self.get_train_dataloader())[-1])
+
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Return the metrics of an evaluation; of several data sets their mean success too, by which the best is kept."""
         metrics: dict[str, float] = super().evaluate(eval_dataset, *args, **kwargs)
