@@ -60,8 +60,9 @@ install:
 train: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS="$${OMP_NUM_THREADS:-$$($(CORES))}" accelerate launch --config_file recipes/accelerate/cpu.yaml recipes/train.py --config recipes/configs/nano.yaml $(ARGS)
 
-# Two processes share the test files; each file runs whole in one of them.
+# Two processes share the test files; each file runs whole in one of them. Real tokenizers are fetched once, as far as 60 s allow.
 test: setup
+	@$(BIN)/python tests/real_tokenizers/fetch.py --fewer --limit 60 || true
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: setup
