@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Start a training run; every argument goes to recipes/train.py.
 #
-#   bash recipes/launch.sh                                                          # the financial example
-#   bash recipes/launch.sh --tools_script my_tools.py --dataset_id_or_path data.jsonl # model, tools, reward and data default one by one
+#   bash recipes/launch.sh                                                          # the financial example, recipes/configs/financial.yaml
+#   bash recipes/launch.sh --tools_script my_tools.py --dataset_id_or_path data.jsonl # model and reward have defaults
 #   bash recipes/launch.sh --config recipes/configs/nano.yaml                       # what this machine has: CPU, one GPU, or all
 #   bash recipes/launch.sh --config recipes/configs/nano.yaml --max_steps 20        # flags win over the file
 #   LAUNCH=cpu        bash recipes/launch.sh --config ...                           # the CPU
@@ -12,11 +12,11 @@
 #   LAUNCH=multi_gpu PROCESSES=4 bash recipes/launch.sh --config ...                # four processes
 #   SCRIPT=recipes/evaluate.py bash recipes/launch.sh --config ...                  # another recipe
 #
-# LAUNCH names a file in recipes/accelerate/. Everything runs in the folder above recipes/, as the paths in the configs want
-# it: give paths of your own files from there, or absolute ones.
+# LAUNCH names a file in recipes/accelerate/. Everything runs in your folder: a file of yours comes before one of this
+# repository that has the same path, and outputs/ is made there.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-[ -d .venv/bin ] && PATH="$PWD/.venv/bin:$PATH"
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+[ -d "$root/.venv/bin" ] && PATH="$root/.venv/bin:$PATH"
 
 gpus=0
 if command -v nvidia-smi >/dev/null 2>&1; then gpus=$(nvidia-smi --list-gpus 2>/dev/null | wc -l); fi
@@ -25,9 +25,9 @@ case "$gpus" in
     1) found=single_gpu ;;
     *) found=multi_gpu ;;
 esac
-launch="recipes/accelerate/${LAUNCH:-$found}.yaml"
+launch="$root/recipes/accelerate/${LAUNCH:-$found}.yaml"
 if [ ! -f "$launch" ]; then
-    echo "LAUNCH=${LAUNCH}: there is no $launch; there are: $(cd recipes/accelerate && echo *.yaml | sed 's/\.yaml//g')" >&2
+    echo "LAUNCH=${LAUNCH}: there is no $launch; there are: $(cd "$root/recipes/accelerate" && echo *.yaml | sed 's/\.yaml//g')" >&2
     exit 2
 fi
 if [ "${LAUNCH:-$found}" = single_gpu ]; then # the others are hidden, or the model would be spread over them
@@ -54,6 +54,9 @@ case "${LAUNCH:-$found}" in
 esac
 start=(accelerate launch --quiet --config_file "$launch") # --quiet: an error of the run is said once, by the run
 
+script=${SCRIPT:-recipes/train.py}
+if [ "$script" = recipes/train.py ] || [ ! -f "$script" ]; then script="$root/$script"; fi
+
 words=("$@")
 given() { # whether one of these flags is among the arguments
     local word
@@ -76,28 +79,28 @@ from_example() { # add these keys of the example as flags, and say the first wit
         say=
     done
 }
-if [ "${SCRIPT:-recipes/train.py}" = recipes/train.py ] && ! given config help && [[ " ${words[*]-} " != *" -h "* ]]; then
+if [ "$script" = "$root/recipes/train.py" ] && ! given config help && [[ " ${words[*]-} " != *" -h "* ]]; then
     model_keys="model_name_or_path"
     tools_keys="tools_script tool_functions_module environment mcp_config agent"
     reward_keys="reward reward_fn reward_function_name reward_weights"
     data_keys="dataset_id_or_path"
-    if ! given eval_share; then data_keys+=" eval_dataset_id_or_path eval_questions"; fi
-    episode_keys= # the example trains the first call alone, which its own reward can judge
-    if given dataset_id_or_path $tools_keys $reward_keys; then
-        episode_keys=" max_turns max_tool_calls max_completion_length max_turn_tokens"
+    if ! given eval_share eval_dataset_id_or_path eval_split; then data_keys+=" eval_share eval_questions"; fi
+    if given $tools_keys && ! given dataset_id_or_path; then # the example's questions are for its own tools
+        echo "launch.sh: tools of your own want rows of your own: --dataset_id_or_path data.jsonl" >&2
+        exit 2
     fi
-    example=recipes/configs/financial_qwen2.5_0.5b.yaml
+    example="$root/recipes/configs/financial.yaml"
     if ! given $model_keys model; then
         from_example model "--model_name_or_path MODEL" $model_keys
-        settings=$(sed -n 's/^  \([a-z0-9_]*\):.*/\1/p' "$example" | grep -vxE "$(tr ' ' '|' <<<"$model_keys $tools_keys $reward_keys $data_keys eval_.*$episode_keys")")
+        settings=$(sed -n 's/^  \([a-z0-9_]*\):.*/\1/p' "$example" | grep -vxE "$(tr ' ' '|' <<<"$model_keys $tools_keys $reward_keys $data_keys eval_.*")")
         from_example "" "" $settings
         echo "settings  of $example, the default (yours: --learning_rate 1e-5 and so on)"
     fi
     if ! given $tools_keys; then from_example tools "--tools_script my_tools.py" $tools_keys; fi
-    if given dataset_id_or_path && ! given $reward_keys environment agent; then # only the example's rows name their calls
-        flags+=(--reward tool_result)
-        echo "reward    tool_result, the default (yours: --reward_fn my_reward.py)"
+    if given dataset_id_or_path && ! given $reward_keys environment agent; then # the example's reward reads columns of its rows
+        flags+=(--reward accuracy)
+        echo "reward    accuracy, the default (yours: --reward_fn my_reward.py)"
     elif ! given $reward_keys environment agent; then from_example reward "--reward_fn my_reward.py" $reward_keys; fi
     if ! given dataset_id_or_path; then from_example data "--dataset_id_or_path data.jsonl" $data_keys; fi
 fi
-exec "${start[@]}" ${processes[@]+"${processes[@]}"} "${SCRIPT:-recipes/train.py}" ${flags[@]+"${flags[@]}"} "$@"
+exec "${start[@]}" ${processes[@]+"${processes[@]}"} "$script" ${flags[@]+"${flags[@]}"} "$@"

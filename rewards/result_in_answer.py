@@ -1,12 +1,18 @@
-"""1.0 for a final response with a number of the tool's last result that the question did not have, else 0.0.
+"""1.0 for a final response that tells a person the tool's last result in a sentence, else 0.0.
 
-The result may stand in the prompt: a row may begin after the call. Beside `gold_calls` it is the second half of a job:
-call the right tool, and then stop and say what it returned. Without a result there is nothing to say, so a made-up
-answer earns nothing.
+The sentence has a number of the result that the question did not have, and words; it has no tag, JSON or other markup,
+and it is not the result copied. Without a result there is nothing to say, so a made-up answer earns nothing. The result
+may stand in the prompt: a row may begin after the call. Beside `gold_calls` it is the second half of a job: call the
+right tool, and then stop and say what it returned.
 """
+
+import re
 
 from toolgrpo.rewards import final_answer, last_tool_response
 from toolgrpo.rewards.numerals import all_numbers
+
+MARKUP = re.compile(r"[<>{}\[\]|`\\]|\*\*|^\s*(?:[#*-]\s|\w+:\s*$)", re.MULTILINE)
+FEWEST_WORDS = 3  # of the sentence's own, which the result does not have
 
 
 def reward_func(completions, prompts, **kwargs):
@@ -14,9 +20,20 @@ def reward_func(completions, prompts, **kwargs):
 
 
 def _score(prompt, completion):
+    answer, result = final_answer(completion), last_tool_response([*prompt, *completion]) or ""
     asked = " ".join(message["content"] for message in prompt if message["role"] == "user")
-    new = _numbers(last_tool_response([*prompt, *completion]) or "") - _numbers(asked)
-    return float(bool(new & _numbers(final_answer(completion))))
+    new = _numbers(result) - _numbers(asked)
+    return float(bool(new & _numbers(answer)) and _is_sentence(answer, result))
+
+
+def _is_sentence(answer, result):
+    own_words = _words(answer) - _words(result)
+    copied = " ".join(result.split()) in " ".join(answer.split())
+    return len(own_words) >= FEWEST_WORDS and not copied and not MARKUP.search(answer)
+
+
+def _words(text):
+    return {word.lower() for word in re.findall(r"[^\W\d_]+", text)}
 
 
 def _numbers(text):

@@ -43,6 +43,12 @@ def test_a_shipped_file_is_found_from_anywhere(named: str, by_name: tuple[str, .
 def test_a_file_of_the_user_comes_first(elsewhere: Path) -> None:
     (elsewhere / "nano").write_text("mine")
     assert located("nano", CONFIGS) == Path("nano")
+    for own in ("tools_funcs/math_tools.py", "recipes/accelerate/zero3.yaml"):
+        (elsewhere / own).parent.mkdir(parents=True)
+        (elsewhere / own).write_text("mine")
+        assert located(own) == Path(own), "not the shipped one of that path"
+    assert located("math", PLUGINS) == Path("tools_funcs/math_tools.py")
+    assert located("zero3", LAUNCH_FILES) == Path("recipes/accelerate/zero3.yaml")
     assert {"calculator_tools", "math_reward"} <= set(shipped_names(PLUGINS)) and "nano" in shipped_names(CONFIGS)
 
 
@@ -70,7 +76,7 @@ def test_a_launch_file_starts_the_command_in_processes(elsewhere: Path) -> None:
 
 def test_a_task_is_copied_once(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "shop"]) == 0 and (elsewhere / "shop" / "shop_tools.py").is_file()
-    assert main(["init", "shop"]) == 2 and "not empty" in capsys.readouterr().err
+    assert main(["init", "shop"]) == 1 and "not empty" in capsys.readouterr().err
     assert main(["init", "shop", "other"]) == 0 and (elsewhere / "other" / "shop.yaml").is_file()
     assert main(["init", "nothing"]) == 2 and "usage: toolgrpo init shop" in capsys.readouterr().err
 

@@ -25,7 +25,6 @@ from collections import Counter
 from pathlib import Path
 
 from toolgrpo.errors import ConfigError
-from toolgrpo.storage import open_own
 
 _PATIENCE_S = 3.0  # a run that was killed may take that long to be gone
 _RETRY_S = 0.1
@@ -64,7 +63,7 @@ def claim_folder(folder: Path, process_index: int = 0, *, patience_s: float = _P
         return FolderClaim(path, None)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = open_own(path, read=True, part=False)  # a second name of it must not undo another run's lock
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         return FolderClaim(path, _unguarded(folder, error))
     try:
@@ -80,9 +79,8 @@ def claim_folder(folder: Path, process_index: int = 0, *, patience_s: float = _P
             f"checkpoints. Give another --output_dir, or end that process first."
         )
     with contextlib.suppress(OSError):  # on a full disk the lock alone has to do
-        if os.fstat(descriptor).st_nlink <= 1:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(_own_name()).encode(), 0)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(_own_name()).encode(), 0)
     _descriptors[path] = descriptor
     return FolderClaim(path, None)
 
@@ -93,7 +91,7 @@ def other_run_in(folder: Path) -> str | None:
     if path in _descriptors:
         return None
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY)
     except OSError:
         return None
     try:

@@ -2,15 +2,19 @@
 
 A browser sends requests for any page it shows, also to 127.0.0.1. Two headers give such a page away:
 `Host`, where it reaches this machine under a name of its own (DNS rebinding), and `Origin`, where it
-asks for an address that is not its own.
+asks for an address that is not its own. What can be
+read in two ways is no address.
 
 Not covered: programs of other users of this machine; a key keeps those out.
 """
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
-from urllib.parse import urlsplit
+
+_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::(?P<port>0|[1-9][0-9]{0,4}))?")
+_HTTP = 80  # browsers and clients leave this port out
 
 
 def is_local(name: str | None) -> bool:
@@ -23,23 +27,24 @@ def is_local(name: str | None) -> bool:
         return False
 
 
-def is_foreign(host: str | None, origin: str | None, *, served_on: str = "127.0.0.1") -> bool:
-    """Return whether a request with these headers came through another host name, or from a foreign page.
+def is_foreign(host: str | None, origin: str | None, *, served_on: str = "127.0.0.1", port: int | None = None) -> bool:
+    """Return whether a request with these headers came through another host name or port, or from a foreign page.
 
-    A server for other machines (`served_on` is no loopback address) has names that it cannot know;
-    there a page may ask only where it came from.
+    `port` is that of the server; None: any. A server for other machines (`served_on` is no loopback
+    address) has names, and behind a proxy ports, that it cannot know; there a page may ask only where
+    it came from.
     """
-    own = _name(f"//{host or ''}")
-    if is_local(served_on) and not is_local(own):
+    own = _address(host)
+    if own is None or (is_local(served_on) and not (is_local(own[0]) and port in (None, own[1]))):
         return True
     if origin is None:
         return False
-    page = _name(origin)
-    return page is None or not (is_local(page) or page == own)
+    scheme, _, rest = origin.partition("://")
+    page = _address(rest, 443 if scheme == "https" else _HTTP) if scheme in ("http", "https") else None
+    return page is None or not (is_local(page[0]) or page == own)
 
 
-def _name(address: str) -> str | None:
-    try:
-        return urlsplit(address).hostname
-    except ValueError:  # brackets that hold no address
-        return None
+def _address(text: str | None, default: int = _HTTP) -> tuple[str, int] | None:
+    """Return the host and the port of a header; None if it is not exactly that."""
+    found = _ADDRESS.fullmatch(text or "")
+    return None if found is None else (found["host"].strip("[]").lower(), int(found["port"] or default))

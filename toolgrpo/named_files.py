@@ -1,6 +1,6 @@
 """Names that a user gives: where files are looked for, the message where there is none, and which known name may be meant.
 
-A relative path that the working folder lacks is looked for among the shipped files: recipes, launch files,
+The working folder comes first. What it lacks is looked for among the shipped files: recipes, launch files,
 tools, rewards and pages. A clone has them at its root, an installed package in `toolgrpo/shipped/`. Of some
 kinds the bare name is enough: `--config nano`, `--tools_script calculator`, `--accelerate_config zero3`.
 
@@ -38,17 +38,15 @@ def shipped_root() -> Path:
 def located(path: str | Path, by_name: tuple[str, ...] = ()) -> Path:
     """Return the path, or the shipped file that it names where there is no such file.
 
-    `by_name` has the places of shipped files that their bare name stands for.
+    `by_name` has the places of files that their bare name stands for, the user's before the shipped ones.
     """
     path = Path(path)
     if path.is_absolute() or path.exists():
         return path
     bare = path.name if len(path.parts) == 1 else ""
-    for place in (str(path), *(pattern.format(bare) for pattern in by_name if bare)):
-        shipped = shipped_root() / place
-        if shipped.exists():
-            return shipped
-    return path
+    places = (path, *(Path(pattern.format(bare)) for pattern in by_name if bare))
+    found = (whole for folder in (Path(), shipped_root()) for place in places if (whole := folder / place).exists())
+    return next(found, path)
 
 
 def shipped_names(by_name: tuple[str, ...]) -> list[str]:

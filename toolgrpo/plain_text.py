@@ -14,6 +14,7 @@ only look like others.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +26,6 @@ _UNSEEN = (
     "\ud800-\udfff"  # half a character
 )
 _IN_TEXT = re.compile(f"[\x00-\x08\x0b-\x1f{_UNSEEN}]")  # all but tabulators and newlines
-_BRACKET = re.compile(r"[\[\]{}]")
 _IN_JSON = re.compile(f"[{_UNSEEN}]")  # JSON escapes the first 32 itself
 
 
@@ -50,13 +50,13 @@ def plain_json(json_text: str) -> str:
     return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", json_text)
 
 
-def check_nesting(text: str, most: int = 200) -> None:
-    """Raise RecursionError for brackets in brackets without end: a YAML parser takes ten seconds to."""
-    depth = 0
-    for bracket in _BRACKET.finditer(text):
-        depth = depth + 1 if bracket[0] in "[{" else max(0, depth - 1)
-        if depth > most:
-            raise RecursionError(f"more than {most} brackets are open at once")
+def finite(value: Any) -> Any:
+    """Return what JSON can hold of a value: NaN and infinity become None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _escaped(found: re.Match[str]) -> str:

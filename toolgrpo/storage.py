@@ -1,23 +1,17 @@
-"""Write into a folder that others may write into too, and say what a disk did not take.
-
-Nothing is written through a link: whoever plants one under the name of a file of a run, symbolic or
-hard, has another file changed by it, or read by more people. A symbolic link is set aside as
-`NAME.link`; a hard link is parted, so that its other names keep what they have.
-
-Not covered: the folder itself and those above it, which may be links.
-"""
+"""Write files whole, check those that a user names to write to, and say what a disk did not take."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from toolgrpo.errors import StorageError, ToolGRPOError
+from toolgrpo.errors import ConfigError, StorageError, ToolGRPOError
 
 _FULL, _QUOTA, _TOO_LARGE = "the disk is full", "the quota is used up", "a file became larger than the system allows"
 _REASONS = {errno.ENOSPC: _FULL, errno.EDQUOT: _QUOTA, errno.EFBIG: _TOO_LARGE}
@@ -32,47 +26,18 @@ _SAID_BY_LIBRARIES = {  # safetensors, pyarrow and others tell it in words alone
 _BROKEN = (errno.EIO, errno.EROFS, errno.EACCES, errno.ESTALE)
 _TORCH_WRITER = ("PytorchStreamWriter", "inline_container", "iostream error")  # PyTorch says what failed, but not why
 _NEARLY_NOTHING_BYTES = 16 << 20
-_NO_LINKS = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-_NO_FILE = (errno.ELOOP, errno.ENXIO)  # a link; a socket, or a pipe that nobody reads
-_TRIES = 8
-_OF_LIBRARIES = (".json", ".bin", ".txt", ".jinja", ".model", ".md", ".safetensors")
 
 
-def open_own(path: Path, *, read: bool = False, part: bool = True) -> int:
-    """Open a file of a run, to append to it or, with `read`, to read and change it; make it if need be.
-
-    Links give way to a file of its own; `part` False: a hard link does not.
-    """
-    flags = _NO_LINKS | os.O_NONBLOCK | (os.O_RDWR if read else os.O_WRONLY | os.O_APPEND)
-    for _ in range(_TRIES):
-        try:
-            descriptor = os.open(path, flags, 0o666)
-        except OSError as error:
-            if error.errno not in _NO_FILE:
-                raise
-            _set_aside(path)
-            continue
-        found = os.fstat(descriptor)
-        own = stat.S_ISREG(found.st_mode) and (found.st_nlink <= 1 or not part)
-        if own or stat.S_ISCHR(found.st_mode):  # a device is nobody's trick: only root makes one
-            os.set_blocking(descriptor, True)
-            return descriptor
-        os.close(descriptor)
-        _part(path)
-    raise OSError(errno.ELOOP, "something keeps making it a link", str(path))
-
-
-def open_new(path: Path, mode: int = 0o666) -> int:
-    """Open a new file to write to, in place of whatever has its name."""
-    path.unlink(missing_ok=True)
-    return os.open(path, _NO_LINKS | os.O_WRONLY | os.O_EXCL, mode)
+def opened_to_append(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
 
 
 def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
     """Write a file beside its place, then give it its name: it is whole, or as it was."""
     half = path.with_name(f"{path.name}.half")
+    half.unlink(missing_ok=True)  # it would keep its own mode
     try:
-        with os.fdopen(open_new(half, mode), "w", encoding="utf-8") as file:
+        with open(half, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(text)
         half.replace(path)
     except BaseException:
@@ -80,29 +45,49 @@ def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
         raise
 
 
-@contextmanager
-def saved_into(folder: Path, *, writes: bool = True) -> Iterator[None]:
-    """Let libraries save a model into a folder: links under their names are parted before, and the
-    weights may be read by whoever may read the configuration. `writes` False: another process does it.
-    """
-    if writes:
-        _part_links(folder)
-    yield
-    if writes:
-        _share_weights(folder)
+# What a user names to write to. A file begins so, or it is something else, which is not overwritten.
+A_REPORT = r"<!doctype html>.*toolgrpo report</title>"
+CONVERSATIONS = r'\{"messages": \['
+AN_EVALUATION = r'\{\s*"data": '
+_HEAD_BYTES = 8192
 
 
-def _part_links(folder: Path) -> None:
-    for entry in os.scandir(folder) if folder.is_dir() else ():
-        if not entry.name.endswith(_OF_LIBRARIES):
-            continue
-        if entry.is_symlink():
-            _set_aside(Path(entry.path))
-        elif entry.is_file() and entry.stat().st_nlink > 1:
-            _part(Path(entry.path))
+def check_output(path: Path, what: str, flag: str, begins: str) -> None:
+    """Refuse a file to write that cannot be one, or that holds something else; make its folder."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        with suppress(FileNotFoundError):
+            path.with_name(f"{path.name}.half").lstat()  # raises for a name that no file can have
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, "permission denied")
+        head = b""
+        if path.is_file():
+            with path.open("rb") as file:
+                head = file.read(_HEAD_BYTES)
+        if head and not re.match(begins, head.decode("utf-8", "replace"), re.DOTALL):
+            raise FileExistsError(errno.EEXIST, "that file holds something else, which would be lost")
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL in it, or none
+        raise _no_output(path, what, flag, error) from error
 
 
-def _share_weights(folder: Path) -> None:
+def check_output_folder(path: Path, what: str, flag: str) -> None:
+    """Refuse a folder to write that cannot be one, or that is not empty; make it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise FileExistsError(errno.EEXIST, "it is there already and not empty")
+    except (OSError, ValueError) as error:
+        raise _no_output(path, what, flag, error) from error
+
+
+def _no_output(path: Path, what: str, flag: str, error: OSError | ValueError) -> ConfigError:
+    why = (error.strerror if isinstance(error, OSError) else None) or error
+    return ConfigError(f"{what} cannot be written to {path}: {why}; give another place with {flag}")
+
+
+def share_weights(folder: Path) -> None:
     """Give weights the mode of the configuration, which follows the umask; safetensors ignores that."""
     for name in ("config.json", "adapter_config.json"):
         config = folder / name
@@ -112,28 +97,6 @@ def _share_weights(folder: Path) -> None:
                 if not weights.is_symlink():
                     weights.chmod(mode)
             return
-
-
-def _set_aside(path: Path) -> None:
-    """Rename a link; remove a pipe or a socket."""
-    if path.is_symlink():
-        path.replace(path.with_name(f"{path.name}.link"))
-    elif path.is_fifo() or path.is_socket():
-        path.unlink(missing_ok=True)
-
-
-def _part(path: Path) -> None:
-    """Make a file of its own of a hard link, with what is in it."""
-    found = path.lstat()
-    if not stat.S_ISREG(found.st_mode):
-        _set_aside(path)
-        return
-    half = path.with_name(f"{path.name}.half")
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as source, os.fdopen(open_new(half, 0o600), "wb") as target:
-        shutil.copyfileobj(source, target)
-        os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode))
-    half.replace(path)
 
 
 @contextmanager

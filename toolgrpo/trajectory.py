@@ -179,12 +179,15 @@ class Trajectory:
         return all(lp is not None for lp, m in zip(self.logprobs, self.mask, strict=True) if m)
 
     def completion(self) -> list[Message]:
-        """Return what a reward function reads: a copy of the messages, and at least one of the assistant.
+        """Return what a reward reads: a copy of the messages that ends with one of the assistant.
 
-        An episode that ended before its first turn (a deadline, a failure of the engine) said
-        nothing: plug-ins that look at `completion[-1]["content"]` find an empty text.
+        That is an empty one where the episode ended before the model answered a tool or a user. So
+        `completion[-1]["content"]` is the model's last text, and nobody is paid for a tool's words.
         """
-        return copy.deepcopy(list(self.messages)) or [{"role": "assistant", "content": ""}]
+        said = copy.deepcopy(list(self.messages))
+        if not said or said[-1]["role"] != "assistant":
+            said.append({"role": "assistant", "content": ""})
+        return said
 
     def to_record(self, *, shared: bool = False) -> dict[str, Any]:
         """Return a JSON-ready dict; `from_record` gives back an equal trajectory.
@@ -300,4 +303,4 @@ def copies_result(messages: Sequence[Mapping[str, Any]]) -> bool:
     if len(messages) < 2 or messages[-1]["role"] != "assistant" or messages[-2]["role"] != "tool":
         return False
     _, opened, said = str(messages[-1].get("content") or "").rpartition("<tool_response>")
-    return bool(opened) and said.partition("</tool_response>")[0].strip() == str(messages[-2]["content"]).strip()
+    return bool(opened) and said.partition("</tool_response>")[0].strip() == str(messages[-2].get("content")).strip()

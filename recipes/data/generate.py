@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from toolgrpo.tools.plugin.plugin_file import PluginSource, load_functions
 
 HERE = Path(__file__).resolve().parent
 TOOLS = HERE.parents[1] / "tools_funcs"
-TRAINING_SEED, HELD_OUT_SEED = 1, 2
+TRAINING_SEED, HELD_OUT_SEED, WORKED_SEED = 1, 2, 3
 Row = dict[str, Any]
 
 _ARITHMETIC_SHOWN = 96
@@ -63,15 +64,28 @@ def _arithmetic_examples() -> None:
 def _finance_files() -> None:
     for split, rows in _unlike(_finance, {"train": (TRAINING_SEED, 400), "heldout": (HELD_OUT_SEED, 240)}).items():
         if split == "train":
-            rows = [_after_the_call(row) if number % 4 == 3 else row for number, row in enumerate(rows)]
+            rng = random.Random(WORKED_SEED)
+            rows = [_after_the_call(row, rng) if number % 4 == 3 else row for number, row in enumerate(rows)]
         _write(HERE / f"financial_generated_{split}.jsonl", rows)
 
 
-def _after_the_call(row: Row) -> Row:
-    """The same question, begun: its call is made and has its result, and what is wanted now is no call but an answer."""
+def _after_the_call(row: Row, rng: random.Random) -> Row:
+    """The same question, begun: its call is made and has its result, and what is wanted now is no call but a sentence.
+
+    A worked question of another tool shows such a sentence: untrained, the model copies results instead.
+    """
+    worked = row
+    while worked["expected_tools"] == row["expected_tools"]:
+        worked = _finance(rng)
+    (name,) = worked["expected_tools"]
+    shown = [*_called(worked), {"role": "assistant", "content": _SAID[name](_NUMBER.findall(worked["answer"]))}]
+    return {"prompt": [*shown, *_called(row)], "answer": row["answer"], "expected_tools": [], "gold_calls": "[]"}
+
+
+def _called(row: Row) -> list[Row]:
+    """A question of finance, its call and the call's result."""
     (call,) = json.loads(row["gold_calls"])
-    begun = _conversation(row["prompt"], [(call, row["answer"])])
-    return {"prompt": begun, "answer": row["answer"], "expected_tools": [], "gold_calls": "[]"}
+    return _conversation(row["prompt"], [(call, row["answer"])])
 
 
 def _conversation(question: str, calls: list[tuple[Row, str]]) -> list[Row]:
@@ -232,6 +246,17 @@ _FINANCE: dict[str, Callable[[random.Random], tuple[str, Row]]] = {
     "mortgage_refinance": _refinance,
     "retirement_projection": _retirement,
     "tax_lot_gains": _lots,
+}
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_SAID: dict[str, Callable[[list[str]], str]] = {  # a sentence for a person, of the numbers of a tool's result
+    "loan_amortization": lambda n: f"You would pay {n[0]} a month, and {n[2]} of interest over the whole loan.",
+    "npv_irr": lambda n: f"Their net present value is {n[0]}, and their internal rate of return is {n[1]} %.",
+    "bond_price_yield": lambda n: f"The bond should cost {n[0]}, and its Macaulay duration is {n[2]} years.",
+    "option_price": lambda n: f"The option is worth {n[0]}; it moves by {n[1]} when the underlying moves by 1.",
+    "portfolio_risk": lambda n: f"You can expect {n[0]} % a year, with a volatility of {n[1]} %.",
+    "mortgage_refinance": lambda n: f"Your payment would change from {n[0]} to {n[1]} a month.",
+    "retirement_projection": lambda n: f"When you retire at {n[0]}, you would have {n[1]}.",
+    "tax_lot_gains": lambda n: f"You gain {n[2]} in all, and owe {n[3]} of tax on it.",
 }
 in_stock = import_file(TOOLS / "handbook_api.py").in_stock
 _FUNCTIONS = {

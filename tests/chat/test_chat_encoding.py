@@ -57,3 +57,7 @@ def test_ids_are_decoded_as_the_tokenizer_does() -> None:
 def test_a_slow_tokenizer_is_refused_with_a_sentence() -> None:
     with pytest.raises(ChatFormatError, match="AutoTokenizer"):
         Encoder(object())
+
+
+def test_a_long_text_has_the_ids_that_its_pieces_have() -> None:
+    assert ENCODER.plain("é " * 20_000) == ENCODER.plain("é ") * 20_000

@@ -289,7 +289,7 @@ EVALUATION: list[tuple[str, str]] = [
     ("--samples many", "must be a whole number, got 'many'"),
     ("--samples 4 --ks 8", "ks must lie between 1 and samples (4), got 8"),
     ("--baseline ''", "--baseline is given without a value"),
-    ("--report DIR/folder", "is a folder; give the file to write"),
+    ("--report DIR/folder", "it is a folder; give another place with --report"),
     ("--report DIR/plain/in/a/file.json", "cannot be written"),
 ]
 

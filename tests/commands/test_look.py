@@ -11,7 +11,7 @@ import torch
 
 from toolgrpo.commands.look import data_lines, environment_lines
 from toolgrpo.commands.main import main
-from toolgrpo.errors import ConfigError
+from toolgrpo.errors import ConfigError, DataError
 
 
 @pytest.fixture
@@ -48,6 +48,13 @@ def test_rows_as_the_reward_and_as_the_model_see_them(rows: str, capsys: pytest.
     )
     seen = "\n".join(data_lines([rows, "--show", "1", "--model", "nano", "--tools_script", "arithmetic"]))
     assert '"name": "add"' in seen and '"name": "divide"' not in seen and "<|im_start|>user\nWhat is 0+1?" in seen
+
+
+def test_rows_that_do_not_suit_the_tools_or_are_trained_on(rows: str) -> None:
+    with pytest.raises(DataError, match=r"5 rows .*rows\.jsonl, line 1 to 5: names the tool 'add' .*nearest is"):
+        list(data_lines([rows, "--tools_script", "calculator"]))
+    said = list(data_lines([rows, "--show", "0", "--eval_dataset_id_or_path", rows, "--eval_questions", "3"]))
+    assert said[1].startswith("3 of 3 held-out rows have a prompt that is trained on")
 
 
 @pytest.mark.parametrize(

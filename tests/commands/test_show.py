@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -17,6 +19,7 @@ from toolgrpo.build import load_tokenizer
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.given import given_values, parse_args
+from toolgrpo.commands.main import main
 from toolgrpo.commands.replay import ReplayRun, parse_replay_arguments
 from toolgrpo.commands.run_config import config_of_run, keep_run_config
 from toolgrpo.commands.show import run_show
@@ -176,6 +179,46 @@ def test_successes_become_examples_once_each(folder: Path, tmp_path: Path) -> No
     assert call["name"] == "add" and call["arguments"] == {"a": 1, "b": 2}
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("report", "{}", "--out"),
+        ("show", "{}", "--successes", "--as_examples"),
+        ("evaluate", "--model", "m", "--report"),
+    ],
+)
+def test_nothing_is_written_over_what_is_something_else(
+    folder: Path, tmp_path: Path, command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder, place := tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in place.iterdir()}
+    words = [word.format(place) for word in command]
+    for name in (*before, "..", "episodes.jsonl/x", "n\0l", "x" * 300, "x" * 252):
+        assert main([*words, str(place / name)]) != 0, name
+        said = capsys.readouterr().err
+        assert "cannot be written to" in said and f"give another place with {words[-1]}" in said, said
+        assert "Traceback" not in said
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == before
+
+
+def test_its_own_kind_is_written_again(folder: Path, tmp_path: Path) -> None:
+    examples, page = tmp_path / "rows.jsonl", tmp_path / "new" / "page.html"
+    for _ in range(2):
+        show(folder, "--successes", "--as_examples", examples)
+        assert main(["report", str(folder), "--out", str(page)]) == 0
+    before = examples.read_text()
+    with pytest.raises(ConfigError, match=r"no episode|none of them"):
+        show(folder, "--successes", "--as_examples", examples, "--step", 99)
+    assert examples.read_text() == before, "where there is nothing to write, nothing is lost"
+
+
+def test_a_folder_whose_name_is_no_text_has_a_report(folder: Path, tmp_path: Path) -> None:
+    place = Path(os.fsdecode(os.fsencode(tmp_path) + b"/run\xff"))
+    shutil.copytree(folder, place)
+    assert main(["report", str(place)]) == 0
+    assert "<title>run\\udcff · toolgrpo report</title>" in (place / "report.html").read_text()
+
+
 def test_showing_needs_no_torch() -> None:
     code = (
         "import sys; import toolgrpo.commands.show; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
@@ -258,6 +301,43 @@ def test_a_whole_episode_is_rendered_with_the_arguments_that_the_run_gave_its_te
     run = ReplayRun(*parsed, Terminal(None, io.StringIO(), quiet=False))
     now = run.sampled_again("nano", None)
     assert load_tokenizer(str(NANO)).decode(now.prompt_ids).endswith("<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"reward_fn": ["{}/own.py"]}, ("--all",)),
+        ({"reward_fn": ["{}/sub/../own.py"]}, ("4",)),
+        ({"tools_script": "{}/own.py"}, ("4",)),
+        ({"environment": "{}/own.py:Game"}, ("4",)),
+        ({"mcp_config": "{}/mcp.json"}, ("4",)),
+        ({"agent": "python --file={}/own.py"}, ("4", "--with_model", "nano")),
+        ({"trust_remote_code": True}, ("4", "--with_model", "{}")),
+    ],
+)
+def test_files_of_a_recording_are_run_with_a_flag_alone(
+    folder: Path, tmp_path: Path, given: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    """Whoever made the recording wrote them; what the user's own flags name is run without it."""
+    shutil.copy(folder / "episodes.jsonl", tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "own.py").write_text(
+        "open(__file__ + '.ran', 'w')\ndef reward_func(completions, **_): return [1.0] * len(completions)\n"
+    )
+    (tmp_path / "mcp.json").write_text("{}")
+    (tmp_path / "run.yaml").write_text(json.dumps(given).replace("{}", str(tmp_path)))
+    words = tuple(word.format(tmp_path) for word in words)
+    with pytest.raises(ConfigError, match=r"itself holds what the replay would run: .* give --run_its_files"):
+        replay(tmp_path, *words)
+    assert not (tmp_path / "own.py.ran").exists()
+    assert parse_replay_arguments([str(tmp_path), *words, "--run_its_files"])
+    if "reward_fn" in given:
+        assert (
+            f"runs      {given['reward_fn'][0].format(tmp_path)} (reward_fn)\n"
+            in replay(tmp_path, *words, "--run_its_files")[1]
+        )
+        assert "own.py (reward_fn)\n" in replay(tmp_path, *words, "--reward_fn", str(tmp_path / "own.py"))[1]
+        assert (tmp_path / "own.py.ran").exists()
 
 
 @pytest.mark.parametrize("arguments", [["5"], [], ["--episode", "5"], ["run", "five"]])

@@ -8,6 +8,8 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +17,12 @@ import pytest
 
 from tests.support.ports import free_port
 from toolgrpo.commands.arguments import parse_arguments
-from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.check import CheckRun, parse_check_arguments
+from toolgrpo.commands.parts import HELDOUT_ROWS, QUESTIONS, TRAINING_ROWS, RunParts
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun
-from toolgrpo.errors import ConfigError, DataError, PluginError, RewardError
+from toolgrpo.errors import ConfigError, DataError, ModelError, PluginError, RewardError
+from toolgrpo.tools import load_tools
 
 ROOT = Path(__file__).parents[2]
 GOOD_REWARD = "def reward_func(completions, answer, **kwargs):\n    return [0.0] * len(completions)\n"
@@ -50,6 +54,11 @@ def test_a_bad_row_stops_the_run_or_is_counted(tmp_path: Path) -> None:
     assert "1 bad row was skipped" in load(tmp_path, "--dataset_id_or_path", str(rows), "--skip_bad_rows")
 
 
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
 GOOD_ROW = {"prompt": "Write f.", "answer": "def f(x): return 2 * x", "tests": ["assert f(2) == 4"]}
 
 
@@ -66,13 +75,72 @@ def test_rows_that_a_reward_refuses_stop_the_run_or_are_left_out(tmp_path: Path)
     shown = io.StringIO()
     parts = partial(parts_over_refused_rows, tmp_path, shown)
     rows = parts()._all_rows
-    said = "the training rows: code_exec refuses 2 of 4 rows .row 1: its own answer .*; row 3: its own answer"
+    said = "the training rows: 2 of 4 rows do not suit code_exec: .*data.jsonl, line 2, 4: its own answer"
     with pytest.raises(DataError, match=f"{said}.*--skip_bad_rows"):
-        parts().rows_to_score(rows, parts().rewards(), "the training rows")
-    left = parts("--skip_bad_rows").rows_to_score(rows, parts().rewards(), "the training rows")
+        parts().rows_to_score(rows, None, parts().rewards(), TRAINING_ROWS)
+    left = parts("--skip_bad_rows").rows_to_score(rows, None, parts().rewards(), TRAINING_ROWS)
     assert list(left["answer"]) == [GOOD_ROW["answer"]] * 2 and re.search(f"{said}.*; left out", shown.getvalue())
-    with pytest.raises(DataError, match="refuses 2 of 2 rows"):
-        parts("--skip_bad_rows").rows_to_score(rows.select([1, 3]), parts().rewards(), "the training rows")
+    with pytest.raises(DataError, match="2 of 2 rows do not suit"):
+        parts("--skip_bad_rows").rows_to_score(rows.select([1, 3]), None, parts().rewards(), TRAINING_ROWS)
+
+
+def test_rows_for_other_tools_are_one_error_with_file_and_line(tmp_path: Path) -> None:
+    """Tools of one's own with somebody else's rows: on all rows, before anything is drawn, held out or not."""
+    calls = [{**GOOD_ROW, "gold_calls": json.dumps([{"name": name, "arguments": {}}])} for name in ("ad", "add", "sub")]
+    (tmp_path / "data.jsonl").write_text(
+        "".join(f"{json.dumps({**row, 'prompt': str(n)})}\n" for n, row in enumerate(calls * 4))
+    )
+    given = [
+        "--model_name_or_path",
+        "nano",
+        "--dataset_id_or_path",
+        str(tmp_path / "data.jsonl"),
+        "--reward",
+        "gold_calls",
+    ]
+
+    def look(name: str, *flags: str, tools: bool = True) -> int:
+        script, config, model = parse_arguments([*given, "--output_dir", str(tmp_path / "out"), "--use_cpu", *flags])
+        parts = RunParts(script, config, model, Terminal(None, io.StringIO(), quiet=False))
+        rows = parts.heldout_rows() if name == HELDOUT_ROWS else parts._all_rows
+        toolbox = load_tools([add]) if tools else None
+        assert rows is not None
+        return len(parts.rows_to_score(rows, toolbox, parts.rewards(), name, trains=name == TRAINING_ROWS))
+
+    said = r"8 of 12 rows do not suit the tools: .*data\.jsonl, line 1, 4, 7, 10: names the tool 'ad' in its column `gold_calls`"
+    with pytest.raises(DataError, match=said + ".*nearest is 'add'; .*line 3, 6, 9, 12: names the tool 'sub'"):
+        look(TRAINING_ROWS)
+    with pytest.raises(DataError, match=r"the held-out rows: .*data\.jsonl, line \d"):
+        look(HELDOUT_ROWS, "--eval_share", "0.9")
+    assert look(TRAINING_ROWS, "--skip_bad_rows") == 4
+    with pytest.raises(DataError, match=r"12 of 12 rows .*no tools were loaded"):
+        look(TRAINING_ROWS, tools=False)
+    assert look(QUESTIONS, tools=False) == 12, "a measurement without tools is a baseline"
+    assert look(TRAINING_ROWS, "--agent", "an agent", tools=False) == 12, "an agent brings its own tools"
+
+
+def test_held_out_rows_that_are_trained_on_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(f'{{"prompt": "What is {n}?", "answer": {n}}}\n' for n in range(8)))
+    given = [
+        "--model_name_or_path",
+        "nano",
+        "--reward",
+        "exact_match",
+        "--use_cpu",
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
+    rows = ["--dataset_id_or_path", str(path), "--eval_dataset_id_or_path", str(path), "--eval_questions", "4"]
+    shown = io.StringIO()
+    run = TrainingRun(*parse_arguments([*given, *rows]), Terminal(None, shown, quiet=False))
+    with ExitStack() as opened, pytest.raises(ModelError):
+        run.parts = replace(run.parts, model=replace(run.parts.model, model_name_or_path=str(tmp_path)))
+        run._load(opened)
+    assert "4 of 4 held-out rows have a prompt that is trained on" in shown.getvalue() and run.n_trained_on == 4
+    check = CheckRun(*parse_check_arguments([*given, *rows]), Terminal(None, io.StringIO(), quiet=False))
+    check._data()
+    assert check.report.lines[0].verdict == "warning" and "4 of 4 held-out rows" in check.report.lines[0].do
 
 
 IN_TWO_PROCESSES = """
@@ -83,7 +151,7 @@ folder = Path(sys.argv[1], sys.argv[2])
 folder.mkdir()
 parts = parts_over_refused_rows(folder, io.StringIO())
 try:
-    parts.rows_to_score(parts._all_rows, parts.rewards(), "the training rows")
+    parts.rows_to_score(parts._all_rows, None, parts.rewards(), "the training rows")
 except Exception as error:
     print(parts.terminal.is_main_process(), type(error).__name__, error)
 """
@@ -102,8 +170,9 @@ def test_a_refused_row_stops_every_process_with_the_same_sentence(tmp_path: Path
         for rank in ("0", "1")
     ]
     first, second = (process.communicate(timeout=300)[0].strip() for process in processes)
-    assert first.startswith("True DataError the training rows: code_exec refuses 2 of 4 rows (row 1: its own answer")
-    assert second == first.replace("True", "False", 1)
+    assert first.startswith("True DataError the training rows: 2 of 4 rows do not suit code_exec: ")
+    assert "line 2, 4: its own answer" in first
+    assert second == first.replace("True", "False", 1).replace("/0/", "/1/")
 
 
 def test_a_users_own_files_are_loaded(tmp_path: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from toolgrpo.data.load import held_out_split, hold_out
+from toolgrpo.data.rows import n_trained_on
+from toolgrpo.data.table import as_dataset
 from toolgrpo.errors import DataError
 
 PROMPTS = [f"q{i % 40}" for i in range(50)]  # ten prompts stand there twice
@@ -37,3 +40,30 @@ def test_the_split_that_is_meant_for_measuring(tmp_path: Path) -> None:
     assert [held_out_split(spec) for spec in ("arithmetic", "reasoning_gym:countdown", "gsm8k", "owner/name")] == [
         *("heldout", "heldout", "heldout", "test")
     ]
+
+
+def asked(text: str, system: str = "", **columns: Any) -> dict[str, Any]:
+    before = [{"role": "system", "content": system}] if system else []
+    return {"prompt": [*before, {"role": "user", "content": text}], **columns}
+
+
+TRAINED = [asked("1 + 1?", answer="2"), asked("2 + 2?", "Be short.", answer="4")]
+GAMES = [asked("Play.", seed=number) for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "heldout", "n"),
+    [
+        (TRAINED, TRAINED, 2),
+        (TRAINED, [asked("3 + 3?", answer="6")], 0),
+        (TRAINED, [asked("1 + 1?", "Another system message.", answer="2")], 1),
+        (TRAINED, [asked(" 1 +  1?\n", answer="2")], 1),
+        (TRAINED, [asked("1 + 1?", answer="two")], 1),
+        (TRAINED, [asked("2 + 2?", answer="4"), asked("2 + 2?", answer="4")], 2),
+        ([asked("1?"), asked("1?")], [asked("1?")], 1),
+        (GAMES, [asked("Play.", seed=1), asked("Play.", seed=7)], 1),
+        (GAMES[:1], [asked("Play.", seed=7)], 1),
+    ],
+)
+def test_held_out_rows_that_are_trained_on_are_counted(rows: list[Any], heldout: list[Any], n: int) -> None:
+    assert n_trained_on(as_dataset(rows, "rows"), as_dataset(heldout, "heldout")) == n

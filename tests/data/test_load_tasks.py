@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from toolgrpo.data import BadRows, load_tasks
+from toolgrpo.data.load import row_places
+from toolgrpo.data.rows import rows_and_reasons
 from toolgrpo.data.table import as_dataset
 from toolgrpo.errors import DataError, RewardError
 from toolgrpo.rewards import check_gold, get_reward
@@ -269,3 +271,35 @@ def test_an_answer_that_its_own_reward_refuses_is_found() -> None:
     with pytest.raises(DataError, match=r"row 1: its own answer ' ' scores 0"):
         check_gold([*rows[:1], {"prompt": "x", "answer": " "}], get_reward("exact_match"))
     assert check_gold(rows, get_reward("tool_use")) is None
+
+
+def test_where_each_row_stands_is_found_again(tmp_path: Path) -> None:
+    """In the order of the rows that were loaded: bad ones are passed over, a mixture is in the order of its seed."""
+    for name in "ab":
+        jsonl(
+            tmp_path / f"{name}.jsonl",
+            *({**GOOD, "n": f"{name}.jsonl, line {line}"} for line in range(1, 5)),
+            "no JSON",
+            "",
+        )
+    (tmp_path / "m.yaml").write_text("tasks:\n" + "".join(f"- data: {tmp_path / name}.jsonl\n" for name in "ab"))
+    for spec, limit in (("a.jsonl", 3), ("m.yaml", None), ("m.yaml", 5)):
+        where: dict[str, Any] = {"split": "train", "limit": limit, "seed": 3}
+        rows = load_tasks(tmp_path / spec, on_bad_row=lambda _: None, **where)
+        assert [f"{tmp_path}/{row['n']}" for row in rows] == row_places(tmp_path / spec, **where)
+
+
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [
+        ({0: "x"}, "a.jsonl, line 1: x"),
+        ({0: "x", 1: "x", 3: "y", 4: "x", 6: "x", 7: "x"}, "a.jsonl, line 1 to 2, 5, 7 to 8: x; a.jsonl, line 4: y"),
+        (dict.fromkeys(range(1000), "x"), "a.jsonl, line 1 to 1000: x"),
+        ({n: str(n) for n in range(12)}, "a.jsonl, line 10: 9; a.jsonl, line 11 to 12: for other reasons"),
+        (dict.fromkeys(range(0, 1000, 2), "x"), "199, and 400 more: x"),
+    ],
+)
+def test_every_refused_row_is_told_at_once(refused: dict[int, str], said: str) -> None:
+    told = rows_and_reasons(refused, lambda number: f"a.jsonl, line {number + 1}")
+    assert told.endswith(said) and len(told) < 1000
+    assert rows_and_reasons({0: "x", 2: "x"}, "rows[{}]".format) == "rows[0, 2]: x"

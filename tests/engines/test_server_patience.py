@@ -19,7 +19,7 @@ from toolgrpo.engines.server_weights import DiskWeights
 from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
-from toolgrpo.observe.console import show_engine_lines
+from toolgrpo.observe.console import show_warnings
 from toolgrpo.testing.vllm_stand_in import COMPLETIONS, HANG, Body, StandInVLLM
 from toolgrpo.trainer.config import ToolGRPOConfig
 
@@ -177,8 +177,8 @@ def test_engine_warnings_reach_the_terminal_once() -> None:
     first: list[str] = []
     second: list[str] = []
     logger = logging.getLogger("toolgrpo.engines.vllm_server")
-    show_engine_lines(first.append)
-    show_engine_lines(second.append)
+    show_warnings(first.append)
+    show_warnings(second.append)
     logger.warning("the vLLM server at %s is silent", "http://a")
     logger.info("not a warning")
     assert (first, second) == ([], ["the vLLM server at http://a is silent"])
@@ -186,13 +186,13 @@ def test_engine_warnings_reach_the_terminal_once() -> None:
     def closed(text: str) -> None:
         raise OSError("the terminal is gone")
 
-    show_engine_lines(closed)
+    show_warnings(closed)
     logging.raiseExceptions, before = False, logging.raiseExceptions
     try:
         logger.warning("a line that cannot be shown ends no run")
     finally:
         logging.raiseExceptions = before
-        show_engine_lines(lambda text: None)
+        show_warnings(lambda text: None)
 
 
 # Settings

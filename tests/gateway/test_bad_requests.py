@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,10 +19,12 @@ import httpx
 import pytest
 
 from tests.support.gateway import visit
+from toolgrpo.commands.arguments import GatewayArguments
 from toolgrpo.drops import DropCause
-from toolgrpo.errors import EngineError
-from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, TextRequest
-from toolgrpo.gateway.server import Endpoint
+from toolgrpo.errors import ConfigError, EngineError
+from toolgrpo.gateway.bounds import Bounds
+from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, Refused, TextRequest
+from toolgrpo.gateway.server import _READERS, Endpoint, Speaker
 from toolgrpo.gateway.session import GatewaySession
 from toolgrpo.loopback import is_foreign
 from toolgrpo.rollout import Episode, EpisodeRunner
@@ -63,7 +67,7 @@ TABLE: dict[str, tuple[Any, tuple[int, str], str]] = {
         (400, "invalid_value"),
         "messages[1].tool_calls must be a list",
     ),
-    "a hundred thousand brackets": (b"[" * 100_000, (400, "invalid_value"), "nested too deeply"),
+    "fifty thousand brackets": (b"[" * 50_000, (400, "invalid_value"), "nested too deeply"),
     "a list": (b"[]", (400, "invalid_value"), "must be a JSON object, got a list"),
     "a window's worth": (
         asked(messages=[{"role": "user", "content": "x" * 5000}]),
@@ -88,6 +92,47 @@ def test_a_request_that_cannot_be_answered_is_refused_in_a_sentence(name: str) -
     assert len(seen.trajectory.turns) == 1
 
 
+MANY: dict[str, tuple[str, Any, tuple[int, str]]] = {
+    "messages": ("/v1/chat/completions", asked(messages=[QUESTION] * 4097), (400, "messages holds 4097 items")),
+    "items of an input": ("/v1/responses", {"model": "policy", "input": [QUESTION] * 4097}, (400, "input holds 4097")),
+    "tools": ("/v1/messages", asked(max_tokens=1, tools=[{"name": "f"}] * 1025), (400, "tools holds 1025")),
+    "stop texts": ("/v1/chat/completions", asked(stop=["x"] * 65), (400, "stop holds 65")),
+    "biases": ("/v1/chat/completions", asked(logit_bias={str(n): 1 for n in range(4097)}), (400, "logit_bias holds")),
+    "parts": ("/v1/chat/completions", asked(messages=[{**QUESTION, "content": [{}] * 70_000}]), (413, "commas")),
+    "keys": ("/v1/chat/completions", asked(x={str(n): 1 for n in range(70_000)}), (413, "commas and brackets")),
+    "lists in the arguments of a call": (
+        "/v1/chat/completions",
+        asked(messages=[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 70_000}}]}]),
+        (413, "commas and brackets"),
+    ),
+    "digits": ("/v1/chat/completions", b'{"n": 1' + b"0" * 100_000 + b"}", (400, "more than 300 digits")),
+    "kinds of a prompt": (
+        "/v1/completions",
+        {"model": "policy", "prompt": [1, "x"] * 9000},
+        (400, "list of token ids"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_request_that_holds_too_many_things_is_refused(name: str) -> None:
+    path, body, (status, sentence) = MANY[name]
+    with pytest.raises(Refused) as raised:
+        value = Bounds(4096).read(body if isinstance(body, bytes) else json.dumps(body).encode())
+        _READERS[path](value, "0")
+    assert raised.value.status == status and sentence in str(raised.value)
+
+
+@pytest.mark.parametrize(("window", "n_bytes"), [(16, 262_144), (32_768, 524_288), (1_000_000, 4_194_304)])
+def test_a_body_may_be_several_times_as_long_as_a_prompt_that_fits(window: int, n_bytes: int) -> None:
+    bounds = Bounds(window)
+    bounds.check_bytes(n_bytes)
+    with pytest.raises(Refused, match=f"context window is {window} tokens.* larger than {n_bytes} bytes"):
+        bounds.check_bytes(n_bytes + 1)
+    ids = [7] * window
+    assert bounds.read(json.dumps({"prompt": ids}).encode())["prompt"] == ids
+
+
 CALL = {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 ADD = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}
 WHOLE: dict[str, dict[str, Any]] = {
@@ -105,7 +150,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     "/completions": {"model": "policy", "prompt": "q", "max_tokens": 9, "stop": "x", "seed": 1, "logprobs": 1},
 }
 ODD: tuple[Any, ...] = (
-    *(None, -1, 10**400, float("nan"), "half \ud83d", '{"a": ' + "[" * 100_000),
+    *(None, -1, 10**400, float("nan"), "half \ud83d", '{"a": ' + "[" * 50_000),
     *([], [10**9], {"\udc00": "\ud800"}, [{"role": [], "type": {}, "function": 5}]),
 )
 
@@ -201,12 +246,52 @@ def test_which_requests_are_those_of_foreign_pages(
     assert is_foreign(host, origin, served_on=served_on) is foreign
 
 
+@pytest.mark.parametrize(
+    "origin",
+    (
+        *(
+            "http://evil.example\\@localhost",
+            "http://localhost\\.evil.example",
+            "http://localhost/x",
+            "http://a@localhost",
+        ),
+        *("localhost", "//localhost", "http://localhost http://evil.example"),
+    ),
+)
+def test_an_origin_is_a_scheme_and_a_host_and_nothing_else(origin: str) -> None:
+    assert is_foreign("localhost", origin)
+HOSTS = (  # of a server on port 8000
+    *(("127.0.0.1:8000", True), ("localhost:8000", True), ("LOCALHOST:8000", True), ("[::1]:8000", True)),
+    *(
+        ("127.0.0.1", False),
+        ("[::1]", False),
+        ("localhost:", False),
+        ("127.0.0.1:80", False),
+        ("localhost:08000", False),
+    ),
+    *(("[::1].evil", False), ("[::1].evil:8000", False), ("[::1]evil:8000", False), ("[localhost]:8000", False)),
+    *(("evil@127.0.0.1:8000", False), ("127.0.0.1:8000@evil", False), ("127.0.0.1:8000/", False)),
+    *(("127.0.0.1:8000\n", False), (" localhost:8000", False), ("localhost:8000, evil", False), ("::1:8000", False)),
+    *(("127.0.0.1:8000.evil", False), ("localhost.evil:8000", False), ("localhost:\u0668000", False)),
+)
+
+
+@pytest.mark.parametrize(("host", "own"), HOSTS)
+def test_a_host_is_compared_exactly_with_its_port(host: str, own: bool) -> None:
+    assert is_foreign(host, None, port=8000) is not own
+    assert is_foreign("localhost:8000", f"http://{host}", port=8000) is (host not in LOCAL_PAGES)
+
+
+LOCAL_PAGES = {host for host, own in HOSTS if own} | {"127.0.0.1", "[::1]", "127.0.0.1:80"}
+
+
 @pytest.mark.parametrize("header", [{"host": "evil.example"}, {"origin": "https://evil.example"}])
 def test_a_web_page_is_not_answered_with_a_key_or_without(header: dict[str, str]) -> None:
     def visitor(url: str, key: str) -> list[httpx.Response]:
         known = {"authorization": f"Bearer {key}", **header}
         with httpx.Client(trust_env=False) as client:
             models = [client.get(f"{url}/models", headers=headers) for headers in (known, header)]
+            models.append(client.get(f"{url.removesuffix('/v1')}/health", headers=header))
             return [*models, client.post(f"{url}/chat/completions", headers=known, json=asked())]
 
     for answer in visit(ScriptedEngine([]), visitor).returned:
@@ -218,11 +303,11 @@ def test_a_web_page_is_not_answered_with_a_key_or_without(header: dict[str, str]
 
 def talk(url: str, *pieces: bytes) -> bytes:
     """Send pieces as far as they are taken, each after an answer if one is due; return what is said until the end."""
-    address, said = urlsplit(url), b""
-    with socket.create_connection((str(address.hostname), address.port or 0), timeout=30) as connection:
+    said = b""
+    with connected(url) as connection:
         with suppress(OSError):  # the other side has had enough
             for piece in pieces:
-                connection.sendall(piece)
+                connection.sendall(piece.replace(b"host: localhost\r", f"host: {address.netloc}\r".encode()))
                 while piece.startswith(b"GET") and piece.endswith(b"\r\n\r\n") and not said.endswith(b"}"):
                     said += connection.recv(65536)
         with suppress(ConnectionError):
@@ -236,22 +321,49 @@ def head(*headers: str) -> bytes:
 
 
 @contextmanager
-def open_to_all(patience_s: float) -> Iterator[str]:
-    endpoint = Endpoint(["policy"], 4096, everyone=True, patience_s=patience_s)
+def open_to_all(patience_s: float, *, speaker: Speaker | None = None, connections: int | None = None) -> Iterator[str]:
+    """Serve at an endpoint whose sessions never answer: their loop does not run."""
+    endpoint = Endpoint(["policy"], 4096, everyone=True, patience_s=patience_s, connections=connections)
     loop = asyncio.new_event_loop()
     try:
-        endpoint.admit(Sessions(scripted_runner(ScriptedEngine([]))).answer, loop, "")
+        endpoint.admit(speaker or Sessions(scripted_runner(ScriptedEngine([]))).answer, loop, "")
         yield endpoint.url
     finally:
         endpoint.close()
         loop.close()
 
 
+@pytest.mark.parametrize("headers", [["host: [::1"], ["host: localhost", "host: evil.example"]])
+def test_a_host_that_is_none_or_two_is_not_answered(headers: list[str]) -> None:
+    lines = "\r\n".join(["GET /health HTTP/1.1", *headers, "connection: close", "", ""])
+    with open_to_all(60) as url:
+        assert talk(url, lines.encode()).startswith((b"HTTP/1.1 403 ", b"HTTP/1.1 400 "))
+
+
+def test_health_needs_no_key_and_nothing_is_redirected() -> None:
+    def visitor(url: str, _: str) -> list[httpx.Response]:
+        with httpx.Client(trust_env=False) as client:
+            paths = ("/health", "/health/", "/v1/models/", "/v1/chat/completions/", "//evil.example/health/")
+            return [client.get(f"{url.removesuffix('/v1')}{path}") for path in paths]
+
+    answers = visit(ScriptedEngine([]), visitor).returned
+    assert (answers[0].status_code, answers[0].json()) == (200, {"status": "ok"})
+    assert all(answer.status_code in (401, 404) and "location" not in answer.headers for answer in answers[1:])
+
+
+def test_a_body_that_is_too_large_is_refused_in_the_form_of_its_path() -> None:
+    with open_to_all(60) as url:
+        answers = {path: post(url, "any", b" " * 2_000_000, path.removeprefix("/v1")) for path in _READERS}
+    assert {answer.status_code for answer in answers.values()} == {413}
+    assert answers.pop("/v1/messages").json()["error"]["type"] == "request_too_large"
+    assert {refused(answer)[1] for answer in answers.values()} == {"context_length_exceeded"}
+
+
 def test_a_body_is_counted_as_it_comes() -> None:
     chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
     with open_to_all(60) as url:
         said = talk(url, head("transfer-encoding: chunked") + b"\r\n", *([chunk] * 400), b"0\r\n\r\n")
-    assert said.startswith(b"HTTP/1.1 413 ") and b"larger than 67108864 bytes" in said
+    assert said.startswith(b"HTTP/1.1 413 ") and b"larger than 262144 bytes" in said
 
 
 UNENDED = {
@@ -278,6 +390,87 @@ def test_a_head_without_end_is_let_go() -> None:
     with open_to_all(60) as url:
         said = talk(url, b"GET /v1/models HTTP/1.1\r\n", *([b"x-more: " + b"x" * 0xFFFF + b"\r\n"] * 400))
     assert said == b"" or said.startswith(b"HTTP/1.1 4")
+
+
+@pytest.mark.parametrize("said", [b"", b"x", b"chunked"])
+def test_a_request_that_trickles_is_let_go(said: bytes) -> None:
+    begun = head("transfer-encoding: chunked") + (b"\r\n" if said == b"chunked" else b"x-more: ")
+    with open_to_all(0.5) as url, connected(url) as connection:
+        connection.settimeout(0.02)
+        with suppress(ConnectionError):
+            connection.sendall(begun if said else b"")
+            while True:
+                connection.sendall(b"1\r\n \r\n" if said == b"chunked" else said)
+                with suppress(TimeoutError):
+                    if not connection.recv(65536):
+                        break
+
+
+def connected(url: str) -> socket.socket:
+    address = urlsplit(url)
+    return socket.create_connection((str(address.hostname), address.port or 0), timeout=30)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_silent_connections_make_room_for_a_request() -> None:
+    with open_to_all(60, connections=8) as url, ExitStack() as stack:
+        kept = stack.enter_context(httpx.Client(trust_env=False))
+        health = f"{url.removesuffix('/v1')}/health"
+        assert kept.get(health).status_code == 200
+        silent = [stack.enter_context(connected(url)) for _ in range(100)]
+        for connection in silent[::2]:
+            with suppress(ConnectionError):
+                connection.sendall(head())
+        assert kept.get(health).status_code == 200  # on the same connection, which has asked before
+        assert httpx.get(health, trust_env=False).status_code == 200
+        until = time.monotonic() + 30
+        while sum(not is_closed(connection) for connection in silent) > 7 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert sum(not is_closed(connection) for connection in silent) <= 7
+
+
+def test_a_connection_too_many_is_told_so_and_ends_no_request_that_is_answered() -> None:
+    taken = threading.Semaphore(0)
+
+    async def never() -> ModelAnswer:
+        return await asyncio.get_running_loop().create_future()
+
+    def speaker(request: ChatRequest | TextRequest) -> Coroutine[Any, Any, ModelAnswer]:
+        taken.release()
+        return never()
+
+    body = json.dumps(asked()).encode()
+    whole = head(f"content-length: {len(body)}") + b"\r\n" + body
+    with open_to_all(60, speaker=speaker, connections=2) as url, connected(url) as one, connected(url) as other:
+        for connection in (one, other):
+            connection.sendall(whole)
+            assert taken.acquire(timeout=30)
+        said = talk(url)
+        assert said.startswith(b"HTTP/1.1 503 ") and b"2 requests are open" in said
+        assert not is_closed(one) and not is_closed(other)
+
+
+def test_an_empty_key_does_not_open_the_door() -> None:
+    for key in ("", " ", "k ", "k\n", "schl\u00fcssel"):
+        with pytest.raises(ConfigError, match="api_key must be"):
+            GatewayArguments(api_key=key)
+    endpoint, loop = Endpoint(["policy"], 1), asyncio.new_event_loop()
+    try:
+        with pytest.raises(ConfigError, match="empty key"):
+            endpoint.admit(Sessions(scripted_runner(ScriptedEngine([]))).answer, loop, "")
+    finally:
+        endpoint.close()
+        loop.close()
+    assert gc.get_freeze_count() == 0
 
 
 def test_an_episode_whose_first_prompt_does_not_fit_is_dropped_for_that() -> None:
@@ -378,8 +571,6 @@ def test_an_engine_that_fails_is_a_server_error_and_ends_the_episode() -> None:
 
 
 def test_a_port_that_is_taken_is_said() -> None:
-    from toolgrpo.errors import ConfigError
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from toolgrpo.calls import AttemptStatus
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.gateway.conversations import as_repeated
-from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer
+from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, TextRequest
 from toolgrpo.gateway.session import GatewaySession
 from toolgrpo.rollout import Episode, EpisodeRunner
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, scripted_runner, tiny_trainer
@@ -77,6 +78,51 @@ def test_a_call_without_its_markers_is_handed_out_where_that_is_wanted() -> None
     done, _ = session_of([bare, ByteChat.say("3")], act, unmarked_calls="accept")
     assert [(call.status, call.ok) for call in done.calls] == [(AttemptStatus.ACCEPTED, True)]
     assert len(done.segments) == 1
+
+
+class HeldChat(ByteChat):
+    """A format that renders only when the loop has gone on meanwhile."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def _hold(self) -> None:
+        self.begun.release()
+        assert self.go_on.acquire(timeout=10), "the loop waits for a rendering"
+
+    def prompt(self, *given: Any, **more: Any) -> list[int]:
+        self._hold()
+        return super().prompt(*given, **more)
+
+    def bridge(self, *given: Any, **more: Any) -> list[int]:
+        self._hold()
+        return super().bridge(*given, **more)
+
+    def encode(self, *given: Any, **more: Any) -> list[int]:
+        self._hold()
+        return super().encode(*given, **more)
+
+
+def test_the_loop_goes_on_while_requests_are_rendered_in_their_order() -> None:
+    chat = HeldChat()
+
+    async def answered(session: GatewaySession, *requests: ChatRequest | TextRequest) -> list[ModelAnswer]:
+        asking = [asyncio.create_task(session.answer(request)) for request in requests]
+        for _ in requests:
+            while not chat.begun.acquire(blocking=False):
+                await asyncio.sleep(0.001)
+            assert not chat.begun.acquire(blocking=False)  # those of one episode come one after another
+            chat.go_on.release()
+        return await asyncio.gather(*asking)
+
+    async def act(session: GatewaySession) -> None:
+        (first,) = await answered(session, asked(QUESTION))
+        told = (QUESTION, as_repeated(first))
+        await answered(session, *(asked(*told, result(first, text)) for text in "34"))
+        await answered(session, TextRequest(prompt="text"))
+
+    done, _ = session_of([ByteChat.say(text) for text in (CALL, "3", "4", "5")], act, chat=chat, tokenizer=chat)
+    assert [segment.parent for segment in done.segments] == [None, 0, None] and len(done.turns) == 4
 
 
 def test_a_rewritten_history_forks_and_says_so() -> None:

@@ -79,6 +79,10 @@ TROUBLES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {**NO_CALLS, "answers/like_calls/fenced_json": 50.0, "answers/like_calls/python": 3.0},
         ["0.00 calls per episode", "53 turns", "code fence (50)", "Python (3)", "steps 10 to 12"],
     ),
+    "reward_reads_markers": (
+        {"rewards/mine/looks_for_marker": 1.0, "rewards/mine/mean": 0.0, "rewards/mine/std": 0.0},
+        ["the reward mine gives every episode 0 in steps 10 to 12", "looks for a marker of calls", "`tool_calls`"],
+    ),
     "groups_all_failed": (
         {**DEAD, "success": 0.0, "stop/length": 0.4, "stop/length_of_turn": 0.4},
         ["no group differs", "success 0.00", "nothing is learned", "40 % of the episodes are cut", "max_turn_tokens"],
@@ -148,6 +152,16 @@ NEARLY: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "a few calls are enough": ("no_tool_calls", {**NO_CALLS, "tools/add/calls": 5.0}, ()),
     "calls of the last turn are not run": ("no_tool_calls", {**NO_CALLS, "stop/max_turns": 1.0}, ()),
     "calls without markers that were run": ("no_tool_calls", {"tools/unmarked": 110.0}, ()),
+    "its scores differ": (
+        "reward_reads_markers",
+        {"rewards/mine/looks_for_marker": 1.0, "rewards/mine/mean": 0.0, "rewards/mine/std": 0.1},
+        (),
+    ),
+    "there are no calls to look for": (
+        "reward_reads_markers",
+        {**NO_CALLS, "rewards/mine/looks_for_marker": 1.0, "rewards/mine/mean": 0.0, "rewards/mine/std": 0.0},
+        (),
+    ),
     "one live step in three": ("groups_all_failed", {**DEAD, "success": 0.0, "reward_std": 0.0}, ()),
     "a solved run needs no entropy": ("entropy_collapses", {"entropy": FALLING, "success": 0.95}, ()),
     "fewer calls do as well": ("calls_given_up", {"tools/call_frequency": GIVEN_UP, "success": RISING}, ()),
@@ -192,7 +206,8 @@ def test_one_cause_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    "cause", ["infrastructure_fails", "no_tool_calls", "broken_calls", "cut_by_length", "tool_fails"]
+    "cause",
+    ["infrastructure_fails", "no_tool_calls", "reward_reads_markers", "broken_calls", "cut_by_length", "tool_fails"],
 )
 def test_a_cause_says_itself_that_nothing_is_learned(cause: str) -> None:
     alone, both = (spoken(run(**{**TROUBLES[cause][0], **more})) for more in ({}, {**DEAD, "success": 0.0}))

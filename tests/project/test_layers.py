@@ -19,7 +19,7 @@ pytestmark = pytest.mark.lock
 ROOT = Path(toolgrpo.__file__).parent
 LAYERS = (
     {"errors", "drops", "calls", "trajectory", "ledger", "segments", "plain_text", "loopback"}
-    | {"regex_budget", "named_files", "plugin_files", "processes"}
+    | {"regex_budget", "named_files", "plugin_files", "settings_files", "processes"}
     | {"startup", "meeting", "storage", "folder_claim", "hub", "models"},
     {"chat", "tools", "sandbox", "rewards", "data"},
     {"engines", "shared_pass"},

@@ -63,6 +63,11 @@ PROMISED: dict[str, dict[str, Any]] = {
         **{"lora_r": 128, "engine": "vllm_colocate", "report_to": "wandb"},
         **{"tools_script": "tools_funcs/python_tools.py", "reward": ["math", "tool_use"]},
     },
+    "financial": {
+        **{"model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct", "learning_rate": 5e-7, "num_train_epochs": 3},
+        **{"tools_script": "tools_funcs/financial_tools_complex.py", "reward_fn": "rewards/financial_tools_reward.py"},
+        **{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, "max_completion_length": 512},
+    },
     "financial_qwen2.5_0.5b": {
         **{"tools_script": "tools_funcs/financial_tools_complex.py", "reward": ["gold_calls"]},
         **{"reward_fn": "rewards/result_in_answer.py", "max_turns": 1},
@@ -190,34 +195,49 @@ def test_the_launch_script_passes_its_arguments_on(tmp_path: Path) -> None:
     (tmp_path / "accelerate").chmod(0o755)
     for name in ("recipes", "rewards"):
         (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / "copy").mkdir()
-    (tmp_path / "copy" / "recipes").mkdir()
-    (tmp_path / "copy" / "recipes" / "accelerate").symlink_to(ROOT / "recipes" / "accelerate")
-    script = tmp_path / "copy" / "recipes" / "launch.sh"
+    own, clone = tmp_path / "own", tmp_path / "copy" / "recipes"
+    clone.mkdir(parents=True)
+    (clone / "accelerate").symlink_to(ROOT / "recipes" / "accelerate")
+    (clone / "evaluate.py").touch()
+    (own / "recipes").mkdir(parents=True)
+    (own / "recipes" / "train.py").touch()  # of hers, with the name of ours
+    script = clone / "launch.sh"
     script.write_text((ROOT / "recipes" / "launch.sh").read_text())
 
     def launch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
         return subprocess.run(
-            ["bash", str(script), *arguments], env={**path, **environment}, capture_output=True, text=True, check=False
+            ["bash", str(script), *arguments],
+            env={**path, **environment},
+            cwd=own,
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     done = launch("--config", "my file.yaml", "--max_steps", "2", LAUNCH="zero2", PROCESSES="3")
     assert done.stdout.split("\n")[:-1] == [
-        *("launch", "--quiet", "--config_file", "recipes/accelerate/zero2.yaml", "--num_processes", "3"),
-        *("recipes/train.py", "--config", "my file.yaml", "--max_steps", "2"),
+        *("launch", "--quiet", "--config_file", f"{clone}/accelerate/zero2.yaml", "--num_processes", "3"),
+        *(f"{clone}/train.py", "--config", "my file.yaml", "--max_steps", "2"),
     ]
+    (tmp_path / "accelerate").write_text("#!/bin/sh\npwd\n")
+    assert launch("--config", "f").stdout.strip() == str(own), "her folder, not the clone's"
+    (tmp_path / "accelerate").write_text('#!/bin/sh\nfor a in "$@"; do echo "$a"; done\n')
     cpu = launch(LAUNCH="cpu", SCRIPT="recipes/evaluate.py").stdout.split()
-    assert cpu == ["launch", "--quiet", "--config_file", "recipes/accelerate/cpu.yaml", "recipes/evaluate.py"]
+    assert cpu == ["launch", "--quiet", "--config_file", f"{clone}/accelerate/cpu.yaml", f"{clone}/evaluate.py"]
+    (own / "mine.py").touch()
+    assert launch(LAUNCH="cpu", SCRIPT="mine.py").stdout.split()[-1] == "mine.py"
     (tmp_path / "accelerate").write_text('#!/bin/sh\necho "$OMP_NUM_THREADS"\n')
     assert launch("--config", "f", LAUNCH="cpu", OMP_NUM_THREADS="7").stdout.strip() == "7"
     if shutil.which("lscpu"):  # as many as the launcher would take, and without its four lines about them
         one, many = (int(launch("--config", "f", LAUNCH="cpu", PROCESSES=n).stdout) for n in ("1", "999"))
         assert one >= 1 and many == 1
     (tmp_path / "accelerate").write_text('#!/bin/sh\nfor a in "$@"; do echo "$a"; done\n')
-    (tmp_path / "copy" / "recipes" / "configs").symlink_to(ROOT / "recipes" / "configs")
+    (clone / "configs").symlink_to(ROOT / "recipes" / "configs")
     for kind in ("cpu", "single_gpu"):
         check_defaults(lambda *arguments, kind=kind: launch(*arguments, LAUNCH=kind).stdout.splitlines())
+    alone = launch("--tools_script", "tools_funcs/math_tools.py")
+    assert alone.returncode == 2 and "tools of your own want rows of your own" in alone.stderr
     for name, does in (
         ("nvidia-smi", 'for gpu in 0 1 2 3; do echo "GPU $gpu: of this test"; done'),
         ("accelerate", 'echo "$CUDA_VISIBLE_DEVICES|$*"'),
@@ -225,12 +245,12 @@ def test_the_launch_script_passes_its_arguments_on(tmp_path: Path) -> None:
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / name).chmod(0o755)
     assert launch("--config", "f", LAUNCH="single_gpu").stdout == (
-        "0|launch --quiet --config_file recipes/accelerate/single_gpu.yaml recipes/train.py --config f\n"
+        f"0|launch --quiet --config_file {clone}/accelerate/single_gpu.yaml {clone}/train.py --config f\n"
     )
     assert launch("--config", "f", LAUNCH="single_gpu", CUDA_VISIBLE_DEVICES="2,3").stdout.startswith("2|")
-    assert "multi_gpu.yaml --num_processes 4 recipes" in launch("--config", "f").stdout
+    assert f"multi_gpu.yaml --num_processes 4 {clone}" in launch("--config", "f").stdout
     wrong = launch(LAUNCH="gpu")
-    assert wrong.returncode == 2 and "there is no recipes/accelerate/gpu.yaml" in wrong.stderr
+    assert wrong.returncode == 2 and f"there is no {clone}/accelerate/gpu.yaml" in wrong.stderr
     for name in ("cpu", "single_gpu", "multi_gpu", "zero3"):
         assert f"LAUNCH={name}" in script.read_text()
 
@@ -238,28 +258,24 @@ def test_the_launch_script_passes_its_arguments_on(tmp_path: Path) -> None:
 def check_defaults(launch: Callable[..., list[str]]) -> None:
     """Model, tools, reward and data default one by one, in a line each."""
     own = {"model": "model_name_or_path", "tools": "tools_script", "reward": "reward_fn", "data": "dataset_id_or_path"}
+    config = flat(ROOT / "recipes" / "configs" / "financial.yaml")
     for share in product((False, True), repeat=4):
         given = {name: flag for (name, flag), mine in zip(own.items(), share, strict=True) if mine}
+        if "tools" in given and "data" not in given:
+            continue
         lines = launch(*(word for flag in given.values() for word in (f"--{flag}", "mine")))
         words = lines[len(lines) - lines[::-1].index("launch") :]
         assert {name for name in own if any(line.startswith(f"{name:<9} ") for line in lines)} == own.keys() - given
         assert Counter(words)["mine"] == len(given)
-        for name, flags in (*((name, (flag,)) for name, flag in own.items()), ("reward", ("reward", "reward_fn"))):
-            if name != "reward" or len(flags) == 2:
-                both = name == "reward" and not given.keys() & {"reward", "data"}  # the example has two
-                assert sum(words.count(f"--{flag}") for flag in flags) == 1 + both, (name, given)
-        config = flat(ROOT / "recipes" / "configs" / "financial_qwen2.5_0.5b.yaml")
-        taken = parse_flags(words[words.index("recipes/train.py") + 1 :])
-        left_out = {"reward_weights"} if given.keys() & {"reward", "data"} else set()
-        assert "reward" in given or taken["reward"] == (["tool_result"] if "data" in given else config["reward"])
-        left_out |= {key for key in config if "data" in given and key.startswith("eval_")}
-        limits = ("max_turn", "max_tool", "max_completion")
-        left_out |= {key for key in config if given.keys() - {"model"} and key.startswith(limits)}
-        for key in config.keys() - own.values() - {"reward"} - left_out:
-            wanted = config[key] if "model" not in given or key.startswith(("eval_", "reward_")) else None
-            assert (key in taken) == (wanted is not None) and (wanted is None or taken[key] == wanted), (key, given)
-        for key in left_out:
-            assert key not in taken
+        assert all(words.count(f"--{own[name]}") == 1 for name in ("model", "tools", "data"))
+        taken = parse_flags(words[next(n for n, word in enumerate(words) if word.endswith("train.py")) + 1 :])
+        rewards = {key: taken.get(key) for key in ("reward", "reward_fn")}
+        if "reward" not in given:
+            of_example = {"reward": None, "reward_fn": [config["reward_fn"]]}
+            assert rewards == ({"reward": ["accuracy"], "reward_fn": None} if "data" in given else of_example)
+        for key in config.keys() - own.values():
+            wanted = "data" not in given if key.startswith("eval_") else "model" not in given
+            assert (key in taken) == wanted and (not wanted or taken[key] == config[key]), (key, given)
 
 
 def parse_flags(words: list[str]) -> dict[str, Any]:

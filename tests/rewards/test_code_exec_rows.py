@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from toolgrpo.drops import DropEpisode
-from toolgrpo.errors import RewardError
 from toolgrpo.rewards import get_reward
 from toolgrpo.rewards.base import Score
 from toolgrpo.rewards.code_exec import rows_refused
@@ -97,17 +96,22 @@ ABOUT_NOTHING: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ABOUT_NOTHING)
-def test_a_row_whose_tests_ask_nothing_is_refused_by_its_number(name: str) -> None:
+def test_a_row_whose_tests_ask_nothing_is_refused_and_ends_no_training(name: str) -> None:
     rows: list[dict[str, Any]] = [{"tests": ["assert f(2) == 4"]}, ABOUT_NOTHING[name]]
-    for program in ("pass", "def f(x): return 2 * x"):
-        with pytest.raises(RewardError, match=r"row 1: the tests of a code task (never ask the program|pass whatever)"):
-            score([program] * 2, rows)
+    why = r"the tests of a code task (never ask the program|pass whatever)"
+    for program, right in (("pass", 0.0), ("def f(x): return 2 * x", 1.0)):
+        graded, dropped = score([program] * 2, rows)
+        assert graded == right and isinstance(dropped, DropEpisode) and re.search(why, dropped.reason)
+    refused = rows_refused(rows)
+    assert list(refused) == [1] and re.search(why, refused[1])
 
 
 @pytest.mark.parametrize("tests", ["assert (", "def check():\n    pass", "def test(f):\n    assert f(1) == 2"])
 def test_tests_that_cannot_be_read_are_refused_by_their_number(tests: str) -> None:
-    with pytest.raises(RewardError, match="row 1: the tests of"):
-        score(["pass"] * 2, [{"tests": ["assert f(2) == 4"]}, {"tests": tests, "entry_point": "f"}])
+    rows: list[dict[str, Any]] = [{"tests": ["assert f(2) == 4"]}, {"tests": tests, "entry_point": "f"}]
+    graded, dropped = score(["pass"] * 2, rows)
+    assert graded == 0.0 and isinstance(dropped, DropEpisode) and "the tests of" in dropped.reason
+    assert list(rows_refused(rows)) == [1]
 
 
 EXPECTING = {

@@ -23,7 +23,9 @@ def call(reward: Reward, **columns: Any) -> list[Score]:
 
 def write(tmp_path: Path, body: str, signature: str = "completions, answer, **kwargs") -> Path:
     path = tmp_path / "my_reward.py"
-    path.write_text(f"import math\n\ndef reward_func({signature}):\n    {body}\n")
+    path.write_text(
+        f"import math\n\ndef reward_func({signature}):\n    {body}\n\ndef points(c, a):\n    return 1 / (a != 'b')\n"
+    )
     return path
 
 
@@ -55,7 +57,10 @@ def test_an_async_reward_is_awaited_also_inside_a_running_loop(tmp_path: Path) -
         ("return None", ["returned NoneType None"]),
         ("return [0.0, math.nan, 0.0]", ["float nan", "row 1", "question 1"]),
         ("return ['1', 1, 1]", ["str '1'", "row 0"]),
-        ("return [1 / (a != 'b') for a in answer]", ["ZeroDivisionError", "line 4", "row 1", "question 1"]),
+        (
+            "return [points(c, a) for c, a in zip(completions, answer)]",
+            ["ZeroDivisionError", "line 7", "row 1", "question 1"],
+        ),
     ],
 )
 def test_what_a_reward_does_wrong_is_named(tmp_path: Path, body: str, parts: list[str]) -> None:
@@ -64,6 +69,21 @@ def test_what_a_reward_does_wrong_is_named(tmp_path: Path, body: str, parts: lis
         call(load_reward(path))
     for part in ["reward_func", str(path), *parts]:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("marker", ["<tool_call>", "[TOOL_CALLS]"])
+def test_one_that_looks_for_the_marker_of_a_call_in_the_text_says_so(tmp_path: Path, marker: str) -> None:
+    """It finds none: calls stand in `tool_calls`. The doctor and `check` speak where all scores are equal."""
+    reward = load_reward(write(tmp_path, f"return [float({marker!r} in c[-1]['content']) for c in completions]"))
+    logged: list[tuple[str, float]] = []
+    scores = call(reward, log_metric=lambda name, value: logged.append((name, value)))
+    assert reward.marker == marker and logged == [("rewards/reward_func/looks_for_marker", 1.0)]
+    said = reward.reads_marker_in_vain(scores) or ""
+    assert f"every episode scores 0.0, and its file looks for {marker}" in said
+    assert reward.reads_marker_in_vain([0.0, 1.0]) is None, "it finds what it looks for"
+    other = load_reward(write(tmp_path, "return [float(len(c[-1]['content'])) for c in completions]"))
+    assert other.marker is None and other.reads_marker_in_vain([0.0]) is None
+    assert get_reward("tool_use").reads_marker_in_vain([0.0]) is None, "built in"
 
 
 def test_a_column_that_the_data_lacks_is_named_with_those_it_has(tmp_path: Path) -> None:

@@ -53,17 +53,37 @@ def test_math_reward() -> None:
     ("text", "expected"),
     [
         ("You pay 395.21 a month.", 1.0),
-        ("<tool_response>\npayment 395.21, total paid 61,652.72\n</tool_response>", 1.0),
-        ("A loan of 51000 over 13 years.", 0.0),  # the question's own numbers
+        ("It comes to $61,652.72 in all.", 1.0),
+        ("Each month you owe 395.21;\nthe total is 61652.72 after 13 years.", 1.0),
+        ("payment 395.21, over 13 years, total paid 61652.72", 0.0),  # the result copied
+        ("The result is: payment 395.21, over 13 years, total paid 61652.72", 0.0),
+        ("<tool_response>\npayment 395.21, total paid 61,652.72\n</tool_response>", 0.0),
+        ("<tool_response>You pay 395.21 a month.", 0.0),
+        ('{"the loan is paid by": 395.21}', 0.0),
+        ("You pay **395.21** a month.", 0.0),
+        ("- you pay 395.21 a month", 0.0),
+        ("```\nYou pay 395.21 a month.\n```", 0.0),
+        ("Payment: 395.21", 0.0),  # no words of its own
+        ("A loan of 51000 over 13 years is what you asked for.", 0.0),  # the question's own numbers
         ("You pay 395.3 a month.", 0.0),
         ("", 0.0),  # it called once more
     ],
 )
-def test_what_the_tool_said_has_to_be_told(text: str, expected: float) -> None:
+def test_what_the_tool_said_has_to_be_told_in_a_sentence(text: str, expected: float) -> None:
     asked = {"role": "user", "content": "What is the payment on 51000 over 13 years?"}
     result = {"role": "tool", "content": "payment 395.21, over 13 years, total paid 61652.72"}
     assert score("result_in_answer.py", text, episode(), prompts=[asked, result]) == expected
     assert score("result_in_answer.py", text, episode(), prompts=[asked]) == 0.0, "no tool has said it"
+
+
+def test_the_worked_questions_of_the_recipe_end_as_the_reward_wants() -> None:
+    reward = load_reward(REPOSITORY / "rewards" / "result_in_answer.py")
+    rows = [json.loads(line) for line in (REPOSITORY / "recipes/data/financial_generated_train.jsonl").open()]
+    shown = [row["prompt"] for row in rows if isinstance(row["prompt"], list)]
+    assert len(shown) == 100
+    assert (
+        reward(completions=[prompt[3:4] for prompt in shown], prompts=[prompt[:3] for prompt in shown]) == [1.0] * 100
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ changelog.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +19,9 @@ from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.drops import DropCause
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import EngineError, FinalEngineError, PluginError
+from toolgrpo.evaluation.grading import grade
+from toolgrpo.rewards import get_reward
+from toolgrpo.rollout.batch import RolloutBatch, Scored
 from toolgrpo.testing import (
     ByteChat,
     FakeClock,
@@ -246,6 +251,53 @@ def test_an_engine_that_answers_what_no_model_gives_has_failed(ids: list[Any], l
 
     with pytest.raises(EngineError, match=r"drew what cannot be trained on: token_\w+\[\d\] is .*; expected an? "):
         asyncio.run(ask())
+
+
+FIRST_CALL = len(PROMPT) + len(CALL) + 1  # tokens, with the turn's end
+ENDINGS: dict[str, tuple[StopReason, list[Any], dict[str, Any]]] = {
+    "length": (StopReason.LENGTH, [CALL], {"max_completion_length": len(CALL) + 1 + BRIDGE}),
+    "window": (StopReason.CONTEXT_FULL, [CALL], {"max_model_len": FIRST_CALL + BRIDGE}),
+    "deadline": (StopReason.DEADLINE, [CALL, ScriptedReply(ByteChat.say("3"), delay_s=9.0)], {"deadline_s": 5.0}),
+    "engine": (StopReason.ENGINE_FAILURE, [CALL, EngineError("gone")], {}),
+    "stop tool": (
+        StopReason.STOP_TOOL,
+        [CALL],
+        {"tools": ScriptedTools({"add": lambda a, b: ToolResult("3", "add", ends_episode=True)})},
+    ),
+    "user": (
+        StopReason.ENGINE_FAILURE,
+        [CALL, "one moment", EngineError("gone")],
+        {"tools": ScriptedTools({"add": lambda a, b: "3"}, user=lambda said: "is it 3?")},
+    ),
+    "no turn": (StopReason.CONTEXT_FULL, [], {"max_model_len": len(PROMPT)}),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_reward_reads_what_the_model_said_last_and_nothing_where_it_was_cut(ending: str) -> None:
+    """Nobody is paid for the words of a tool or a user; a recorded episode is read alike."""
+    reason, turns, options = ENDINGS[ending]
+    trajectory, _ = run(turns, **options)
+    assert trajectory.stop_reason is reason
+    assert [message["role"] for message in trajectory.messages[-1:]] != ["assistant"]
+    recorded = Trajectory.from_record(json.loads(json.dumps(trajectory.to_record())))
+    for episode in (trajectory, recorded):
+        assert episode.completion() == [*trajectory.messages, {"role": "assistant", "content": ""}]
+    batch = RolloutBatch(episodes=(Scored({"prompt": "q", "answer": "3"}, replace(trajectory, dropped=None)),))
+    by_hand = lambda completions, answer, **_: [float(answer[0] in completions[0][-1]["content"])]  # noqa: E731
+    assert grade(batch, [by_hand, get_reward("exact_match")], threshold=1.0).totals == (0.0,)
+
+
+def test_what_the_model_said_last_is_left_as_it_is() -> None:
+    """Also a call that the last turn makes, which is not run."""
+    cases: list[tuple[list[str], dict[str, Any]]] = [
+        ([CALL, "3"], {}),
+        (["12345"], {"max_turn_tokens": 3}),
+        ([CALL], {"max_turns": 1}),
+    ]
+    for turns, options in cases:
+        trajectory, _ = run(turns, **options)
+        assert trajectory.completion() == list(trajectory.messages)
 
 
 def test_a_bug_in_a_plugin_is_not_a_stop_reason() -> None:

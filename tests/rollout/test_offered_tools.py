@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from datasets import Dataset
 
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.errors import DataError
-from toolgrpo.rollout.row_parts import check_tool_names, offered_tools
+from toolgrpo.rollout.row_parts import OFFERED, check_tool_names, offered_tools, rows_without_their_tools
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedTools, run_episode
 from toolgrpo.trajectory import StopReason, Trajectory
 
@@ -67,3 +68,30 @@ def test_hidden_tools_can_be_called_and_are_not_shown() -> None:
         assert "The tools are: add." in trajectory.results[3].content, "nor is it named"
     with pytest.raises(DataError, match="in its column `hidden_tools`, but there is no such tool"):
         run({"hidden_tools": ["mul"]}, [])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"tools": ["add", "ad"]},
+        {"hidden_tools": ["ad"]},
+        {"expected_tools": ["ad"]},
+        {"gold_calls": '[{"name": "add", "arguments": {}}, {"name": "ad", "arguments": {"a": 1}}]'},
+        {"gold_calls": [{"name": "ad", "arguments": {"a": 1}}]},
+    ],
+)
+def test_every_row_that_names_a_tool_which_is_not_there_is_found(row: dict[str, Any]) -> None:
+    (column,) = row
+    tools = ScriptedTools({"add": str, "sub": str})
+    rows = Dataset.from_list([{"prompt": "q", column: None}, {"prompt": "q", **row}, {"prompt": "q", **row}])
+    said = f"names the tool 'ad' in its column `{column}`, but there is no such tool; the nearest is 'add'"
+    assert rows_without_their_tools(tools, rows) == {1: said, 2: said}
+    assert rows_without_their_tools(ScriptedTools({"add": str, "ad": str}), rows) == {}
+    assert (1 in rows_without_their_tools(None, rows, OFFERED)) == (column in OFFERED)
+    assert "no tools were loaded" in rows_without_their_tools(None, rows)[1]
+
+
+@pytest.mark.parametrize("value", ["add", "[", "7", 7, [7], [None], [], "[" * 100_000, '[{"tool": "add"}]'])
+def test_cells_of_other_forms_name_no_tool(value: Any) -> None:
+    for column in ("expected_tools", "gold_calls"):
+        assert rows_without_their_tools(ScriptedTools({}), Dataset.from_dict({column: [value]})) == {}

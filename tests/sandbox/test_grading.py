@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +89,61 @@ def test_the_program_of_a_response() -> None:
     assert program_of("x = 1\n") == "x = 1\n"
     assert program_of("I do not know how.") is None
     assert program_of("") is None
+
+
+F = "def f(x):\n    return 2 * x\n"
+FENCED = f"```python\n{F}```"
+SHAPES = {
+    "one fence": FENCED,
+    "no fence": F,
+    "no fence, with a docstring": f'"""Twice."""\n\n{F}',
+    "no language": f"```\n{F}```",
+    **{f"tag {tag!r}": f"```{tag}\n{F}```" for tag in ("py", "Python", "python3", "python title=f.py", " python")},
+    "text around": f"Here it is:\n\n{FENCED}\n\nIt doubles `x`, as ```f(1)``` shows.",
+    "indented, as in a list": "1. Do this:\n\n   " + FENCED.replace("\n", "\n   ") + "\n2. Done.",
+    "a body indented alone": "```python\n\n    " + F.replace("\n", "\n    ") + "\n```",
+    "usage after": f"{FENCED}\nFor example:\n```python\nprint(f(2))  # 4\nx = f(3)\n```",
+    "a test after": f"{FENCED}\n```python\nimport unittest\nfrom solution import f\ndef test_f():\n    assert f(2) == 4\n```",
+    "output after, without a language": f"{FENCED}\nThis prints\n```\n4\n```",
+    "output after, in text": f"{FENCED}\n```text\nf(2) -> 4\n```",
+    "between other fences": f"```bash\npip install x\n```\n```python\nimport os\n```\n{FENCED}\n```json\n{{}}\n```\n```\n>>> f(2)\n```",
+    "a wrong draft before": f"```python\ndef f(x):\n    return x\n```\nNo, twice:\n{FENCED}",
+    "a helper before, explained": "```python\nimport math\nTWO = 2\n\ndef twice(x):\n    return TWO * x\n```\nWith it:\n"
+    "```python\ndef f(x):\n    y = twice(x)\n    return math.floor(y)\n```\nso\n```python\ny = f(1)\n```",
+    "usage before it is defined": f"```python\nresult = f(2)\n```\n```python\n{F}\nresult = 0\n```\n```python\nf(result)\n```",
+    "a name that is assigned": "```python\nf = lambda x: 2 * x\n```\n```python\nf(2)\n```",
+    "defined in a branch": f"```python\ntry:\n    import x\nexcept ImportError:\n    {F.replace(chr(10), chr(10) + '    ')}\n```\n```python\nf(2)\n```",
+    "never closed": f"Here:\n```python\n{F}",
+    "never closed, after another": f"```\npip install x\n```\n```python\n{F}",
+    "an unclosed example after": f"{FENCED}\n```python\nprint(f(",
+    "thinking before": f"<think>\n```python\ndef f(x):\n    return x\n```\n</think>\n\n{FENCED}",
+    "thoughts in words, with a sketch": f"First `f(x)`:\n```\nf x = 2x\n```\nIn Python:\n{FENCED}",
+}
+
+
+def test_a_right_program_is_found_in_every_shape_of_a_response() -> None:
+    """The block that defines what the tests ask for is graded, whatever stands around it."""
+    completions = [[{"role": "assistant", "content": text}] for text in SHAPES.values()]
+    check = "def check(candidate):\n    assert candidate(3) == 6\n"
+    forms: list[tuple[Any, dict[str, list[str]]]] = [(["assert f(2) == 4"], {}), (check, {"entry_point": ["f"]})]
+    for tests, more in forms:
+        columns = {name: value * len(SHAPES) for name, value in more.items()}
+        scores = get_reward("code_exec")(completions=completions, tests=[tests] * len(SHAPES), **columns)
+        assert dict(zip(SHAPES, scores, strict=True)) == dict.fromkeys(SHAPES, 1.0)
+
+
+WRONG_SHAPES = (
+    "```python\ndef g(x):\n    return 2 * x\n```",
+    f"{FENCED}\nBetter:\n```python\ndef f(x):\n    return x\n```",
+    f"```text\n{F}```",
+    "I would double it.",
+)
+
+
+def test_what_is_no_right_program_scores_nothing() -> None:
+    completions = [[{"role": "assistant", "content": text}] for text in WRONG_SHAPES]
+    scores = get_reward("code_exec")(completions=completions, tests=[["assert f(2) == 4"]] * len(WRONG_SHAPES))
+    assert scores == [0.0] * len(WRONG_SHAPES)
 
 
 def test_rows_without_tests_are_refused() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,8 @@ def test_what_was_measured_after_the_training_is_the_index_of_the_model() -> Non
     )
     text = made.text("my: model")
     assert "| before (greedy) | 0.250 [" in text and "| after (sampled) | 0.333 [" in text
+    assert "trained on, too" not in text
+    assert "\n\n3 of these questions were trained on, too.\n\n" in replace(made, n_trained_on=3).text("m")
     merged = merged_card(text)
     assert "--enable-lora" in text and "--enable-lora" not in merged and "Serve it with `vllm serve FOLDER`" in merged
     for written, kind in ((text, ("peft", True)), (merged, ("transformers", False))):

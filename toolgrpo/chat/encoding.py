@@ -42,6 +42,7 @@ _ELEMENT = re.compile(
     r"</?(?:a|b|bbox|blockquote|body|caption|code|div|em|footer|h[1-6]|html|i|iframe|img|li|ol|s|span|strong|sub|sup|table|"
     r"tbody|td|tfoot|th|thead|tr|u|ul)>"
 )
+_LONG_TEXT = 16_384  # characters: `encode` keeps Python's lock, which a longer text would hold for too long
 _MARKER = re.compile(r"</?tool_(?:call|response)>")
 _SPELLED = re.compile(r"<\|spelled:(/?tool_(?:call|response))\|>")
 _IN_LETTERS = {"\\ufdd0": _GUARD, "\\ufdd1": MARK}  # as repr and JSON write them
@@ -228,7 +229,10 @@ class Encoder:
     def plain(self, text: str) -> list[int]:
         """Return the ids of text in which nothing is a control token."""
         clean = text.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair has no encoding
-        ids: list[int] = self._plain.encode(clean, add_special_tokens=False).ids
+        if len(clean) < _LONG_TEXT:
+            ids: list[int] = self._plain.encode(clean, add_special_tokens=False).ids
+        else:
+            ids = self._plain.encode_batch_fast([clean], add_special_tokens=False)[0].ids
         return [self._moved.get(number, number) for number in ids] if self._moved else ids
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -31,6 +31,7 @@ from toolgrpo.options import (
     option,
     prefix_sharing_option,
 )
+from toolgrpo.storage import AN_EVALUATION, check_output
 
 if TYPE_CHECKING:
     from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
@@ -149,7 +150,7 @@ class EvaluationArguments(Options):
         if wrong:
             raise ConfigError(f"ks must lie between 1 and samples ({self.samples}), got {wrong[0]}; raise --samples")
         if self.report is not None:
-            _check_report(Path(self.report))
+            check_output(Path(self.report), "the report", "--report", AN_EVALUATION)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +161,7 @@ class ReplayArguments(Options):
     episode: int = option(-1, "The number of the episode.")
     with_model: str | None = option(None, "Draw the whole episode again with this model: a folder, hub id or name.")
     all: bool = option(False, "Ask the rewards about every recorded episode, in a table (in place of EPISODE).")
+    run_its_files: bool = option(False, "Run Python files of the recording's own folder; whoever made it wrote them.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +183,12 @@ class GatewayArguments(Options):
         wrong="--{name} must lie between 0 and 65535, got {value}",
     )
     host: str = option("127.0.0.1", "Interface to listen on; another than this lets others in.")
-    api_key: str | None = option(None, "Key that clients must give; default: any will do.")
+    api_key: str | None = option(
+        None,
+        "Key that clients must give; default: any will do.",
+        allowed=lambda key: key is None or (key.isascii() and key.isprintable() and key.strip() == key != ""),
+        wrong="--{name} must be printable ASCII text without spaces at its ends, got {value!r}; leave it out to answer everyone",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,13 +378,3 @@ def _check_paths(script: ScriptArguments) -> None:
             path = value.partition(":")[0]
             if name != "tool_functions_module" and Path(path).is_dir():
                 raise ConfigError(f"--{name} {path} is a folder; give the file in it")
-
-
-def _check_report(path: Path) -> None:
-    """Check that the report can be written before hours of episodes, not after them."""
-    if path.is_dir():
-        raise ConfigError(f"--report {path} is a folder; give the file to write, e.g. {path / 'evaluation.json'}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--report {path} cannot be written: {error.strerror}; choose another file") from error

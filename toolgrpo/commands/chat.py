@@ -13,7 +13,6 @@ Not covered: words as they are drawn; a turn is shown when it is whole.
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import sys
 import tempfile
@@ -34,9 +33,11 @@ from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.run_config import words_of_model
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.base import Sample, SampleRequest
-from toolgrpo.errors import ConfigError
+from toolgrpo.errors import ConfigError, ToolGRPOError
+from toolgrpo.observe.line_file import json_line
 from toolgrpo.plain_text import plain
 from toolgrpo.rollout import Episode, EpisodeRunner
+from toolgrpo.storage import CONVERSATIONS, check_output, storage_errors
 from toolgrpo.tools.arguments import signatures_text
 from toolgrpo.tools.base import ToolProvider, ToolSession
 from toolgrpo.trainer.config import ModelConfig
@@ -159,10 +160,11 @@ class ChatTools:
     def _save(self, path: Path) -> None:
         row = {"messages": self.messages, **({"tools": self.schemas} if self.schemas else {})}
         try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        except OSError as error:
-            self.terminal.say(f"{path} cannot be written: {error.strerror}")
+            check_output(path, "the conversation", "/save FILE.jsonl", CONVERSATIONS)
+            with storage_errors(f"the conversation {path}", path.parent), path.open("a", encoding="utf-8") as file:
+                file.write(json_line(row))
+        except ToolGRPOError as error:
+            self.terminal.say(str(error))
         else:
             self.terminal.say(f"{len(self.messages)} messages are now a row of {path}, as `toolgrpo sft` takes it")
 

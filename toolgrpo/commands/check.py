@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,8 +42,9 @@ from toolgrpo.commands.check_lines import (
     add_success,
 )
 from toolgrpo.commands.loaded_model import model_without_weights
-from toolgrpo.commands.parts import RunParts, init_kwargs_of
+from toolgrpo.commands.parts import HELDOUT_ROWS, TRAINING_ROWS, RunParts, init_kwargs_of
 from toolgrpo.commands.terminal import Terminal
+from toolgrpo.data.rows import n_trained_on, trained_on_line
 from toolgrpo.engines.base import MORE_ROOM
 from toolgrpo.engines.vllm_options import vllm_available
 from toolgrpo.errors import ConfigError, ModelError, SandboxError, ToolGRPOError
@@ -114,18 +116,19 @@ class CheckRun:
             tools: Toolbox | None = None
             stage = "data"
             try:
-                rows = self._data()
+                rows, heldout = self._data()
                 stage = "tools"
                 tools = self.parts.toolbox()
                 self._tools(tools)
                 if self.check.estimate or self.check.card is not None:
                     stage = "model"
-                    self._planned(rows, tools)
+                    self._planned(rows, heldout, tools)
                     return self.report
                 stage = "reward"
                 rewards = self.parts.rewards()
-                rows = self.parts.rows_to_score(rows, rewards, "the training rows")
-                self.parts.check(rows, tools, rewards)
+                rows = self.parts.rows_to_score(rows, tools, rewards, TRAINING_ROWS)
+                heldout = heldout and self.parts.rows_to_score(heldout, tools, rewards, HELDOUT_ROWS)
+                self.parts.check(rows, tools, rewards, heldout)
                 by_agent = self.parts.script.agent is not None
                 rehearse(rows, tools, rewards, self.config.reward_weights, by_agent=by_agent)
                 self._rewards(rows, rewards, calls=tools is not None or by_agent)
@@ -137,7 +140,7 @@ class CheckRun:
                     stage = "prompts"
                     self._prompts(trainer, rows)
                     stage = "samples"
-                    sampled_s = self._samples(trainer, rows)
+                    sampled_s = self._samples(trainer, rows, rewards)
                     stage = "step"
                     if self.check.step:
                         self._step(trainer, rows)
@@ -154,10 +157,13 @@ class CheckRun:
 
     # what is loaded
 
-    def _data(self) -> Dataset:
-        rows = self.parts.training_rows()
-        self.report.add("data", f"{self.parts.dataset_spec}: {len(rows)} rows", rows=len(rows))
-        return rows
+    def _data(self) -> tuple[Dataset, Dataset | None]:
+        rows, heldout = self.parts.training_rows(), self.parts.heldout_rows()
+        known = 0 if heldout is None else n_trained_on(rows, heldout)
+        said = f"{self.parts.dataset_spec}: {len(rows)} rows, {len(heldout or ())} held out"
+        warning = trained_on_line(known, len(heldout or ())) if known else ""
+        self.report.add("data", said, warning=warning, rows=len(rows), trained_on=known)
+        return rows, heldout
 
     def _tools(self, tools: Toolbox | None) -> None:
         if tools is None:
@@ -219,7 +225,7 @@ class CheckRun:
     def _trainer(self, rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward]) -> ToolGRPOTrainer:
         parts, report = self.parts, self.report
         trainer = parts.trainer(
-            reward_funcs=list(rewards),
+            reward_funcs=[replace(reward, refused=None) for reward in rewards],  # its rows were looked at
             train_dataset=rows,
             tools=tools,
             agent=parts.script.agent,
@@ -252,7 +258,7 @@ class CheckRun:
 
     # what is estimated
 
-    def _planned(self, rows: Dataset, tools: Toolbox | None) -> None:
+    def _planned(self, rows: Dataset, heldout: Dataset | None, tools: Toolbox | None) -> None:
         """Estimate the memory from the shape of the model."""
         parts, config, asked = self.parts, self.parts.config, self.parts.model
         device = Device.named(self.check.card) if self.check.card else Device.here(config.device)
@@ -280,7 +286,7 @@ class CheckRun:
         bits = 4 if asked.load_in_4bit else 8 if asked.load_in_8bit else 16
         stored = next(model.parameters()).dtype
         found, window = parts.estimate(
-            *(model, chat, tools, rows, parts.heldout_rows() or ()),
+            *(model, chat, tools, rows, heldout or ()),
             dtype=torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else stored,
             engine=self._planned_engine(bits),
             device=device,
@@ -317,7 +323,7 @@ class CheckRun:
             lengths.append(len(trainer.chat.prompt(episode.messages, schemas, enable_thinking=episode.enable_thinking)))
         add_prompts(self.report, lengths, trainer.engine.max_model_len, trainer.args.max_completion_length)
 
-    def _samples(self, trainer: ToolGRPOTrainer, rows: Dataset) -> float:
+    def _samples(self, trainer: ToolGRPOTrainer, rows: Dataset, rewards: Sequence[Reward]) -> float:
         """Draw some episodes from the untrained model; return the seconds per episode."""
         k = self.check.samples
         step = max(1, len(rows) // self.check.questions)
@@ -331,6 +337,9 @@ class CheckRun:
             add_calls(self.report, facts, batch, trainer.toolbox.names)
         add_budget(self.report, facts, batch, lambda text: len(encode(text)["input_ids"]))
         add_success(self.report, facts)
+        for reward in rewards:
+            if said := reward.reads_marker_in_vain([episode.rewards.get(reward.name) for episode in batch.episodes]):
+                self.report.add("reward", said, warning="Such a search finds nothing, in any episode")
         if not self.check.step:
             self._agreement(trainer, batch, "handed over")
         return seconds

@@ -20,13 +20,13 @@ from datasets import Dataset
 
 from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments, parse_checked
 from toolgrpo.commands.loaded_model import LoadedModel, load_model
-from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.parts import QUESTIONS, RunParts
 from toolgrpo.commands.run_config import keep_run_config
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.build import EngineOptions
 from toolgrpo.evaluation.report import Comparison, ModelReport
 from toolgrpo.evaluation.run import Evaluation, evaluate
-from toolgrpo.observe.console import show_engine_lines
+from toolgrpo.observe.console import show_warnings
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, token_texts
 from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
@@ -110,7 +110,7 @@ class EvaluationRun:
             if player is not None:
                 opened.callback(player.close)
             rewards = parts.rewards()
-            rows = parts.rows_to_score(rows, rewards, "the questions")
+            rows = parts.rows_to_score(rows, tools, rewards, QUESTIONS, trains=False)
             parts.check(rows, tools, rewards)
             loaded = load_model(parts, name, toolbox=tools, player=player)
             rollouts = self._rollouts(loaded, rows)
@@ -131,7 +131,7 @@ class EvaluationRun:
             return evaluate(evaluation, rollouts, loaded.policy, name=name, label=label)
 
     def _rollouts(self, loaded: LoadedModel, rows: Dataset) -> Rollouts:
-        show_engine_lines(self.terminal.say)
+        show_warnings(self.terminal.say)
         parts = loaded.parts
         demand = parts.demand(loaded.policy, (), rows, samples=self.evaluation.samples)
         built = parts.engine(loaded.policy, demand)

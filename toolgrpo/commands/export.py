@@ -25,12 +25,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from toolgrpo.chat.base import ChatFormat, tool_message
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
 from toolgrpo.models import is_adapter
-from toolgrpo.storage import storage_errors, write_whole
+from toolgrpo.settings_files import BadSettings, read_yaml
+from toolgrpo.storage import check_output_folder, storage_errors, write_whole
 from toolgrpo.trainer.model_card import CARD_FILE, TOOLS_FILE, merged_card
 
 _CONVERTER = "convert_hf_to_gguf.py"
@@ -91,8 +90,7 @@ def merge(source: Path, to: Path, dtype: str = "auto") -> None:
     from peft import AutoPeftModelForCausalLM
     from transformers import AutoTokenizer
 
-    if to.exists() and any(to.iterdir() if to.is_dir() else [to]):
-        raise ConfigError(f"{to} is there already and not empty; give another folder with --merge")
+    check_output_folder(to, "the merged model", "--merge")
     try:
         model = AutoPeftModelForCausalLM.from_pretrained(source, dtype=dtype).merge_and_unload(safe_merge=True)
     except (OSError, ValueError, ImportError) as error:
@@ -165,7 +163,10 @@ def _template(chat: ChatFormat, tokenizer: Any, schemas: Sequence[Mapping[str, A
 
 def _config_of(folder: Path) -> Mapping[str, Any]:
     path = folder / "run.yaml"
-    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.is_file() else {}
+    try:
+        return (read_yaml(path) or {}) if path.is_file() else {}
+    except BadSettings as error:
+        raise ConfigError(f"{path} {error}") from error
 
 
 def _converter() -> Path:

@@ -93,9 +93,9 @@ class Flag:
             checked = adapter.validate_python(value)
         except ValidationError as error:
             reason = "; ".join(dict.fromkeys(detail["msg"] for detail in error.errors()[:3]))
-            raise ValueError(f"must be {self._type_name()}, got {value!r} ({reason})") from error
+            raise ValueError(f"must be {self._type_name()}, got {value!r:.200} ({reason:.200})") from error
         if self.choices is not None and checked not in self.choices:
-            raise ValueError(f"must be one of {', '.join(map(str, self.choices))}; got {value!r}")
+            raise ValueError(f"must be one of {', '.join(map(str, self.choices))}; got {value!r:.200}")
         return checked
 
     def _is_plain(self, value: Any) -> bool:

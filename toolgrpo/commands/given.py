@@ -19,20 +19,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from argparse import SUPPRESS, ArgumentError, ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from toolgrpo.commands.flags import Flag, flags_of_classes
 from toolgrpo.commands.other_names import REMOVED, answer_to, meant_by
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.named_files import CONFIGS, located, nearest, seen_from_here, shipped_names
-from toolgrpo.plain_text import check_nesting
+from toolgrpo.settings_files import BadSettings, read_yaml
 
 HEADINGS = ("model", "data", "generation", "training", "tools", "reward", "logging")
 
@@ -41,7 +38,6 @@ ALIASES = {"max_grpo_completion_length": "max_completion_length", "model": "mode
 RUN_FILE = "run.yaml"  # which a command wrote; others that read it pass over what is its own
 _MEAN_LORA = ("lora_r", "lora_alpha")  # where they describe the model, as other recipes have it
 _NOTHING = object()  # behind a flag
-_MAX_CONFIG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,58 +258,18 @@ def _load_yaml(path: Path) -> Mapping[str, Any]:
     path = located(path, CONFIGS)
     if path.is_dir():
         raise ConfigError(f"--config {path} is a folder; give a YAML file, e.g. recipes/configs/nano.yaml")
-    text = ""
     try:
-        if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise ConfigError(f"--config {path} has {path.stat().st_size:,} bytes; that is no config file. Is it data?")
-        text = path.read_text(encoding="utf-8")
-        check_nesting(text)
-        content = yaml.load(text, _Loader)
+        content = read_yaml(path)
     except FileNotFoundError:
         raise ConfigError(
             f"--config {path}: there is no such file ({seen_from_here(path)}); by name: {', '.join(shipped_names(CONFIGS))}"
         ) from None
     except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--config {path} is not text (byte {error.start} is no UTF-8); give a YAML file") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # an integer of 5,000 digits, a date in a 13th month
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else _where(error, text)
-        raise ConfigError(f"--config {path} is not valid YAML: {why}") from error
+    except BadSettings as error:
+        raise ConfigError(f"--config {path} {error}") from error
     if content is None:
         raise ConfigError(f"--config {path} is empty; it should hold lines such as `learning_rate: 1e-5`")
     if not isinstance(content, Mapping):
         raise ConfigError(f"--config {path} must hold `key: value` lines, but it is a {type(content).__name__}")
     return content
-
-
-def _where(error: Exception, text: str) -> str:
-    """Return what is wrong with a YAML text, and the line in which."""
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return " ".join(str(error).split())
-    mark, lines = error.problem_mark, [*text.splitlines(), ""]
-    line = lines[min(mark.line, len(lines) - 1)]
-    return f"line {mark.line + 1}: {error.problem}\n    {line}\n    {' ' * mark.column}^"
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML: only true and false are booleans, 1e-5 is a number, a key stands once."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for index, key in enumerate(keys):
-            if key in keys[:index]:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands twice", node.value[index][0].start_mark
-                )
-        return super().construct_mapping(node, deep)
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:bool"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$", re.IGNORECASE), list("tTfF"))
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)

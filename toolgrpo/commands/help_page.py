@@ -188,7 +188,7 @@ PAGES: dict[str, Page] = {
         "toolgrpo replay DIR EPISODE: do the tool calls and rewards of a recorded episode again, or all of it. What "
         "the run was given is in DIR/run.yaml.",
         {
-            "replayed": ("with_model", "all"),
+            "replayed": ("with_model", "all", "run_its_files"),
             "tools": (*_TOOLS, *_TOOLS_LIMITS),
             "rewards": _REWARDS,
             "episode": _EPISODE,

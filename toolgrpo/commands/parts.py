@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,14 @@ from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.plugins import load_rewards, load_toolbox
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, load_tasks
-from toolgrpo.data.load import HeldOut, held_out_split, hold_out, hub_place
+from toolgrpo.data.load import HeldOut, held_out_split, hold_out, hub_place, row_places
+from toolgrpo.data.rows import rows_and_reasons
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.evaluation.before_training import rehearse
 from toolgrpo.folder_claim import other_run_in
 from toolgrpo.models import NAMED_MODELS, folder_of
 from toolgrpo.models import check_weights as check_weight_files
-from toolgrpo.observe.console import show_engine_lines
+from toolgrpo.observe.console import show_warnings
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.trackers import has_wandb_login
 from toolgrpo.plain_text import counted, without_secrets
@@ -39,7 +40,7 @@ from toolgrpo.rewards.base import source_text
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout import Player
 from toolgrpo.rollout.demand import MOST_AT_A_TIME, PROMPT_ROOM, Prompts, Window
-from toolgrpo.rollout.row_parts import check_tool_names, check_user_turns
+from toolgrpo.rollout.row_parts import OFFERED, TOOL_COLUMNS, check_user_turns, rows_without_their_tools
 from toolgrpo.storage import storage_errors
 from toolgrpo.tools import Toolbox
 from toolgrpo.tools.base import ToolProvider
@@ -61,7 +62,7 @@ LORA_TARGETS = [
 ]
 
 _NANO_TOOLS = 4
-_NAMED = 3  # rows that an error names
+TRAINING_ROWS, HELDOUT_ROWS, QUESTIONS = "the training rows", "the held-out rows", "the questions"
 
 
 @dataclass(frozen=True)
@@ -182,25 +183,46 @@ class RunParts:
             )
             self.terminal.say(f"reward    {reward.name}: {source_text(reward)}{default}{gold}")
 
-    def rows_to_score(self, rows: Dataset, rewards: Sequence[Reward], name: str) -> Dataset:
-        """Return the rows that every reward can score; what becomes of the others, --skip_bad_rows says."""
+    def rows_to_score(
+        self, rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward], name: str, *, trains: bool = True
+    ) -> Dataset:
+        """Return the rows whose tools are there and that every reward can score; --skip_bad_rows leaves out the others.
+
+        What only measures may do without the tools that rows name as right.
+        """
         try:
             _check_reward_columns(rows, rewards)
         except ToolGRPOError as error:
             raise type(error)(f"{name}: {error}") from error
-        for reward in rewards:
-            refused = refused_rows(rows, reward) if self.terminal.is_main_process() else {}
+        columns = () if self.script.agent else TOOL_COLUMNS if trains or tools is not None else OFFERED
+        looks = [("the tools", partial(rows_without_their_tools, tools, columns=columns))]
+        looks += [(reward.name, partial(refused_rows, reward=reward)) for reward in rewards]
+        numbers = list(range(len(rows)))
+        for who, look in looks:
+            refused = look(rows) if self.terminal.is_main_process() else {}
             (refused,) = broadcast_object_list([refused])
             if not refused:
                 continue
-            first = "; ".join(f"row {number}: {why}" for number, why in sorted(refused.items())[:_NAMED])
-            more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
-            text = f"{name}: {reward.name} refuses {len(refused)} of {counted(len(rows), 'row')} ({first}{more})"
+            places = self._places(name, numbers)
+            text = f"{name}: {len(refused)} of {counted(len(rows), 'row')} do not suit {who}: "
+            text += rows_and_reasons(refused, places.__getitem__)
             if not self.script.skip_bad_rows or len(refused) == len(rows):
                 raise DataError(f"{text}. Mend these rows, or leave them out with --skip_bad_rows")
             self.terminal.say(f"          {text}; left out")
-            rows = rows.select([number for number in range(len(rows)) if number not in refused])
+            kept = [number for number in range(len(rows)) if number not in refused]
+            rows, numbers = rows.select(kept), [numbers[number] for number in kept]
         return rows
+
+    def _places(self, name: str, numbers: Sequence[int]) -> list[str]:
+        """Return where rows stand, file and line; their number where that cannot be said any more."""
+        script, shares = self.script, self._shares
+        of_training = (self.dataset_spec, script.dataset_split, script.max_rows)
+        heldout = name != TRAINING_ROWS
+        spec, split, limit = of_training if shares or not heldout else (*self._heldout_source, None)
+        places = row_places(spec, split=split, limit=limit, seed=self.config.seed)
+        if shares:
+            places = [places[number] for number in (shares.heldout if heldout else shares.train)]
+        return [places[number] if number < len(places) else f"row {number}" for number in numbers]
 
     def check_evaluation(self, heldout: Dataset | None) -> None:
         """Check that there is something to evaluate on during training, where that is wanted."""
@@ -225,7 +247,7 @@ class RunParts:
         model, peft_config = self.model_path(self.model_name), self.peft_config()
         config = self.config.changed(disable_tqdm=True, model_init_kwargs=init_kwargs_of(self.model))
         progress = RunProgress(self.terminal.console, say=self.terminal.say)
-        show_engine_lines(self.terminal.say)
+        show_warnings(self.terminal.say)
         try:
             with storage_errors("what the trainer keeps on the disk", Path(config.output_dir)):
                 trainer = ToolGRPOTrainer(
@@ -383,13 +405,6 @@ def with_lora_modules(model: ModelConfig, shape: Callable[[], Any]) -> ModelConf
 
 
 def _check_columns(rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward]) -> None:
-    for column in ("tools", "hidden_tools"):
-        if column in rows.column_names:
-            first = {
-                tuple(names): number for number, names in reversed([*enumerate(rows[column])]) if names is not None
-            }
-            for names, number in first.items():
-                check_tool_names(tools, names, column, f"row {number} (counted from 0)")
     if "user_turns" in rows.column_names:
         for script in rows["user_turns"]:
             check_user_turns(tools, script)

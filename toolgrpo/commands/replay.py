@@ -8,11 +8,15 @@ Tools, rewards and limits are those of the run (`DIR/run.yaml`, or `--config`), 
 rewards that are given as flags stand in place of all rewards of the run. Where a tool is stateless and
 fair, nothing differs; what does is a tool that depends on the time or on a network, a tool or reward that
 was changed since, or an environment that draws at random. Only a model needs PyTorch.
+
+It says first which files it runs; those in the recording's folder, somebody else's perhaps, need `--run_its_files`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -23,7 +27,7 @@ from rich.table import Table
 
 from toolgrpo.calls import ToolResult
 from toolgrpo.commands.arguments import ReplayArguments, ReplayOptions, ScriptArguments, flags_of, parse_checked
-from toolgrpo.commands.given import made_of, read_given
+from toolgrpo.commands.given import RUN_FILE, made_of, read_given
 from toolgrpo.commands.plugins import load_rewards, load_toolbox
 from toolgrpo.commands.run_config import config_of_run
 from toolgrpo.commands.show import find_episode, recording_in
@@ -31,6 +35,8 @@ from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError
 from toolgrpo.evaluation.grading import grade
 from toolgrpo.evaluation.replaying import Again, Answer, calls_again, episode_again, first_parting, rewards_again
+from toolgrpo.named_files import PLUGINS, located
+from toolgrpo.observe.console import show_warnings
 from toolgrpo.observe.episode_view import conversation
 from toolgrpo.observe.records import Record, iter_episodes, row_of, shown_step
 from toolgrpo.plain_text import plain
@@ -46,6 +52,7 @@ if TYPE_CHECKING:
 _SHOWN = 200  # characters of a result
 _ROWS = 40  # of the table of all episodes
 _REWARDS = ("reward", "reward_fn", "reward_function_name", "reward_weights")
+_TOOLS = ("tools_script", "tool_functions_module", "environment", "mcp_config")
 
 
 def parse_replay_arguments(
@@ -69,7 +76,37 @@ def parse_replay_arguments(
     chosen = not {"reward", "reward_fn"}.isdisjoint(of_flags)
     values = {name: value for name, value in given.items() if not chosen or name not in _REWARDS or name in of_flags}
     replay, script, config = made_of((ReplayArguments, ScriptArguments, ReplayOptions), values)
+    runs = ((name, spec) for name, spec in _run_by(replay, values) if name not in of_flags)
+    its_own = [f"{spec} ({name})" for name, spec in runs if _lies_in(Path(folder), name, spec)]
+    if its_own and not replay.run_its_files:
+        raise ConfigError(
+            f"{folder} itself holds what the replay would run: {', '.join(its_own)}. Read it, and if you trust it give "
+            f"--run_its_files"
+        )
     return replay, script, config, flags
+
+
+def _run_by(replay: ReplayArguments, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield every file, module and command that a replay with these values runs, each after its flag."""
+    names = ("reward_fn",) if replay.all else (*_TOOLS, "reward_fn", *(["agent"] if replay.with_model else []))
+    for name in names:
+        found = values.get(name) or []
+        yield from ((name, str(spec)) for spec in (found if isinstance(found, list) else [found]))
+    if replay.with_model and values.get("trust_remote_code"):
+        yield "trust_remote_code", replay.with_model
+
+
+def _lies_in(folder: Path, name: str, spec: str) -> bool:
+    """Return whether a word of this setting names something in a folder, or in that of its run."""
+    inside = folder.resolve()
+    if (inside.parent / RUN_FILE).is_file() and not (inside / RUN_FILE).is_file():
+        inside = inside.parent
+    words: list[str | None] = [spec, *re.split(r"[\s\0=:\"']+", spec)]
+    if name == "tool_functions_module" and (top := spec.partition(".")[0]).isidentifier():
+        module = importlib.util.find_spec(top)  # runs nothing
+        words = [] if module is None else [module.origin, *(module.submodule_search_locations or ())]
+    paths = (located(Path(word).expanduser(), PLUGINS) for word in words if word and "\0" not in word)
+    return any(path.exists() and path.resolve().is_relative_to(inside) for path in paths)
 
 
 @dataclass
@@ -90,6 +127,9 @@ class ReplayRun:
             self.then = Trajectory.from_record(self.record)
 
     def run(self) -> bool:
+        runs = [f"{spec} ({name})" for name, spec in _run_by(self.replay, vars(self.script))]
+        if runs:
+            self.terminal.say(f"runs      {', '.join(runs)}")
         if self.replay.all:
             return self._all(load_rewards(self.script, self.config, self.terminal.in_log_only()))
         quiet = self.terminal.in_log_only()
@@ -265,6 +305,7 @@ class ReplayRun:
 
 def run_replay(words: Sequence[str], terminal: Terminal) -> int:
     """Run the command; its exit code says whether anything differs."""
+    show_warnings(terminal.say)
     return int(ReplayRun(*parse_replay_arguments(words), terminal).run())
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,9 +23,10 @@ from rich.console import Console
 from toolgrpo.calls import AttemptStatus
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.episode_view import causes_of, conversation, episode_table, group_table, tokens
+from toolgrpo.observe.line_file import json_line
 from toolgrpo.observe.records import episode_files, iter_episodes, read_vocabulary, shown_step
 from toolgrpo.plain_text import plain
-from toolgrpo.storage import storage_errors
+from toolgrpo.storage import CONVERSATIONS, check_output, storage_errors
 
 _WIDTH_OF_A_PIPE = 160
 _SHOWN = 5  # episodes, where nobody says how many
@@ -165,17 +165,17 @@ def _matching(
 
 def _write_examples(folder: Path, asked: argparse.Namespace, console: Console) -> None:
     """Write each different conversation once; one with a call that could not be run teaches a wrong form."""
-    path, n_found, written = asked.as_examples, 0, set[str]()
-    with storage_errors(f"the examples {path}", path.parent), path.open("w", encoding="utf-8") as file:
-        for record in _matching(folder, asked.step, asked.cause, successes=True):
-            n_found += 1
-            attempts = [attempt for turn in record["turns"] for attempt in turn["attempts"]]
-            line = json.dumps({"messages": [*record["prompt"], *record["messages"]]}, ensure_ascii=False) + "\n"
-            if line not in written and all(attempt["status"] == AttemptStatus.OK for attempt in attempts):
-                written.add(line)
-                file.write(line)
+    path, n_found, written = asked.as_examples, 0, dict[str, None]()
+    check_output(path, "the examples", "--as_examples", CONVERSATIONS)
+    for record in _matching(folder, asked.step, asked.cause, successes=True):
+        n_found += 1
+        attempts = [attempt for turn in record["turns"] for attempt in turn["attempts"]]
+        if all(attempt["status"] == AttemptStatus.OK for attempt in attempts):
+            written[json_line({"messages": [*record["prompt"], *record["messages"]]})] = None
     if not written:
         raise ConfigError(f"{n_found} episodes in {folder} succeeded, and none of them teaches the form of calls")
+    with storage_errors(f"the examples {path}", path.parent):
+        path.write_text("".join(written), encoding="utf-8")
     _say(console, f"{len(written)} different conversations without a broken call, of {n_found} successes: {path}")
     _say(
         console,

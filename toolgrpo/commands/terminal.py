@@ -41,7 +41,7 @@ from toolgrpo.errors import ToolGRPOError, UserError
 from toolgrpo.folder_claim import claim_folder
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.plain_text import plain
-from toolgrpo.storage import open_own
+from toolgrpo.storage import opened_to_append
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -72,7 +72,7 @@ class RunLog:
         self._limit = limit_bytes
         self._moving = threading.RLock()
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = open_own(path)
+        self._descriptor = opened_to_append(path)
 
     def take_standard_output(self) -> None:
         """Let everything that this process prints from now on go to the log,
@@ -122,7 +122,7 @@ class RunLog:
             self._go_on_in(self.path, head=said.encode())
 
     def _go_on_in(self, path: Path, head: bytes, *, append: bool = False) -> bool:
-        opened = open_own(path)
+        opened = opened_to_append(path)
         if not append:
             os.ftruncate(opened, 0)
         taken = write_all(opened, head)

@@ -24,11 +24,12 @@ from rich.table import Table
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
-from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.parts import HELDOUT_ROWS, TRAINING_ROWS, RunParts
 from toolgrpo.commands.report import report_line
 from toolgrpo.commands.run_config import keep_run_config, resume_command
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.load import hub_ids
+from toolgrpo.data.rows import n_trained_on, trained_on_line
 from toolgrpo.errors import ToolGRPOError
 from toolgrpo.evaluation.measures import Share
 from toolgrpo.observe.doctor import page_here
@@ -132,6 +133,7 @@ class TrainingRun:
                 datasets=hub_ids(self.parts.dataset_spec, self.script.dataset_split),
                 success={"before": before},
                 measured_on=self.parts.measured_on() if before else {},
+                n_trained_on=self.n_trained_on,
             )
             first_step = _FirstStep()
             trainer.add_callback(first_step)
@@ -184,12 +186,15 @@ class TrainingRun:
             opened.callback(player.close)
         rewards = parts.rewards()
         say(f"data      {parts.dataset_spec}: {len(dataset)} rows, {len(heldout or ())} held out")
-        dataset = parts.rows_to_score(dataset, rewards, "the training rows")
-        heldout = heldout and parts.rows_to_score(heldout, rewards, "the held-out rows")
+        self.n_trained_on = 0 if heldout is None else n_trained_on(dataset, heldout)
+        if self.n_trained_on:
+            say(f"          {trained_on_line(self.n_trained_on, len(heldout or ()))}")
+        dataset = parts.rows_to_score(dataset, tools, rewards, TRAINING_ROWS)
+        heldout = heldout and parts.rows_to_score(heldout, tools, rewards, HELDOUT_ROWS)
         parts.check(dataset, tools, rewards, heldout)
         parts.check_evaluation(heldout)
         trainer = parts.trainer(
-            reward_funcs=rewards,
+            reward_funcs=[replace(reward, refused=None) for reward in rewards],  # its rows were looked at
             train_dataset=dataset,
             heldout=heldout or (),
             eval_dataset=None if self.config.eval_strategy == "no" else heldout,
@@ -197,7 +202,7 @@ class TrainingRun:
             agent=player,
         )
         opened.callback(trainer.close)
-        return trainer, trainer.fitting(heldout, name="the held-out rows")
+        return trainer, trainer.fitting(heldout, name=HELDOUT_ROWS)
 
     def _success(self, trainer: ToolGRPOTrainer, rows: Dataset | None, when: str) -> dict[str, Share]:
         if rows is None:

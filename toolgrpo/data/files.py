@@ -19,6 +19,7 @@ import pyarrow.parquet
 
 from toolgrpo.data.rows import RawRow
 from toolgrpo.errors import DataError
+from toolgrpo.settings_files import unrepeated
 
 MAX_LINE_BYTES = 4 << 20
 _BATCH = 1000
@@ -43,7 +44,7 @@ def read_jsonl(path: Path) -> Iterator[RawRow]:
 def read_json(path: Path) -> Iterator[RawRow]:
     """Read a list of JSON objects."""
     try:
-        content = json.loads(path.read_bytes(), object_pairs_hook=_object)
+        content = json.loads(path.read_bytes(), object_pairs_hook=unrepeated)
     except (ValueError, RecursionError) as error:
         hint = " (one object per line is called .jsonl)" if getattr(error, "msg", "") == "Extra data" else ""
         where = error if isinstance(error, json.JSONDecodeError) else _problem(error)
@@ -133,7 +134,7 @@ def find_files(folder: Path, split: str) -> list[Path]:
 
 def _json_row(where: str, line: bytes) -> RawRow:
     try:
-        return _object_row(where, json.loads(line.decode("utf-8-sig"), object_pairs_hook=_object))
+        return _object_row(where, json.loads(line.decode("utf-8-sig"), object_pairs_hook=unrepeated))
     except UnicodeDecodeError as error:
         return RawRow(where, None, f"it is not UTF-8 text (byte {error.start})")
     except (ValueError, RecursionError) as error:
@@ -149,14 +150,6 @@ def _problem(error: Exception) -> str:
     if "integer string conversion" in str(error):
         return f"it holds an integer of more than {sys.get_int_max_str_digits()} digits; write it as text"
     return str(error)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object, each of whose keys stands there once: Python would take the last of them, in silence."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError(f"the key {_repeated([name for name, _ in pairs])!r} stands twice in one object")
-    return found
 
 
 def _check_names(where: str, columns: Sequence[str]) -> None:

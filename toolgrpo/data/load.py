@@ -40,7 +40,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from datasets import Dataset
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -60,11 +59,12 @@ from toolgrpo.data.sources import FORMATS, HubSplit, embedded_rows, file_rows, g
 from toolgrpo.data.table import write_rows
 from toolgrpo.errors import DataError
 from toolgrpo.named_files import located
-from toolgrpo.plain_text import check_nesting
+from toolgrpo.settings_files import BadSettings, read_yaml
 
 _GYM_SIZE = 1000
 _EMBEDDED = {"arithmetic": "arithmetic", "embedded": "arithmetic", "chains": "chains"}
 _MIXTURES = (".yaml", ".yml")
+_PLACE = "where the row stands"
 
 
 def load_tasks(
@@ -83,11 +83,7 @@ def load_tasks(
     """
     if limit is not None and limit < 1:
         raise DataError(f"the limit of rows must be at least 1, got {limit}")
-    if is_mixture(spec):
-        mixture = Mixture.from_file(located(spec))
-        rows = partial(mixture.rows, partial(task_rows, split=split), limit=limit, seed=seed)
-    else:
-        rows = partial(task_rows, str(spec), split=split, limit=limit)
+    rows = _reader(spec, split, limit, seed)
 
     def again(first: bool) -> Iterator[Row]:
         for row in rows(on_bad_row=on_bad_row if first else _ignore):
@@ -99,12 +95,31 @@ def load_tasks(
     return dataset
 
 
+def row_places(spec: str | Path, *, split: str, limit: int | None, seed: int) -> list[str]:
+    """Return where the rows that `load_tasks` gives stand, file and line, in their order; they are read again."""
+    return [row[_PLACE] for row in _reader(spec, split, limit, seed, place_as=_PLACE)(on_bad_row=_ignore)]
+
+
+def _reader(
+    spec: str | Path, split: str, limit: int | None, seed: int, place_as: str | None = None
+) -> Callable[..., Iterator[Row]]:
+    if is_mixture(spec):
+        mixture = Mixture.from_file(located(spec))
+        return partial(mixture.rows, partial(task_rows, split=split, place_as=place_as), limit=limit, seed=seed)
+    return partial(task_rows, str(spec), split=split, limit=limit, place_as=place_as)
+
+
 def task_rows(
-    spec: str, *, split: str, limit: int | None = None, on_bad_row: OnBadRow = raise_bad_row
+    spec: str,
+    *,
+    split: str,
+    limit: int | None = None,
+    on_bad_row: OnBadRow = raise_bad_row,
+    place_as: str | None = None,
 ) -> Iterator[Row]:
     """Yield the checked rows of anything but a mixture."""
     found = _resolve(spec, split, limit)
-    return islice(good_rows(found.rows, found.convert, on_bad_row), limit)
+    return islice(good_rows(found.rows, found.convert, on_bad_row, place_as), limit)
 
 
 def source_rows(spec: str, split: str) -> Iterator[RawRow]:
@@ -206,12 +221,12 @@ class Mixture(_Opening):
     @classmethod
     def from_file(cls, path: Path) -> Mixture:
         try:
-            text = path.read_text(encoding="utf-8")
-            check_nesting(text)
-            read = yaml.safe_load(text)
+            read = read_yaml(path)
             mixture = cls.model_validate({} if read is None else read)
         except OSError as error:
             raise DataError(f"the mixture {path} cannot be read: {error.strerror}") from error
+        except BadSettings as error:
+            raise DataError(f"the mixture {path} {error}") from error
         except ValidationError as error:
             problems = "; ".join(
                 f"{'.'.join(map(str, detail['loc'])) or 'the file'}: {detail['msg']}" for detail in error.errors()
@@ -219,9 +234,6 @@ class Mixture(_Opening):
             raise DataError(
                 f"the mixture {path} is wrong: {problems}. It must hold `tasks:` with `data:` each"
             ) from error
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            why = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-            raise DataError(f"the mixture {path} is not valid YAML: {why}") from error
         for task in mixture.tasks:
             if is_mixture(task.data):
                 raise DataError(f"the mixture {path} names another mixture, {task.data}; put its tasks here")

@@ -18,6 +18,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +49,8 @@ IMAGE_COLUMNS = ("image", "images")  # of TRL's jobs with models that see
 
 
 _DEEPEST = 100  # levels of lists and objects in a column
+_REASONS = 10  # that are told in full
+_RANGES = 100  # of rows that are named for one reason
 _NO_PROMPT = "it has no 'prompt'"
 _OTHER_NAMES_OF_PROMPT = ("question", "query", "instruction", "problem", "input", "prompts", "messages", "text")
 
@@ -97,8 +101,13 @@ def raise_bad_row(error: DataError) -> None:
     raise DataError(f"{error}. Mend the row, or skip such rows with --skip_bad_rows.") from error.__cause__
 
 
-def good_rows(raw_rows: Iterable[RawRow], convert: Convert, on_bad_row: OnBadRow) -> Iterator[Row]:
-    """Yield the rows in the form that training wants; each bad one goes to `on_bad_row`."""
+def good_rows(
+    raw_rows: Iterable[RawRow], convert: Convert, on_bad_row: OnBadRow, place_as: str | None = None
+) -> Iterator[Row]:
+    """Yield the rows in the form that training wants; each bad one goes to `on_bad_row`.
+
+    `place_as` names a column to add, which says where a row stands.
+    """
     with_answer: bool | None = None
     for index, raw in enumerate(raw_rows):
         try:
@@ -117,7 +126,75 @@ def good_rows(raw_rows: Iterable[RawRow], convert: Convert, on_bad_row: OnBadRow
             else:
                 on_bad_row(DataError(f"{raw.where}: {problem}"))
         else:
-            yield row
+            yield row if place_as is None else {**row, place_as: raw.where}
+
+
+def rows_and_reasons(refused: Mapping[int, str], place: Callable[[int], str]) -> str:
+    """Return every row that is refused, those of one reason together; `place` says where a row stands."""
+    by_reason: defaultdict[str, list[str]] = defaultdict(list)
+    for number, why in sorted(refused.items()):
+        by_reason[why].append(place(number))
+    told = [f"{_ranges(places)}: {why}" for why, places in list(by_reason.items())[:_REASONS]]
+    others = [place for places in list(by_reason.values())[_REASONS:] for place in places]
+    return "; ".join([*told, *([f"{_ranges(others)}: for other reasons"] if others else [])])
+
+
+def _ranges(places: Sequence[str]) -> str:
+    """Return places that differ in their last number as that text with its numbers: `rows.jsonl, line 1 to 4, 7`."""
+    numbers: defaultdict[tuple[str, str], list[list[int]]] = defaultdict(list)
+    for place in places:
+        found = re.fullmatch(r"(.*?)(\d+)(\D*)", place)
+        before, number, after = found.groups() if found else (place, "-1", "")
+        ranges = numbers[before, after]
+        if ranges and int(number) == ranges[-1][1] + 1:
+            ranges[-1][1] += 1
+        else:
+            ranges.append([int(number)] * 2)
+    said = []
+    for (before, after), ranges in numbers.items():
+        shown = [str(first) if first == last else f"{first} to {last}" for first, last in ranges if first >= 0]
+        more = [f"and {len(shown) - _RANGES} more"] if len(shown) > _RANGES else []
+        said.append(before + ", ".join([*shown[:_RANGES], *more]) + after)
+    return ", ".join(said)
+
+
+def n_trained_on(rows: Any, heldout: Any) -> int:
+    """Return how many rows of a held-out table are trained on, too: with their prompt, but for system messages and space.
+
+    Where training rows of that prompt differ in other columns (an environment reads them), these count as well.
+    """
+    held = [_asked(prompt) for prompt in heldout["prompt"]]
+    places: dict[str, list[int]] = {asked: [] for asked in held}
+    for number, prompt in enumerate(rows["prompt"]):
+        places.get(_asked(prompt), []).append(number)
+    others = {asked: {_others(rows[number]) for number in numbers} for asked, numbers in places.items()}
+    return sum(
+        len(others[asked]) == 1 or (len(others[asked]) > 1 and _others(heldout[number]) in others[asked])
+        for number, asked in enumerate(held)
+    )
+
+
+def trained_on_line(n: int, n_heldout: int) -> str:
+    """Return what is said of held-out rows that are trained on."""
+    return (
+        f"{n} of {n_heldout} held-out rows have a prompt that is trained on: their success shows what was learned by heart. "
+        f"Hold out others (--eval_share 0.1 takes them off the training rows)"
+    )
+
+
+def _asked(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return row_key(
+        [
+            {**message, "content": " ".join(str(message["content"]).split())}
+            for message in messages
+            if message["role"] not in ("system", "developer")
+        ]
+    )
+
+
+def _others(row: Mapping[str, Any]) -> str:
+    return row_key([{name: value for name, value in row.items() if name != "prompt"}])
 
 
 def _most_like_a_prompt(columns: Mapping[str, Any]) -> str:

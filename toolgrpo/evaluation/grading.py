@@ -45,7 +45,7 @@ def success_at(threshold: float) -> Success:
     def succeeded(episode: Scored) -> bool:
         measure = measure_of(episode.row)
         if measure is not None:
-            return measure(episode.trajectory.messages, episode.row)
+            return measure(episode.trajectory.completion(), episode.row)
         return episode.total is not None and episode.total >= threshold - _ROUNDING
 
     return succeeded

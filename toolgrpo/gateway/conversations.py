@@ -135,8 +135,17 @@ def _number_of(sequence: KnownSequence | None, sequences: Sequence[KnownSequence
 # Sampled turns as text: where a stop text ends them, and what a client repeats of them.
 
 
-def stopped_at(sample: Sample, stop: Sequence[str], tokenizer: TextTokenizer) -> tuple[Sample, bool]:
-    """Return the sample up to and with the token that completes one of these texts, and whether one does.
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A sample as far as a client is shown it."""
+
+    sample: Sample
+    stopped: bool = False  # by a stop text
+    texts: tuple[str, ...] = ()  # of each token, if they are asked for
+
+
+def shown_of(sample: Sample, stop: Sequence[str], tokenizer: TextTokenizer, *, each: bool) -> Shown:
+    """Return the sample up to and with the token that completes one of these texts, if one does.
 
     An engine that knew the texts would have stopped there. The end-of-turn token is gone then: the
     bridge that follows makes one up.
@@ -146,16 +155,15 @@ def stopped_at(sample: Sample, stop: Sequence[str], tokenizer: TextTokenizer) ->
         shown = tokenizer.decode(list(sample.ids[:n_tokens]))
         return any(text in shown for text in stop)
 
-    if not stop or not holds_one(len(sample.ids)):
-        return sample, False
-    low, high = 1, len(sample.ids)
+    stopped = bool(stop) and holds_one(len(sample.ids))
+    low, high = 1 if stopped else len(sample.ids), len(sample.ids)
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if holds_one(middle) else (middle + 1, high)
-    if low == len(sample.ids):
-        return sample, True
-    logprobs = None if sample.logprobs is None else sample.logprobs[:low]
-    return replace(sample, ids=sample.ids[:low], logprobs=logprobs, finish_reason=FinishReason.LENGTH), True
+    if low < len(sample.ids):
+        logprobs = None if sample.logprobs is None else sample.logprobs[:low]
+        sample = replace(sample, ids=sample.ids[:low], logprobs=logprobs, finish_reason=FinishReason.LENGTH)
+    return Shown(sample, stopped, tuple(tokenizer.decode([token]) for token in sample.ids) if each else ())
 
 
 def text_of(sample: Sample, tokenizer: TextTokenizer, stop_ids: Sequence[int]) -> str:
@@ -178,6 +186,14 @@ def as_repeated(said: ModelAnswer) -> Message:
             {"function": {"name": call.name, "arguments": read_arguments(call.arguments)}} for call in said.calls
         ]
     return message
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys by which a conversation is known."""
+
+    beginnings: Sequence[bytes]  # of it, the empty one first
+    offered: bytes  # of the tools and the thinking switch
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,26 +220,25 @@ class Conversations:
         self._turn_ends[key, found.offered] = turn_end
         self._without_tools.add(key)
 
-    def find(self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]], thinking: bool | None) -> Found:
-        """Return the latest end of a turn that these messages lead to."""
-        offered = _digest(b"", [list(schemas), thinking])
-        keys = _keys(messages)
+    def find(self, messages: Sequence[Message], keys: Keys) -> Found:
+        """Return the latest end of a turn that these messages, of these keys, lead to."""
+        beginnings, offered = keys.beginnings, keys.offered
         for length in range(len(messages) - 1, 0, -1):
-            if messages[length - 1]["role"] == "assistant" and (keys[length], offered) in self._turn_ends:
-                turn_end = self._turn_ends[keys[length], offered]
+            if messages[length - 1]["role"] == "assistant" and (beginnings[length], offered) in self._turn_ends:
+                turn_end = self._turn_ends[beginnings[length], offered]
                 return Found(
-                    turn_end, tuple(messages[length:]), other_tools=False, conversation=keys[-1], offered=offered
+                    turn_end, tuple(messages[length:]), other_tools=False, conversation=beginnings[-1], offered=offered
                 )
-        known = any(key in self._without_tools for key in keys[1:])
-        return Found(None, tuple(messages), other_tools=known, conversation=keys[-1], offered=offered)
+        known = any(key in self._without_tools for key in beginnings[1:])
+        return Found(None, tuple(messages), other_tools=known, conversation=beginnings[-1], offered=offered)
 
 
-def _keys(messages: Sequence[Message]) -> list[bytes]:
-    """Return a key for each beginning of a conversation, the empty one first."""
+def keys_of(messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]], thinking: bool | None) -> Keys:
+    """Return the keys of a conversation; long ones take time."""
     keys = [b""]
     for message in messages:
         keys.append(_digest(keys[-1], _compared(message)))
-    return keys
+    return Keys(keys, _digest(b"", [list(schemas), thinking]))
 
 
 def _compared(message: Message) -> list[Any]:

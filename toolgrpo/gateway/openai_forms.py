@@ -200,7 +200,7 @@ class _ChatBody(RequestBody):
 
 
 class _TextBody(RequestBody):
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: Any  # looked at in `read_text`: pydantic has an error for each item of a long list
     logprobs: int | None = None
     echo: bool | None = False
 
@@ -232,6 +232,8 @@ def read_text(body: Any, number: str) -> TextRequest:
         if len(prompt) > 1:
             raise Refused(400, "unsupported_value", f"one prompt a request is answered here, got {len(prompt)}")
         prompt = prompt[0]
+    if not isinstance(prompt, str) and not (isinstance(prompt, list) and set(map(type, prompt)) <= {int}):
+        raise Refused(400, "invalid_value", "the prompt must be a text or a list of token ids")
     if not prompt:
         raise Refused(400, "invalid_value", "the prompt is empty; give a text or the ids of at least one token")
     if asked.echo:
@@ -243,13 +245,20 @@ def read_text(body: Any, number: str) -> TextRequest:
     )
 
 
+_MOST_ITEMS = {"messages": 4096, "input": 4096, "tools": 1024, "stop": 64, "stop_sequences": 64, "logit_bias": 4096}
+
+
 def validated(kind: type[Any], body: Any) -> Any:
     if not isinstance(body, dict):
         raise Refused(400, "invalid_value", f"the body must be a JSON object, got a {type(body).__name__}")
+    for name, most in _MOST_ITEMS.items():
+        given = body.get(name)
+        if isinstance(given, list | dict) and len(given) > most:
+            raise Refused(400, "invalid_value", f"{name} holds {len(given)} items; at most {most} are read here")
     try:
         asked = kind.model_validate(body)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"][:2])
         raise Refused(400, "invalid_value", f"{place}: {first['msg']}") from error
     if (asked.n or 1) != 1:

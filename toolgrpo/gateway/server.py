@@ -5,15 +5,17 @@ loop; only reading, writing and waiting happen here. So a request costs its engi
 than a turn of our own episodes does, and an engine that steps on its loop does not hold up HTTP.
 
 Invariants: every request is answered, in OpenAI's form, errors too; one whose client goes away is
-cancelled, down to the engine; one that does not arrive, or not to its end, is let go; nobody outside
-this machine can connect, unless `host` says so, and no web page (`toolgrpo.loopback`).
+cancelled, down to the engine; one that does not arrive, or not to its end, is let go, and first of all where
+descriptors run short; what it holds is bounded (`bounds.py`); nobody outside this machine can connect, unless `host`
+says so, and no web page (`toolgrpo.loopback`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
-import re
+import resource
 import secrets
 import socket
 import threading
@@ -21,9 +23,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from toolgrpo.errors import ConfigError
+from toolgrpo.gateway.bounds import Bounds, off_loop
 from toolgrpo.gateway.openai_forms import (
     ChatRequest,
     ModelAnswer,
@@ -36,7 +39,6 @@ from toolgrpo.gateway.openai_forms import (
 )
 from toolgrpo.gateway.other_forms import error_of_messages, read_messages, read_responses
 from toolgrpo.loopback import is_foreign
-from toolgrpo.tools.bounds import read_json
 
 try:
     import uvicorn
@@ -52,13 +54,16 @@ except ImportError as error:
 
 
 _REMEMBERED_KEYS = 100_000  # of episodes that have ended
-_WAITING = 1024  # connections
+_WAITING = 1024  # connections that are not accepted yet
+_ACCEPTED_AT_ONCE = 16
+_MOST_CONNECTIONS = 4096
 _STOP_S = 10.0
 _STILL_HERE_S = 10.0  # a stream says so this often while a turn is sampled
 _PATIENCE_S = 60.0  # for a request to arrive
-_MAX_HEAD_BYTES = 1024 * 1024
-_MAX_BODY_BYTES = 64 * 1024 * 1024
-_HALF_A_CHARACTER = re.compile(r"\\ud[89a-f]", re.IGNORECASE)  # or one of a pair, which is looked into
+_HEAD_PATIENCE_S = 20.0
+_MAX_HEAD_BYTES = 64 * 1024
+_RECEIVED_BYTES = 32 * 1024 * 1024  # of a body that is too large: who sends it reads no answer before its end
+_MAX_REQUEST_BYTES = 64 * 1024 * 1024  # on the wire
 
 
 Speaker = Callable[[ChatRequest | TextRequest], Coroutine[Any, Any, ModelAnswer]]
@@ -83,9 +88,11 @@ class Endpoint:
         port: int = 0,
         everyone: bool = False,
         patience_s: float = _PATIENCE_S,
+        connections: int | None = None,
     ) -> None:
         self._models = tuple(models)
         self._window = window
+        self._bounds = Bounds(window)
         self._host = host
         self._patience_s = patience_s
         self._everyone = everyone
@@ -94,30 +101,38 @@ class Endpoint:
         self._ended_keys: set[str] = set()
         self._socket = _listening(host, port)
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}/v1"
+        app = Starlette(
+            routes=[
+                self._route("GET", "/health", _healthy),
+                self._route("GET", "/v1/models", self._list_models),
+                self._route("GET", "/v1/models/{name:path}", self._show_model),
+                *(self._route("POST", path, partial(self._asked, read)) for path, read in _READERS.items()),
+            ],
+            exception_handlers={404: _not_found, 405: _not_found, Exception: _failed},
+        )
+        app.router.redirect_slashes = False  # it would send a client to whatever host its request names
+        most = connections or _most_connections()
+        own = {"patience_s": min(patience_s, _HEAD_PATIENCE_S), "most": most, "open": {}}
         config = uvicorn.Config(
-            Starlette(
-                routes=[
-                    self._route("GET", "/v1/models", self._list_models),
-                    self._route("GET", "/v1/models/{name:path}", self._show_model),
-                    *(self._route("POST", path, partial(self._asked, read)) for path, read in _READERS.items()),
-                ],
-                exception_handlers={404: _not_found, 405: _not_found, Exception: _failed},
-            ),
-            http=type("Connection", (_Connection,), {"patience_s": patience_s}),
+            app,
+            http=type("Connection", (_Connection,), own),
             ws="none",
             log_config=None,
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=int(_STOP_S) // 2,
             timeout_keep_alive=120,
-            backlog=_WAITING,
+            backlog=min(_ACCEPTED_AT_ONCE, most),
         )
-        self._server = uvicorn.Server(config)
+        gc.freeze()  # else what requests hold makes Python look through all of PyTorch again, which stops every thread
+        self._server = _Server(config)
         self._thread = threading.Thread(target=self._serve, name="toolgrpo-gateway", daemon=True)
         self._thread.start()
 
     def admit(self, speaker: Speaker, loop: asyncio.AbstractEventLoop, key: str | None = None) -> str:
-        """Return a key under which this speaker answers, on this loop."""
+        """Return a key under which this speaker answers, on this loop. The empty key is that of `everyone`."""
+        if key == "" and not self._everyone:
+            raise ConfigError("an empty key would let everyone in; give one that is not empty, or none")
         key = f"sk-episode-{secrets.token_urlsafe(16)}" if key is None else key
         self._admitted[key] = _Admitted(speaker, loop)
         return key
@@ -135,6 +150,7 @@ class Endpoint:
         self._server.should_exit = True
         self._thread.join(_STOP_S)
         self._socket.close()
+        gc.unfreeze()
 
     def _serve(self) -> None:
         asyncio.run(self._server.serve(sockets=[self._socket]))
@@ -144,12 +160,15 @@ class Endpoint:
     def _route(self, method: str, path: str, handle: Callable[[Request], Coroutine[Any, Any, Response]]) -> Route:
         async def answered(request: Request) -> Response:
             try:
-                if is_foreign(request.headers.get("host"), request.headers.get("origin"), served_on=self._host):
+                said = request.headers
+                doubled = any(len(said.getlist(name)) > 1 for name in ("host", "origin"))
+                port = self._socket.getsockname()[1]
+                if doubled or is_foreign(said.get("host"), said.get("origin"), served_on=self._host, port=port):
                     says = "a web page, or another host name, is not answered here"
                     raise Refused(403, "foreign_page", says, kind=_AUTH)
                 return await handle(request)
             except Refused as refused:
-                return _refusal(refused, request.url.path)
+                return _refusal(refused, request.scope["path"])
             except ClientDisconnect:
                 return Response(status_code=499)
 
@@ -166,32 +185,27 @@ class Endpoint:
 
     async def _asked(self, read: Reader, request: Request) -> Response:
         admitted = self._speaker(request)
-        asked = _read(read, await self._body(request))
+        body = await self._body(request)
+        asked = await off_loop(lambda: _read(read, self._bounds.read(body)))
         self._served(asked.model)
         return await _spoken(request, admitted.loop, admitted.speaker(asked), asked)
 
-    async def _body(self, request: Request) -> Any:
-        """Return the JSON of a body, which is counted as it comes; half a character in it is replaced."""
-        too_large = Refused(413, "invalid_value", f"the body is larger than {_MAX_BODY_BYTES} bytes")
-        if int(request.headers.get("content-length") or 0) > _MAX_BODY_BYTES:
-            raise too_large
-        body = bytearray()
+    async def _body(self, request: Request) -> bytearray:
+        """Return a body, which is counted as it comes; of one that is too large nothing is kept."""
+        body, n_bytes = bytearray(), 0
         try:
             async with asyncio.timeout(self._patience_s):
                 async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > _MAX_BODY_BYTES:
-                        raise too_large
+                    n_bytes += len(chunk)
+                    if n_bytes <= self._bounds.n_bytes:
+                        body += chunk
+                    elif n_bytes > _RECEIVED_BYTES:
+                        break
         except TimeoutError as error:
             late = f"the body has not come to its end within {self._patience_s:g} s"
             raise Refused(408, "request_timeout", late) from error
-        try:
-            text = body.decode("utf-8-sig")
-            if _HALF_A_CHARACTER.search(text):
-                text = json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace").decode()
-            return read_json(text)
-        except (ValueError, RecursionError) as error:
-            raise Refused(400, "invalid_value", f"the body is no JSON: {error}") from error
+        self._bounds.check_bytes(n_bytes)
+        return body
 
     def _speaker(self, request: Request) -> _Admitted:
         """Return who answers the key of a request."""
@@ -214,40 +228,87 @@ class Endpoint:
         return name
 
 
-class _Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
-    """A connection that is closed where nothing, or only a part of a request's head, comes in time."""
+class _Server(uvicorn.Server):
+    """A server that accepts a few connections at a time, so that those which are too many never use up descriptors."""
 
-    patience_s = _PATIENCE_S
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(_WAITING)  # uvicorn has set the length of this queue to what it accepts at once
+
+
+class _Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+    """A connection that is closed where nothing, or only a part of a request's head, comes in time.
+
+    `open` holds at most `most` of them. A further one takes the place of one that is not being answered, first of one
+    that has sent no request yet.
+    """
+
+    patience_s: ClassVar[float]
+    most: ClassVar[int]
+    open: ClassVar[dict[_Connection, None]]  # oldest first
     _waiting: asyncio.TimerHandle | None = None
-    _n_bytes = 0  # of a head that has not ended
+    _n_bytes = 0  # of a request that has not ended
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
+        self.open[self] = None
+        if len(self.open) > self.most:
+            self._make_room()
         self._wait()
 
     def data_received(self, data: bytes) -> None:
         before = self.cycle
         super().data_received(data)
-        if self.cycle is not before or not (before is None or before.response_complete):
-            self._wait_no_more()  # a request is being read, or answered
-            return
+        arriving = self.cycle is before and not self._answers()
+        if self.cycle is not before or (arriving and self._waiting is None):
+            self._n_bytes = 0  # a request begins
         self._n_bytes += len(data)
-        if self._n_bytes > _MAX_HEAD_BYTES:
-            self.transport.close()
+        if self._n_bytes > (_MAX_HEAD_BYTES if arriving else _MAX_REQUEST_BYTES):
+            self.transport.abort()
+        elif not arriving:
+            self._wait_no_more()
         elif self._waiting is None:
             self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.open.pop(self, None)
         self._wait_no_more()
         super().connection_lost(exc)
 
+    def _answers(self) -> bool:
+        """Return whether a request is being read or answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _make_room(self) -> None:
+        others = [one for one in self.open if one is not self and (not one._answers() or one.cycle.more_body)]
+        leaving = min(others, key=lambda one: one.cycle is not None, default=self)
+        del self.open[leaving]
+        if leaving is self:
+            says = f"{self.most} requests are open; try again later"
+            refused = Refused(503, "too_many_connections", says, kind="server_error")
+            body = bytes(_refusal(refused).body)
+            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            self.transport.write(b"HTTP/1.1 503 Service Unavailable\r\n" + head.encode() + body)
+            self.transport.close()
+        else:
+            leaving.transport.abort()
+
     def _wait(self) -> None:
-        self._waiting = asyncio.get_running_loop().call_later(self.patience_s, self.transport.close)
+        self._waiting = asyncio.get_running_loop().call_later(self.patience_s, self.transport.abort)
 
     def _wait_no_more(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
-        self._waiting, self._n_bytes = None, 0
+        self._waiting = None
+
+
+def _most_connections() -> int:
+    """Return how many connections leave this process descriptors enough for everything else."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS
+    return min(_MOST_CONNECTIONS, max(limit // 2, limit - 256))
 
 
 _AUTH = "authentication_error"
@@ -332,6 +393,10 @@ def _event(chunk: dict[str, Any], named: bool) -> str:
     return f"{head}data: {json.dumps(chunk, separators=(',', ':'))}\n\n"
 
 
+async def _healthy(request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
 def _refusal(refused: Refused, path: str = "") -> Response:
     unread = refused.status in (408, 413)  # the rest of such a request is not waited for
     body = error_of_messages(refused) if path == "/v1/messages" else error_body(refused)
@@ -339,9 +404,11 @@ def _refusal(refused: Refused, path: str = "") -> Response:
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    served = f"/v1/models, {', '.join(_READERS)}"
+    served = f"/health, /v1/models, {', '.join(_READERS)}"
     return _refusal(
-        Refused(404, "not_found", f"{request.method} {request.url.path} is not served here; there are {served}")
+        Refused(
+            404, "not_found", f"{request.method} {request.scope['path'][:200]} is not served here; there are {served}"
+        )
     )
 
 

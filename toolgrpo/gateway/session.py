@@ -1,6 +1,6 @@
 """One episode behind its key: requests come in, exact tokens are kept.
 
-A `GatewaySession` lives on the engine's event loop. Its sequences of tokens only grow; an agent that repeats what was
+A `GatewaySession` lives on the engine's event loop, and renders and tokenizes on other threads. Its sequences of tokens only grow; an agent that repeats what was
 said and adds to it has one. A request
 
     1. extends   the sequence whose latest turn it goes on from: by the bridge for what follows that turn
@@ -35,17 +35,20 @@ from toolgrpo.chat.unmarked import with_unmarked
 from toolgrpo.drops import Drop, DropCause
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.errors import ChatFormatError, InfrastructureError
+from toolgrpo.gateway.bounds import off_loop
 from toolgrpo.gateway.conversations import (
     Conversations,
     Found,
     KnownSequence,
+    Shown,
     Start,
     TurnEnd,
     answer_to,
     as_repeated,
     joined,
+    keys_of,
     results_of,
-    stopped_at,
+    shown_of,
     text_before,
     text_of,
 )
@@ -88,6 +91,7 @@ class GatewaySession:
     limit: StopReason | None = field(default=None, init=False)  # that was met
     _sequences: list[KnownSequence] = field(default_factory=list, init=False)
     _conversations: Conversations = field(default_factory=Conversations, init=False)
+    _starting: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # requests are rendered in their order
     _open: set[asyncio.Task[Any]] = field(default_factory=set, init=False)
     _requests: int = field(default=0, init=False)
     _turns: int = field(default=0, init=False)
@@ -104,14 +108,17 @@ class GatewaySession:
         """Answer a request of messages, or of tokens."""
         async with self._answering():
             if isinstance(request, TextRequest):
-                with _content():
-                    ids = self._prompt_ids(request.prompt)
-                    start = self._extension(ids) or Start(KnownSequence(self._ledger(ids)), fork="tokens")
+                async with self._starting:
+                    with _content():
+                        ids = await off_loop(self._prompt_ids, request.prompt)
+                        start = self._extension(ids) or Start(KnownSequence(self._ledger(ids)), fork="tokens")
                 return (await self._say(start, request))[0]
             thinking = self.episode.enable_thinking if request.enable_thinking is None else request.enable_thinking
-            with _content():
-                found = self._conversations.find(request.messages, request.tools, thinking)
-                start = self._start(request, thinking, found)
+            async with self._starting:
+                with _content():
+                    keys = await off_loop(keys_of, request.messages, request.tools, thinking)
+                    found = self._conversations.find(request.messages, keys)
+                    start = await self._start(request, thinking, found)
             said, sequence, attempts = await self._say(start, request)
             self._conversations.remember(found, as_repeated(said), TurnEnd(sequence, len(sequence.ids), attempts))
             return said
@@ -185,13 +192,14 @@ class GatewaySession:
             raise Refused(400, "invalid_value", f"the prompt holds ids that are not from 0 to {len(tokenizer) - 1}")
         return prompt
 
-    def _start(self, request: ChatRequest, thinking: bool | None, found: Found) -> Start:
+    async def _start(self, request: ChatRequest, thinking: bool | None, found: Found) -> Start:
         """Find out what a request goes on from."""
         if found.turn_end is not None and self._has_bridge(
             found.turn_end, [message["role"] for message in found.following]
         ):
-            return self._after_turn(found.turn_end, found.following)
-        ids = self.shared.parts.chat.prompt(request.messages, request.tools, enable_thinking=thinking)
+            return await self._after_turn(found.turn_end, found.following)
+        prompt = self.shared.parts.chat.prompt
+        ids = await off_loop(prompt, request.messages, request.tools, enable_thinking=thinking)
         start = self._extension(ids)
         if start is not None:
             known = found.turn_end is not None and found.turn_end.sequence is start.sequence
@@ -203,14 +211,18 @@ class GatewaySession:
         """Return whether what follows a turn is what the chat format can go on with."""
         return set(roles) == {"tool"} or (self.bridges_users and list(roles) == ["user"] and not turn_end.calls)
 
-    def _after_turn(self, turn_end: TurnEnd, following: Sequence[Message]) -> Start:
+    async def _after_turn(self, turn_end: TurnEnd, following: Sequence[Message]) -> Start:
         """Go on from a turn with what its calls gave, or with what a user says to it."""
         sequence = turn_end.sequence
         before = sequence.ids[: turn_end.n_ids]
         attempts = [turn_end.calls.get(str(message.get("tool_call_id"))) for message in following]
         answers = [answer_to(*one) for one in zip(attempts, following, strict=True)]
-        context = self.shared.parts.chat.bridge(
-            before, answers, messages=sequence.messages, schemas=sequence.schemas, enable_thinking=sequence.thinking
+        context = await off_loop(
+            self.shared.parts.chat.bridge,
+            *(before, answers),
+            messages=sequence.messages,
+            schemas=sequence.schemas,
+            enable_thinking=sequence.thinking,
         )
         if sequence.busy or turn_end.n_ids < len(sequence.ids):
             ledger = self._ledger([*before, *context])
@@ -260,12 +272,13 @@ class GatewaySession:
                     seed=self._seed(request.sampling, number),
                 )
             )
+            shown = await self._shown(sample, request)
         except BaseException:
             self._turns -= 1
             raise
         finally:
             sequence.busy = False
-        sample, stopped = stopped_at(sample, request.stop, self.shared.parts.tokenizer)
+        sample, stopped = shown.sample, shown.stopped
         if isinstance(request, TextRequest):
             parsed = ParsedTurn(self._text(sample), None, (), True)
         else:
@@ -283,9 +296,7 @@ class GatewaySession:
             prompt_ids=tuple(ids),
             ids=sample.ids,
             logprobs=sample.logprobs,
-            texts=tuple(self.shared.parts.tokenizer.decode([token]) for token in sample.ids)
-            if request.logprobs
-            else (),
+            texts=shown.texts,
             content=text_before(content, request.stop),
             reasoning=parsed.reasoning,
             calls=tuple(calls),
@@ -293,6 +304,12 @@ class GatewaySession:
         )
         readable = [attempt for attempt in parsed.attempts if attempt.status in RUNNABLE]
         return said, sequence, {call.id: attempt for call, attempt in zip(calls, readable, strict=False)}
+
+    async def _shown(self, sample: Sample, request: ChatRequest | TextRequest) -> Shown:
+        """Return a sample up to a stop text, with the text of each token if that is asked for."""
+        if not request.stop and not request.logprobs:
+            return Shown(sample)
+        return await off_loop(shown_of, sample, request.stop, self.shared.parts.tokenizer, each=request.logprobs)
 
     def _write(self, start: Start, sample: Sample, parsed: ParsedTurn, started: float) -> None:
         """Put a turn, and what came before it, into its sequence."""

@@ -15,23 +15,21 @@ from __future__ import annotations
 
 import inspect
 import logging
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolgrpo.errors import InfrastructureError, PluginError, RewardError
+from toolgrpo.errors import PluginError, RewardError
 from toolgrpo.plugin_files import import_file
-from toolgrpo.rewards.base import arguments_for, as_float, check_has, takes_all
+from toolgrpo.rewards.base import arguments_for, check_has, takes_all
 from toolgrpo.rewards.gold_calls import listed_calls, made_calls
-from toolgrpo.rewards.guard import RewardGuard, guarded_exit, line_of
+from toolgrpo.rewards.guard import RewardGuard, finite, listed, short
 from toolgrpo.rollout.batch import Row
 from toolgrpo.trajectory import Trajectory, Turn
 
 _FUNCTION = "turn_reward_func"
 _EXAMPLE = f"def {_FUNCTION}(trajectories, **kwargs): return [[0.0] * len(t.turns) for t in trajectories]"
-_LARGEST = 3.4e38  # of the 32-bit floats that advantages become
 
 logger = logging.getLogger(__name__)
 
@@ -99,15 +97,8 @@ class TurnReward:
     def __call__(self, rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
         """Return one number for each turn of each trajectory; `rows` are those that they came from."""
         given = self._arguments(rows, trajectories)
-        oversight = RewardGuard(self._where(), self.source, self.timeout_s, logger.warning)
-        try:
-            returned = oversight.run(lambda: self.function(**given))
-        except (InfrastructureError, RewardError, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # a plugin may raise anything; it must not look like ours
-            line = line_of(traceback.extract_tb(error.__traceback__), self.source)
-            raise RewardError(f"{self._where()} raised {type(error).__name__}: {error}{line}. Mend it") from error
-        return self._checked(returned, trajectories)
+        guard = RewardGuard(self._where(), self.source, self.timeout_s, logger.warning)
+        return guard.ask(lambda: self.function(**given), lambda returned: self._checked(returned, trajectories))
 
     def check_columns(self, columns: Sequence[str]) -> None:
         """Raise RewardError if the function needs an argument that neither the trainer nor the data has."""
@@ -119,7 +110,7 @@ class TurnReward:
         return arguments_for(self._signature, {**columns, "trajectories": list(trajectories)}, self._where())
 
     def _checked(self, returned: Any, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
-        lists = _listed(returned)
+        lists = listed(returned)
         if lists is None:
             raise RewardError(
                 f"{self._where()} returned a {type(returned).__name__}; it must return a list with one list of numbers for "
@@ -135,7 +126,7 @@ class TurnReward:
         ]
 
     def _numbers(self, returned: Any, episode: int, n_turns: int) -> tuple[float, ...]:
-        values = _listed(returned)
+        values = listed(returned)
         if values is None or len(values) != n_turns:
             got = f"a {type(returned).__name__}" if values is None else f"{len(values)} numbers"
             raise RewardError(
@@ -145,11 +136,10 @@ class TurnReward:
         return tuple(self._number(value, episode, turn) for turn, value in enumerate(values))
 
     def _number(self, value: Any, episode: int, turn: int) -> float:
-        value = value.item() if hasattr(value, "item") else value  # a scalar of numpy or torch
-        number = as_float(value)
-        if number is None or not abs(number) <= _LARGEST:
+        number = finite(value)
+        if number is None:
             raise RewardError(
-                f"{self._where()} returned {str(value)[:60]!r} for turn {turn + 1} of episode {episode}; every reward of a "
+                f"{self._where()} returned {short(value)} for turn {turn + 1} of episode {episode}; every reward of a "
                 f"turn must be a finite number. For nothing to say, give 0"
             )
         return number
@@ -170,18 +160,10 @@ def load_turn_reward(path: str | Path, timeout_s: float | None = None) -> TurnRe
         text.rpartition(":") if text.rpartition(":")[2].isidentifier() and ".py:" in text else (text, "", "")
     )
     name = name or _FUNCTION
-    with guarded_exit():
-        module = import_file(Path(file))
+    module = import_file(Path(file))
     if not hasattr(module, name):
         raise PluginError(f"{file} has no {name}. Write one, e.g. `{_EXAMPLE}`")
     return TurnReward(getattr(module, name), f"{Path(file).stem}.{name}", file, timeout_s)
-
-
-def _listed(value: Any) -> Sequence[Any] | None:
-    """Return a list as it is, an array as one, and None for anything else."""
-    if hasattr(value, "tolist"):  # numpy and torch
-        value = value.tolist()
-    return value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else None
 
 
 @dataclass(frozen=True)

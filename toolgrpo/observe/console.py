@@ -1,4 +1,4 @@
-"""The terminal: a console that never hides the cursor, and the engines' warnings as lines on it."""
+"""The terminal: a console that never hides the cursor, and warnings as lines on it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ class SteadyConsole(Console):
         return False
 
 
-def show_engine_lines(say: Callable[[str], None]) -> None:
-    """Pass the engines' warnings to `say` from now on: a server is waited for, or its answer cannot be used.
+def show_warnings(say: Callable[[str], None]) -> None:
+    """Pass warnings to `say` from now on, and to nobody who got them before.
 
-    Whoever was told of them before is not any more.
+    They are those of engines (a server is waited for) and of readers of recordings (a line is left out).
     """
-    logger = logging.getLogger("toolgrpo.engines")
-    for handler in [handler for handler in logger.handlers if isinstance(handler, WarningLines)]:
-        logger.removeHandler(handler)
-    logger.addHandler(WarningLines(say))
+    for name in ("toolgrpo.engines", "toolgrpo.observe.records"):
+        logger = logging.getLogger(name)
+        for handler in [handler for handler in logger.handlers if isinstance(handler, WarningLines)]:
+            logger.removeHandler(handler)
+        logger.addHandler(WarningLines(say))
 
 
 class WarningLines(logging.Handler):

@@ -41,6 +41,7 @@ PARSE_CAUSES = {
 _CAUSES_OF_FAILURE = (
     "infrastructure_fails",
     "no_tool_calls",
+    "reward_reads_markers",
     "broken_calls",
     "cut_by_length",
     "tool_fails",
@@ -98,6 +99,12 @@ class Logs:
     def named_tools(self) -> list[str]:
         """Return those that exist: calls that name no tool, or a made-up one, are another matter."""
         return [name for name in self.tools if name not in (NO_NAME, NO_TOOL)]
+
+    @property
+    def reading_markers(self) -> list[str]:
+        """Return the rewards whose files look for a marker of calls."""
+        names = {name for log in self._logs for name in log if name.endswith("/looks_for_marker")}
+        return sorted(name.removeprefix("rewards/").removesuffix("/looks_for_marker") for name in names)
 
     @property
     def calls(self) -> float:
@@ -282,6 +289,18 @@ def _no_tool_calls(logs: Logs) -> Iterator[str]:
     yield said
 
 
+def _reward_reads_markers(logs: Logs) -> Iterator[str]:
+    for name in logs.reading_markers:
+        mean, std = f"rewards/{name}/mean", f"rewards/{name}/std"
+        score = logs.last(mean)
+        off = [*logs.each(std), *(abs(one - score) for one in logs.each(mean))]
+        if logs.calls and all(one <= 1e-6 for one in off):  # rounding
+            yield (
+                f"the reward {name} gives every episode {score:.3g} {logs.span}, and its file looks for a marker of calls in "
+                f"the text: calls stand in `tool_calls` of a message, and in `calls(trajectory)`"
+            )
+
+
 def _groups_all_failed(logs: Logs) -> Iterator[str]:
     success, cut = logs.mean("success"), sum(logs.cut.values())
     if not logs.dead or not success <= 0.1:
@@ -434,6 +453,7 @@ def _reward_without_success(logs: Logs) -> Iterator[str]:
 RULES: tuple[Rule, ...] = (
     Rule("infrastructure_fails", "slow-tools", _SHORT, _infrastructure_fails),
     Rule("no_tool_calls", "the-model-does-not-call-tools", _SHORT, _no_tool_calls),
+    Rule("reward_reads_markers", "low-rewards-throughout", _SHORT, _reward_reads_markers),
     Rule("groups_all_failed", "low-rewards-throughout", _SHORT, _groups_all_failed),
     Rule("groups_all_solved", "reward-collapse", _SHORT, _groups_all_solved),
     Rule("groups_all_alike", "entropy-collapse", _SHORT, _groups_all_alike),

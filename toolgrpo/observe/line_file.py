@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import itertools
 import json
 import os
 import re
@@ -25,27 +26,39 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from toolgrpo.errors import StorageError
-from toolgrpo.plain_text import plain_json
-from toolgrpo.storage import open_new, open_own
+from toolgrpo.plain_text import finite, plain_json
 
 LIMIT = 256 << 20  # bytes; at this size lines of episodes shrink to about a sixth
+LONGEST = 64 << 20  # bytes of a line; an episode of a million tokens has about 40
 _CHUNK = 1 << 20
 
 
 # A record is a tree of what JSON holds; looking for circles in it would cost a fifth of the writing.
-_encode = json.JSONEncoder(ensure_ascii=False, default=str, check_circular=False).encode
+_encode = json.JSONEncoder(ensure_ascii=False, default=str, check_circular=False, allow_nan=False).encode
+
+
+class Line(NamedTuple):
+    """A line of a file, or what is wrong with what stands there."""
+
+    where: str  # its file and number
+    text: str
+    fault: str = ""
 
 
 def json_line(record: Mapping[str, Any]) -> str:
     """Return a record as one line of JSON.
 
     It holds no character that a terminal obeys or that `str.splitlines` takes for an end: those
-    stand there as escapes.
+    stand there as escapes. A number that is none (a loss, say) is null: JSON has no NaN.
     """
-    return plain_json(_encode(record)) + "\n"
+    try:
+        text = _encode(record)
+    except ValueError:
+        text = _encode(finite(record))
+    return plain_json(text) + "\n"
 
 
 def parts(path: Path) -> list[Path]:
@@ -54,18 +67,19 @@ def parts(path: Path) -> list[Path]:
     return [*(aside[number] for number in sorted(aside)), *([path] if path.is_file() else [])]
 
 
-def lines_of(path: Path) -> Iterator[str]:
+def lines_of(path: Path) -> Iterator[Line]:
     """Yield all complete lines; the last one of a part is left out if it was torn.
 
-    A gzipped part that is damaged ends where the damage begins. Whoever writes may set the file
-    aside meanwhile: it is opened first, and read last, when nothing was set aside since.
+    A part ends at a line of more than `LONGEST` bytes, and where a gzipped one is damaged; the line
+    there has a fault. Whoever writes may set the file aside meanwhile: it is opened first, and read
+    last, when nothing was set aside since.
     """
     done: set[int] = set()
     while True:
         with path.open("rb") if path.is_file() else io.BytesIO() as current:
             aside = _set_aside(path)
             if aside.keys() <= done:
-                yield from _whole_lines(current)
+                yield from _whole_lines(current, path)
                 return
         for number in sorted(aside.keys() - done):
             yield from _lines_of_part(aside[number])
@@ -87,21 +101,34 @@ def _set_aside(path: Path) -> dict[int, Path]:
     return found
 
 
-def _lines_of_part(part: Path) -> Iterator[str]:
+def _lines_of_part(part: Path) -> Iterator[Line]:
     for form in (part, part.with_name(f"{part.name}.gz")):  # it may have been gzipped since it was found
         try:
             file: IO[bytes] = gzip.open(form, "rb") if form.suffix == ".gz" else form.open("rb")  # type: ignore[assignment]  # noqa: SIM115 - entered below
         except FileNotFoundError:
             continue
-        with file, contextlib.suppress(EOFError, zlib.error, gzip.BadGzipFile):
-            yield from _whole_lines(file)
+        with file:
+            yield from _whole_lines(file, form)
         return
 
 
-def _whole_lines(file: IO[bytes]) -> Iterator[str]:
-    for line in file:
-        if line.endswith(b"\n"):
-            yield line.decode("utf-8", "replace")
+def _whole_lines(file: IO[bytes], path: Path) -> Iterator[Line]:
+    for number in itertools.count(1):
+        where = f"{path}, line {number}"
+        try:
+            line = file.readline(LONGEST + 1)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            yield Line(where, "", f"the file is damaged here, and is not read further ({error})")
+            return
+        if len(line) > LONGEST:
+            yield Line(where, "", f"it has more than {LONGEST:,} bytes, and the file is not read further")
+            return
+        if not line.endswith(b"\n"):
+            return
+        try:
+            yield Line(where, line.decode())
+        except UnicodeDecodeError as error:
+            yield Line(where, "", f"it is not UTF-8 text (byte {error.start})")
 
 
 class LineFile:
@@ -189,7 +216,7 @@ class LineFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _cut_torn_line(self.path)
             self._set_aside_bytes = sum(map(_n_bytes, _set_aside(self.path).values()))
-            self._file = os.fdopen(open_own(self.path), "ab")
+            self._file = self.path.open("ab")
             self._file.seek(0, os.SEEK_END)
         return self._file
 
@@ -200,7 +227,7 @@ class LineFile:
         self.close()
         aside = self.path.with_name(f"{self.path.name}.{max(_set_aside(self.path), default=0) + 1:04d}")
         self.path.replace(aside)
-        self._file = os.fdopen(open_own(self.path), "ab")
+        self._file = self.path.open("ab")
         self._zipping = threading.Thread(target=_gzip, args=(aside,), name="toolgrpo-gzip")
         self._zipping.start()
 
@@ -221,7 +248,7 @@ class LineFile:
             _remove(later)
         if part != self.path:
             _unpack(part, self.path)
-        with os.fdopen(open_own(self.path, read=True), "rb+") as file:
+        with self.path.open("rb+") as file:
             file.truncate(n_bytes)
             file.seek(max(0, n_bytes - 1))
             whole = file.read(1) in (b"", b"\n")
@@ -254,7 +281,7 @@ def _gzip(aside: Path) -> None:
     with contextlib.suppress(OSError):
         with (
             aside.open("rb") as source,
-            os.fdopen(open_new(half), "wb") as file,
+            half.open("wb") as file,
             gzip.GzipFile(aside.name, "wb", 5, file) as target,
         ):
             shutil.copyfileobj(source, target, _CHUNK)
@@ -274,7 +301,7 @@ def _unpack(part: Path, to: Path) -> None:
     if part.suffix != ".gz":
         part.replace(to)
         return
-    with gzip.open(part, "rb") as source, os.fdopen(open_new(to), "wb") as target:
+    with gzip.open(part, "rb") as source, to.open("wb") as target:
         shutil.copyfileobj(source, target, _CHUNK)
     _remove(part)
 
@@ -283,7 +310,7 @@ def _cut_torn_line(path: Path) -> None:
     """Cut off the half line that a killed run may have left: nothing may be appended to it."""
     if not path.is_file():
         return
-    with os.fdopen(open_own(path, read=True), "rb+") as file:
+    with path.open("rb+") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
             start = max(0, end - 65536)

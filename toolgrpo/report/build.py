@@ -23,14 +23,13 @@ from typing import Any
 
 from toolgrpo import __version__
 from toolgrpo.calls import NO_NAME, NO_TOOL, ToolErrorKind
-from toolgrpo.errors import ConfigError
 from toolgrpo.learning.advantages import is_dead
 from toolgrpo.observe.doctor import PARSE_CAUSES, over_run
 from toolgrpo.observe.records import results_of
 from toolgrpo.report.episode_data import bounded_prompt, cut_text, episode_texts, episode_tokens, flags_of
 from toolgrpo.report.files import Record, TokensByStep, batches, run_folder, step_lines, steps_shown, vocabulary_of
 from toolgrpo.report.html import PageWriter
-from toolgrpo.storage import storage_errors
+from toolgrpo.storage import A_REPORT, check_output, storage_errors
 
 MOST_EPISODES = 12_000
 _MOST_NAMES = 30  # of each kind that a filter knows; the page keeps tools and causes as bits
@@ -294,13 +293,8 @@ def build_report(
     path = to or folders[0] / "report.html"
     with storage_errors(f"the report {path}", path.parent):
         names = " and ".join(folder.resolve().name for folder in folders)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            page = PageWriter(path, f"{names} · toolgrpo report", live=live)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
-            raise ConfigError(
-                f"the report cannot be written to {path}: {error.strerror}; give another place with --out"
-            ) from error
+        check_output(path, "the report", "--out", A_REPORT)
+        page = PageWriter(path, f"{names} · toolgrpo report", live=live)
         try:
             n_episodes, n_shown = _write(page, folders, places, most_episodes)
         except BaseException:

@@ -117,7 +117,7 @@ def steps_shown(folder: Path, most_episodes: int) -> set[int] | None:
     counts: Counter[int] = Counter()
     for file in episode_files(folder):
         for line in lines_of(file):
-            match = _STEP_OF_LINE.match(line[:80])
+            match = _STEP_OF_LINE.match(line.text[:80])
             if match is not None and match[2] == "train":
                 counts[int(match[1])] += 1
     total = counts.total()

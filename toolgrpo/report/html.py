@@ -18,14 +18,12 @@ import base64
 import hashlib
 import html
 import json
-import math
-import os
 import zlib
 from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
 
-from toolgrpo.storage import open_new
+from toolgrpo.plain_text import finite, plain
 
 # In this order: each may use what stands before it.
 SCRIPTS = (
@@ -60,7 +58,7 @@ class PageWriter:
         self._lines: list[str] = []  # of the block that is being filled
         self._n_line_blocks = 0
         self._live = live
-        self._file: IO[str] = os.fdopen(open_new(self._half), "w", encoding="utf-8", newline="\n")
+        self._file: IO[str] = self._half.open("w", encoding="utf-8", newline="\n")
         self._file.write(self._head(title))
 
     def piece(self, value: dict[str, Any], *, alone: bool = True) -> int:
@@ -128,7 +126,7 @@ class PageWriter:
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             '<meta name="color-scheme" content="light dark">\n'
             '<meta name="referrer" content="no-referrer">\n'
-            f"<title>{html.escape(title)}</title>\n"
+            f"<title>{html.escape(plain(title))}</title>\n"
             f"<style>{self._style}</style>\n</head>\n<body>\n"
             '<div id="app"><p class="loading">Reading the report ...</p>'
             "<noscript><p>This report is drawn by a script that stands inside it. Allow scripts for this "
@@ -145,15 +143,7 @@ def _as_json(value: Any) -> str:
     try:
         return json.dumps(value, separators=(",", ":"), default=str, allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(value), separators=(",", ":"), default=str, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return json.dumps(finite(value), separators=(",", ":"), default=str, allow_nan=False)
 
 
 def _hash(text: str) -> str:

@@ -102,12 +102,18 @@ class _Answers(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        if is_foreign(self.headers.get("Host"), self.headers.get("Origin")):
+        if self._is_foreign():
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"this report is served to this machine only\n")
         elif self.path not in ("/", "/state"):
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"there is only /\n")
         else:
             self._answer(*self._made())
+
+    def _is_foreign(self) -> bool:
+        """Return whether the request is not one of this machine's own pages; a header given twice is nobody's."""
+        hosts, origins = self.headers.get_all("Host", [None]), self.headers.get_all("Origin", [None])
+        port = self.connection.getsockname()[1]
+        return len(hosts) + len(origins) > 2 or is_foreign(hosts[0], origins[0], port=int(port))
 
     def _made(self) -> tuple[HTTPStatus, str, bytes]:
         try:

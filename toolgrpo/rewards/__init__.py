@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import wraps
+from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rewards.code_exec import code_exec, rows_refused
 from toolgrpo.rewards.environment import environment
 from toolgrpo.rewards.episode_reading import calls, final_answer, last_tool_response, tool_counts
-from toolgrpo.rewards.exact_match import exact_match
+from toolgrpo.rewards.exact_match import exact_match, gives_answer
 from toolgrpo.rewards.gold import (
     as_answer,
     as_boxed_answer,
     as_program,
     as_result_and_answer,
     check_gold,
+    refused_by_task,
     refused_rows,
 )
 from toolgrpo.rewards.gold_calls import gold_calls
@@ -43,6 +44,7 @@ __all__ = [
     "check_gold",
     "final_answer",
     "get_reward",
+    "gives_answer",
     "last_tool_response",
     "load_reward",
     "refused_rows",
@@ -73,7 +75,8 @@ OF_TRL = (*_COMPARING, "think_format_reward")
 def get_reward(name: str) -> Reward:
     """Return a built-in reward by its name, one of TRL's, or the function of a dotted path."""
     if name == "by_task":
-        return Reward(ByTask(_named_or_file), name, "built in")
+        by_task = ByTask(_named_or_file)
+        return Reward(by_task, name, "built in", refused=partial(refused_by_task, by_task))
     if name in OF_TRL:
         return _of_trl(name)
     if re.fullmatch(r"\w+(\.\w+)+", name):

@@ -2,43 +2,39 @@
 
 Invariants:
 
-* A call returns exactly one finite float per completion, or raises; None and `DropEpisode` stand
-  for an episode that is not scored. What the function returns is never repaired: a wrong length, NaN
-  or a failure is a `RewardError` that names the file, the function and the row.
-* The function gets only the arguments it asks for; one that it needs and nobody has is an error
-  that lists what there is. It is never asked about an episode that a tool or an environment has
-  dropped; where it raises `DropEpisode` over a batch it is asked again about each episode alone, so
-  that only those it means are dropped. One that compares episodes returns `DropEpisode` in its list.
-* An infrastructure failure (`InfrastructureError`, say a sandbox that cannot start) passes through as it is and
-  is never a score.
-* Whatever the function does but Ctrl-C is an error of this tree: it exits, raises a bare
-  BaseException, or returns objects that raise when they are read or shown (guard.py watches it).
+* A call returns exactly one plain finite float per completion, or raises; None and `DropEpisode` stand for an episode
+  that is not scored. What the function returns is never repaired: a wrong length, NaN or a failure is
+  a `RewardError` that names the file, the function, and the row where it can be seen.
+* The function gets only the arguments it asks for; one that it needs and nobody has is an error that lists what there
+  is. It is never asked about an episode that a tool or an environment has dropped. If it raises
+  `DropEpisode` over a batch, it is asked again about each episode alone, so that only those it means are dropped.
+* An infrastructure failure (`InfrastructureError`, say a sandbox that cannot start) passes through and is never a score.
 
-This package knows no torch, TRL or vLLM.
+The deadline, and what is done with errors, are in guard.py. This package knows no torch, TRL or vLLM.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import linecache
 import logging
-import numbers
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from toolgrpo.drops import DropEpisode
-from toolgrpo.errors import ConfigError, InfrastructureError, PluginError, RewardError
+from toolgrpo.errors import ConfigError, PluginError, RewardError
 from toolgrpo.plain_text import counted
 from toolgrpo.plugin_files import import_failed, import_file
-from toolgrpo.rewards.guard import RewardGuard, guarded_exit, line_of
-from toolgrpo.trajectory import Message
+from toolgrpo.rewards.guard import RewardGuard, finite, listed, short
+from toolgrpo.trajectory import Message, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +47,10 @@ Score = float | None | DropEpisode
 _GIVEN = ("prompts", "completions", "completion_ids", "trajectories", "trainer_state", "log_extra", "log_metric")
 """What every call has, besides the columns of the data."""
 
+CALL_MARKERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<|tool_call")
+"""What opens a call in the text of most chat templates. No message has one: calls stand in `tool_calls`."""
+
 _EXAMPLE = "def reward_func(completions, answer, **kwargs): return [0.0] * len(completions)"
-_LARGEST = 3.4e38  # of the 32-bit floats in which TRL keeps rewards
-_SEARCH_S = 30.0  # for the row that fails
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -116,39 +113,55 @@ class Reward:
         available = {"completions": completions, **arguments}
         if "prompts" in available:
             available.setdefault("prompt", available["prompts"])  # a column of the data, which TRL passes as `prompts`
+        if self.marker is not None and (log_metric := arguments.get("log_metric")) is not None:
+            log_metric(f"rewards/{self.name}/looks_for_marker", 1.0)  # for the doctor
         trajectories = arguments.get("trajectories") or [None] * n
         live = [row for row in range(n) if getattr(trajectories[row], "dropped", None) is None]
         scores: list[Score] = [None] * n
-        for row, score in zip(live, self._ask(only_rows(available, live, n)) if live else (), strict=True):
+        for row, score in zip(live, self._ask(only_rows(available, live, n), live) if live else (), strict=True):
             scores[row] = score
         return scores
 
-    def _ask(self, available: dict[str, Any]) -> list[Score]:
-        n, given = len(available["completions"]), arguments_for(self._signature, available, self._where())
+    def _ask(self, available: dict[str, Any], rows: Sequence[int]) -> list[Score]:
+        """Return the scores of these episodes, which have these numbers in their batch."""
+        given = arguments_for(self._signature, available, self._where())
+        guard = RewardGuard(self._where(), self.source, self.timeout_s, self.say)
         try:
-            returned = self._guard().run(lambda: self.function(**given))
+            return guard.ask(
+                lambda: self.function(**given),
+                lambda returned: self._checked(returned, available, rows),
+                lambda error: _place(error, available, rows),
+            )
         except DropEpisode as drop:
-            if n == 1:
+            if len(rows) == 1:
                 return [drop]
-            return [score for row in range(n) for score in self._ask(only_rows(available, [row], n))]
-        except (InfrastructureError, RewardError, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # a plugin may raise anything; it must not look like ours
-            raise self._failure(error, given, available) from error
-        try:
-            return self._checked(returned, available)
-        except (RewardError, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # what it returned has code of its own
-            raise RewardError(
-                f"{self._where()} returned {_short(returned)}, which cannot be read as numbers: {_described(error)}"
-            ) from error
+        one_by_one = (self._ask(only_rows(available, [place], len(rows)), [row]) for place, row in enumerate(rows))
+        return [score for scores in one_by_one for score in scores]
 
     @property
     def is_async(self) -> bool:
         """Return whether the function only waits, so that others can be asked meanwhile."""
         inner = _innermost(self.function)
         return any(map(inspect.iscoroutinefunction, (inner, getattr(type(inner), "__call__", None))))  # noqa: B004
+
+    @property
+    def marker(self) -> str | None:
+        """Return the marker of a call that the function's file has in its text, if it has one."""
+        code = None if self.source == "built in" else _code_of(self.function)
+        if code is not None:
+            linecache.checkcache(code.co_filename)  # it may have been edited
+        text = "" if code is None else "".join(linecache.getlines(code.co_filename))
+        return next((marker for marker in CALL_MARKERS if marker in text), None)
+
+    def reads_marker_in_vain(self, scores: Collection[Any]) -> str | None:
+        """Return what to say of these scores if all are equal and the function's file looks for a marker of calls."""
+        marker = self.marker
+        if marker is None or len(set(scores)) != 1:
+            return None
+        return (
+            f"{self.name}: every episode scores {next(iter(scores))}, and its file looks for {marker}, which no message has: "
+            f"calls stand in `tool_calls`, and in toolgrpo.rewards.calls(trajectory)"
+        )
 
     def check_columns(self, columns: Iterable[str]) -> None:
         """Raise RewardError if the function needs an argument that nobody will give.
@@ -157,60 +170,28 @@ class Reward:
         """
         check_has(self._signature, {*_GIVEN, *columns}, self._where())
 
-    def _checked(self, returned: Any, available: Mapping[str, Any]) -> list[Score]:
-        n = len(available["completions"])
-        if hasattr(returned, "tolist"):  # numpy and torch
-            returned = returned.tolist()
-        if isinstance(returned, (str, bytes, Mapping)) or not isinstance(returned, Sequence):
+    def _checked(self, returned: Any, available: Mapping[str, Any], rows: Sequence[int]) -> list[Score]:
+        values = listed(returned)
+        if values is None:
             raise RewardError(
-                f"{self._where()} returned {_short(returned)}; it must return a list of {n} numbers, one per completion"
+                f"{self._where()} returned {short(returned)}; it must return a list of {len(rows)} numbers, one per completion"
             )
-        if len(returned) != n:
+        if len(values) != len(rows):
             raise RewardError(
-                f"{self._where()} returned {len(returned)} rewards for {n} completions; it must return one per completion"
+                f"{self._where()} returned {len(values)} rewards for {len(rows)} completions; it must return one per completion"
             )
-        return [self._number(value, row, available) for row, value in enumerate(returned)]
+        return [self._score(value, place, available, rows) for place, value in enumerate(values)]
 
-    def _number(self, value: Any, row: int, available: Mapping[str, Any]) -> Score:
+    def _score(self, value: Any, place: int, available: Mapping[str, Any], rows: Sequence[int]) -> Score:
         if value is None or isinstance(value, DropEpisode):
             return value
-        if hasattr(value, "item"):  # a scalar of numpy or torch
-            value = value.item()
-        number = as_float(value)
-        if number is None or not abs(number) <= _LARGEST:
+        number = finite(value)
+        if number is None:
             raise RewardError(
-                f"{self._where()} returned {_short(value)} for row {row}{_prompt_end(row, available)}; every reward must be a "
-                f"finite number (at most {_LARGEST:g}). Where nothing can be scored, return None or raise DropEpisode."
+                f"{self._where()} returned {short(value)} for row {rows[place]}{_prompt_end(place, available)}; every reward "
+                f"must be a finite number (at most 3.4e+38). Where nothing can be scored, return None or raise DropEpisode."
             )
         return number
-
-    def _failure(self, error: BaseException, given: Mapping[str, Any], available: Mapping[str, Any]) -> RewardError:
-        row = self._failing_row(given)
-        line = line_of(traceback.extract_tb(error.__traceback__), self.source)
-        which = f" at row {row}{_prompt_end(row, available)}" if row is not None else ""
-        return RewardError(f"{self._where()} raised {_described(error)}{line}{which}. Mend the reward or the row.")
-
-    def _failing_row(self, given: Mapping[str, Any]) -> int | None:
-        """Return the first row that fails alone, found by asking again, one row at a time.
-
-        None where that takes too long.
-        """
-        n, deadline = len(given["completions"]), time.monotonic() + _SEARCH_S
-        for row in range(n):
-            if time.monotonic() > deadline:
-                return None
-            try:
-                self._guard().run(functools.partial(self.function, **only_rows(given, [row], n)))
-            except DropEpisode:
-                continue
-            except KeyboardInterrupt:
-                raise
-            except BaseException:  # the plugin's; this only finds where
-                return row
-        return None
-
-    def _guard(self) -> RewardGuard:
-        return RewardGuard(self._where(), self.source, self.timeout_s, self.say)
 
     def _where(self) -> str:
         return f"reward {self.name} ({self.source})" if self.source else f"reward {self.name}"
@@ -264,6 +245,12 @@ def _innermost(function: Any) -> Any:
     return function
 
 
+def _code_of(function: Any) -> CodeType | None:
+    function = inspect.unwrap(_innermost(function))
+    code: CodeType | None = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return code
+
+
 def only_rows(arguments: Mapping[str, Any], rows: Sequence[int], n: int) -> dict[str, Any]:
     """Return the arguments of a reward for some of n episodes: every column has one value for each."""
     return {
@@ -278,8 +265,7 @@ def load_reward(path: str | Path, name: str = "reward_func") -> Reward:
     The file may import its neighbours.
     """
     file = Path(path)
-    with guarded_exit():
-        module = import_file(file)
+    module = import_file(file)
     if not hasattr(module, name):
         functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
         there = f"It has {', '.join(functions)}; choose one with --reward_function_name." if functions else ""
@@ -293,8 +279,7 @@ def import_reward(path: str) -> Reward:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        with guarded_exit():
-            found = import_module(module)
+        found = import_module(module)
     except Exception as error:  # a module may raise anything
         raise PluginError(import_failed(path, error)) from error
     if not callable(getattr(found, name, None)):
@@ -307,8 +292,7 @@ def source_text(reward: Any) -> str:
     function = _innermost(reward.function if isinstance(reward, Reward) else reward)
     if not callable(function) or hasattr(function, "parameters"):
         return type(function).__name__
-    function = inspect.unwrap(function)
-    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    code = _code_of(function)
     place = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else type(function).__name__
     built_in = isinstance(reward, Reward) and reward.source == "built in"
     return f"built in, {place}" if built_in else place
@@ -334,31 +318,19 @@ def takes_all(signature: inspect.Signature) -> bool:
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
 
 
-def as_float(value: Any) -> float | None:
-    """Return a real number as a float; None for anything else, and for what is too large."""
-    try:
-        return float(value) if isinstance(value, numbers.Real) else None
-    except OverflowError:
-        return None
-
-
-def _described(error: BaseException) -> str:
-    """Describe an error in one line, also one that cannot say what it is."""
-    return f"{type(error).__name__}: {_text(error, str, 'text')}".rstrip(": ")
-
-
-def _short(value: Any) -> str:
-    text = _text(value, repr, "repr")
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
-
-
-def _text(value: Any, show: Callable[[Any], str], name: str) -> str:
-    try:
-        return show(value)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        return f"(its {name} raises {type(error).__name__})"
+def _place(error: BaseException, available: Mapping[str, Any], rows: Sequence[int]) -> str:
+    """Return at which row a function failed, if that can be seen: a variable then holds the row's messages or episode."""
+    held = {
+        id(one): place
+        for name in ("completions", "trajectories")
+        for place, one in enumerate(available.get(name) or ())
+        if isinstance(one, list | Trajectory)
+    }
+    place = 0 if len(rows) == 1 else None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        found = {held[id(value)] for value in frame.f_locals.values() if id(value) in held}
+        place = found.pop() if len(found) == 1 else place
+    return "" if place is None else f" at row {rows[place]}{_prompt_end(place, available)}"
 
 
 def _prompt_end(row: int, available: Mapping[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """`code_exec`: 1.0 if the program of the final response passes all of its row's tests in the
 sandbox, else 0.0.
 
-The program is the last fenced block of Python, or the whole response where that is Python itself.
+The program is the last fenced block of Python that defines what the tests ask for, with earlier blocks that it needs;
+or the whole response where that is Python itself. So an example, an output or an explanation may follow it.
 Columns: `tests` (a list of asserts, or a text with `def check(candidate)`), and where a row has
 them `test_imports`, `test_setup_code`, `entry_point`, `answer` (a program that is right; where its
 own does not pass, a row is refused and its episodes dropped), and
@@ -21,7 +22,8 @@ from __future__ import annotations
 import ast
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -34,7 +36,7 @@ from toolgrpo.rewards.base import Score
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.sandbox import Sandbox
 from toolgrpo.sandbox.client.pool import SHARED_WORKERS, SharedSandbox
-from toolgrpo.sandbox.grading import Suite, forgeable_because, grade, is_program
+from toolgrpo.sandbox.grading import Suite, forgeable_because, grade, is_program, plan
 from toolgrpo.trajectory import Message
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ _TIMEOUT_S = 10.0  # of one grade
 _SHARED = SharedSandbox()  # one per process, started by the first program that is scored
 _OPENING = re.compile(r"[ \t]*```[ \t]*([\w+-]*)")
 _CLOSING = re.compile(r"[ \t]*```[ \t]*")
+_INDENT = re.compile(r"(?m)^([ \t]*)\S")  # of the first line that says anything
 _MOST_PARSED = 10_000  # characters; Python's own parser takes quadratic time for some texts
 _COLUMNS = ("tests", "test_imports", "test_setup_code", "entry_point", "answer", "allow_forgeable")
 _PYTHON = ("python", "py", "python3", "")
@@ -94,33 +97,37 @@ def code_exec(
         strict=True,
     )
     asked = [_read(row, *cells) for row, cells in enumerate(columns)]
-    programs = [program_of(final_answer(completion)) for completion in completions]
-    first = {row: number for number, row in reversed(list(enumerate(asked)))}
+    first = list(dict.fromkeys(asked))
     with ThreadPoolExecutor(SHARED_WORKERS, thread_name_prefix="code-exec") as threads:
-        settled = dict(zip(first, threads.map(_settled_or_error, first.values(), first), strict=True))
-        scores = list(threads.map(_score, programs, [settled[row] for row in asked]))
+        settled = dict(zip(first, threads.map(_settled_or_refused, first), strict=True))
+        plans = [settled[row] for row in asked]
+        programs = [
+            program_of(final_answer(completion), _wanted(row.suite))
+            for completion, row in zip(completions, plans, strict=True)
+        ]
+        scores = list(threads.map(_score, programs, plans))
     if log_metric is not None and scores:
         for name in ("forgeable", "worker_lost", "compared", "refused"):
             log_metric(f"code_exec/{name}", sum(getattr(score, name) for score in scores) / len(scores))
     return [score.value for score in scores]
 
 
-def program_of(text: str) -> str | None:
-    """Return the program of a response; None where it holds none."""
-    program = _last_fenced(text)
-    if program is not None:
+def program_of(text: str, wanted: Collection[str] = ()) -> str | None:
+    """Return the program of a response that is to define these names; None where it holds none."""
+    blocks = _fenced(f"{text}\n```")  # one that is never closed too
+    if (program := _defining(blocks, wanted)) is not None:
         return program
+    if rest := _fenced(text) or [block for block in blocks if block.strip()]:
+        return rest[-1]
     if len(text) > _MOST_PARSED:  # the sandbox will find out, and has a deadline
         return text
-    try:
-        return text if ast.parse(text).body else None
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    tree = _parsed(text)
+    return text if tree is not None and tree.body else None
 
 
-def _last_fenced(text: str) -> str | None:
-    """Return the last block of Python between two fences, found line by line."""
-    found: str | None = None
+def _fenced(text: str) -> list[str]:
+    """Return the blocks of Python between two fences, found line by line."""
+    blocks: list[str] = []
     begins: int | None = None  # where the body of the open block does
     is_python = False
     here = 0
@@ -131,10 +138,69 @@ def _last_fenced(text: str) -> str | None:
                 is_python = opening.group(1).lower() in _PYTHON
                 begins = here + len(line) + 1
         elif _CLOSING.fullmatch(line):
-            found = text[begins:here] if is_python else found
+            blocks += [_outdented(text[begins:here])] if is_python else []
             begins = None
         here += len(line) + 1
-    return found
+    return blocks
+
+
+def _outdented(block: str) -> str:
+    """Return a block without the indentation of its first line, as one that stands in a list has it."""
+    first = _INDENT.search(block)
+    return re.sub(rf"(?m)^[ \t]{{1,{len(first[1])}}}", "", block) if first and first[1] else block
+
+
+def _defining(blocks: Sequence[str], wanted: Collection[str]) -> str | None:
+    """Return the last blocks that define these names, and what they need of earlier ones; None where none do."""
+    missing, needed, chosen = set(wanted), set(wanted), list[str]()
+    for block in reversed(blocks) if len(blocks) > 1 else ():
+        tree = _parsed(block) if len(block) <= _MOST_PARSED else None
+        defined: set[str] = set() if tree is None else {name for node in tree.body for name in _defined_by(node)}
+        if tree is not None and defined & needed:
+            chosen.insert(0, block)
+            missing -= defined
+            needed = (needed | _free(tree)) - defined
+    return "\n".join(chosen) if chosen and not missing else None
+
+
+def _defined_by(node: ast.stmt | ast.ExceptHandler) -> set[str]:
+    """Return the names that a statement of a module defines; what an example imports from a made-up module it does not."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return {node.name}
+        case ast.ImportFrom() if (node.module or "").partition(".")[0] not in sys.stdlib_module_names:
+            return set()
+        case ast.Import() | ast.ImportFrom():
+            return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        case ast.If() | ast.Try() | ast.With() | ast.ExceptHandler():
+            inside = (one for one in ast.iter_child_nodes(node) if isinstance(one, ast.stmt | ast.ExceptHandler))
+            return {name for one in inside for name in _defined_by(one)}
+        case _:
+            stored = (one for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
+            return {one.id for one in stored}
+
+
+def _free(tree: ast.Module) -> set[str]:
+    """Return the names that a block takes from elsewhere."""
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    own = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    own |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    return {node.id for node in names} - own
+
+
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _wanted(suite: Suite) -> frozenset[str]:
+    """Return the names that the tests take from a program."""
+    try:
+        return frozenset(name for _, name in plan(suite).names)
+    except DataError:  # said where the row is read
+        return frozenset()
 
 
 def _read(
@@ -156,9 +222,9 @@ def _read(
         raise RewardError(
             f"reward code_exec: allow_forgeable of row {row} must be true, false or absent; got {allow_forgeable!r}"
         )
-    reference = program_of(answer) if isinstance(answer, str) else None
-    suite = Suite(cells, imports or "", setup or "", entry_point or None, reference or "")
-    return _Row(suite, bool(allow_forgeable))
+    suite = Suite(cells, imports or "", setup or "", entry_point or None)
+    reference = program_of(answer, _wanted(suite)) if isinstance(answer, str) else None
+    return _Row(replace(suite, reference=reference or ""), bool(allow_forgeable))
 
 
 def rows_refused(rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
@@ -180,11 +246,12 @@ def rows_refused(rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     return {number: reason for number, reason in found.items() if reason is not None}
 
 
-def _settled_or_error(number: int, row: _Row) -> _Row:
+def _settled_or_refused(row: _Row) -> _Row:
+    """Settle a row in the middle of a training, which one of no use must not end: `rows_refused` is asked before it."""
     try:
         return _settled(row)
     except DataError as error:
-        raise RewardError(f"reward code_exec: row {number}: {error}") from error
+        return replace(row, refused=str(error))
 
 
 @lru_cache(maxsize=4096)

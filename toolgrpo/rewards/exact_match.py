@@ -14,10 +14,12 @@ from toolgrpo.trajectory import Message
 
 
 def exact_match(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwargs: Any) -> list[float]:
-    return [
-        float(_appears(_plain(str(expected)), _plain(final_answer(completion))))
-        for completion, expected in zip(completions, answer, strict=True)
-    ]
+    return [float(gives_answer(completion, expected)) for completion, expected in zip(completions, answer, strict=True)]
+
+
+def gives_answer(completion: Sequence[Message], answer: Any) -> bool:
+    """Return whether the final response has the answer as a whole: "7" is not in "47", "7.5" or "-7"."""
+    return _appears(_plain(str(answer)), _plain(final_answer(completion)))
 
 
 def _appears(answer: str, text: str) -> bool:

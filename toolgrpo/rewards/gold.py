@@ -58,12 +58,15 @@ def check_gold(rows: Iterable[Mapping[str, Any]], reward: Reward) -> int | None:
 
 def refused_rows(rows: Any, reward: Reward) -> dict[int, str]:
     """Return which rows of a table a reward cannot score, by their number, and why."""
-    if not isinstance(reward.function, ByTask):
-        return {} if reward.refused is None else reward.refused(rows)
+    return {} if reward.refused is None else reward.refused(rows)
+
+
+def refused_by_task(by_task: ByTask, rows: Any) -> dict[int, str]:
+    """Return which rows the reward of their own task cannot score."""
     refused: dict[int, str] = {}
     for name in dict.fromkeys(rows["reward"]):
         numbers = [number for number, wanted in enumerate(rows["reward"]) if wanted == name]
-        found = refused_rows(rows.select(numbers), reward.function.reward(name))
+        found = refused_rows(rows.select(numbers), by_task.reward(name))
         refused |= {numbers[number]: why for number, why in found.items()}
     return refused
 

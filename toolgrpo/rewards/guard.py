@@ -1,19 +1,16 @@
-"""Run a reward function so that it neither hangs a training, nor ends it, nor changes the process.
+"""Ask a user's function with a deadline, and turn whatever goes wrong in it into one clear error.
 
-Without a timeout the function runs in the caller's thread, since some need the main one (signals,
-say). With one it runs in a thread that is left behind when the deadline passes; context variables,
-the gradient mode and the CUDA device are the caller's there. Async functions share one loop.
+A reward is careless, not hostile (SECURITY.md): it may hang, raise, exit, or return what cannot be read.
+What it returns is read inside the same deadline, since lists and numbers may have code of their own.
 
-Put back afterwards, and said once: `sys.stdin`, `sys.stdout` and `sys.stderr`, the descriptors 0, 1
-and 2, the working folder, the handlers of signals, torch's gradient mode and default dtype.
-`os._exit` is an error there, not the end of the run; processes that the function has forked may end
-themselves with it, and one that comes back from the function ends.
+Without a timeout the function runs in the caller's thread, because some need the main one (signals). With one it runs
+in a thread that is left behind when the deadline passes; context variables, the gradient mode and the
+CUDA device are the caller's there. Async functions share one loop, so that their clients live on.
 
-A function that holds the interpreter in one native call (a pattern that backtracks, a huge power)
-lets no other thread speak: then `faulthandler` writes where it is to standard error, and where
-there is a timeout ends the process 10 s after it.
-Not covered: two rewards that run at the same time in one process each say their lines, but share
-that last resort; `os.abort`, `os.exec*` and signals to this process; whatever else a function changes.
+A function that holds the interpreter in one native call (a pattern that backtracks) lets no other thread run: then
+`faulthandler` writes where it is to standard error, and with a timeout ends the process 10 s after it.
+
+Not covered: what a function changes in its process (streams, signal handlers, the working folder), and its `os._exit`.
 """
 
 from __future__ import annotations
@@ -23,38 +20,41 @@ import contextvars
 import faulthandler
 import inspect
 import logging
+import math
 import os
-import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from itertools import islice
+from numbers import Real
+from typing import Any, TypeVar
 
-from toolgrpo.errors import RewardError
+from toolgrpo.drops import DropEpisode
+from toolgrpo.errors import InfrastructureError, RewardError
 from toolgrpo.startup import on_this_device
+from toolgrpo.tools.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_THREADS = "toolgrpo-reward"  # how the names of the threads begin in which rewards run
 _NATIVE_S = 10.0  # after a line or a deadline that was missed, the interpreter is held
 _LEAVE_S = 60.0  # for the end of the process, once a function was left behind in it
+_OURS = (DropEpisode, InfrastructureError, RewardError, KeyboardInterrupt)  # pass through as they are
+_MOST_READ = 100_000  # values of a list; one that never ends would take all memory
+_LARGEST = 3.4e38  # of the 32-bit floats in which TRL keeps rewards
 _inside: contextvars.ContextVar[bool] = contextvars.ContextVar("inside_a_reward", default=False)
-_real_exit = os._exit
-_guarded: list[tuple[int, int]] = []  # the process and the thread of each that is under way
-_already_said: set[str] = set()
-_loops: list[asyncio.AbstractEventLoop] = []  # the one that async rewards run on
+_loops: list[LoopThread] = []  # the one that async rewards run on
 _loops_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
 class RewardGuard:
-    """Watch over the calls of one reward: `what` names it, `source` is its file, `say` tells a person."""
+    """Watch over the calls of one function: `what` names it, `source` is its file, `say` tells a person."""
 
     what: str
     source: str
@@ -62,13 +62,22 @@ class RewardGuard:
     say: Callable[[str], None] = logger.warning
     every_s: float = 60.0  # between the lines of one that runs long
 
-    def run(self, function: Callable[[], Any]) -> Any:
-        """Return or raise what the function does, awaited if it can be; RewardError when the timeout passes."""
-        if _inside.get():  # a reward that calls others, as by_task does
-            return _result_of(function)
-        call, token = _Call(function), _inside.set(True)
+    def ask(
+        self,
+        function: Callable[[], Any],
+        read: Callable[[Any], T],
+        place: Callable[[BaseException], str] = lambda error: "",
+    ) -> T:
+        """Return what `read` makes of what the function returns, awaited if it can be.
+
+        Raise RewardError if either fails or the timeout passes; `place` says at which row.
+        """
+        answer = partial(self._answer, function, read, place)
+        if _inside.get():  # a reward that asks others, as by_task does: the deadline is the outer one's
+            return answer()
+        call, token = _Call(answer), _inside.set(True)
         try:
-            with self._restored_state(), self._saying_lines(call):
+            with self._saying_lines(call):
                 if self.timeout_s is None:
                     call.make()
                 else:
@@ -77,15 +86,38 @@ class RewardGuard:
         finally:
             _inside.reset(token)
         if call.ended.is_set():
-            return call.result()
-        place = _line_of_thread(call.thread, self.source)
+            value: T = call.result()
+            return value
         with _loops_lock:  # something may block this one for ever
             _loops.clear()
         _start("end", self._end_with_main_thread)
         raise RewardError(
-            f"{self.what} has not returned within {self.timeout_s:g} s (reward_timeout){place}. Give what it waits for a "
-            f"deadline, or raise --reward_timeout if it is only slow."
+            f"{self.what} has not returned within {self.timeout_s:g} s (reward_timeout){self._line_of(call)}. Give what "
+            f"it waits for a deadline, or raise --reward_timeout if it is only slow."
         )
+
+    def _answer(
+        self, function: Callable[[], Any], read: Callable[[Any], T], place: Callable[[BaseException], str]
+    ) -> T:
+        try:
+            returned = function()
+            if inspect.isawaitable(returned):
+                returned = _wait_for(returned)
+        except _OURS:
+            raise
+        except BaseException as error:  # a plugin may raise anything, SystemExit included; it must not look like ours
+            line = self._line(traceback.extract_tb(error.__traceback__))
+            raise RewardError(
+                f"{self.what} raised {described(error)}{line}{place(error)}. Fix the function or the row."
+            ) from error
+        try:
+            return read(returned)
+        except _OURS:
+            raise
+        except BaseException as error:  # what it returned has code of its own
+            raise RewardError(
+                f"{self.what} returned {short(returned)}, which cannot be read as numbers: {described(error)}"
+            ) from error
 
     @contextmanager
     def _saying_lines(self, call: _Call) -> Iterator[None]:
@@ -98,8 +130,7 @@ class RewardGuard:
 
         def speak() -> None:
             while not over.wait(self.every_s):
-                place = _line_of_thread(call.thread, self.source)
-                self._say_safely(f"{self.what} has been running for {time.monotonic() - started:.0f} s{place}")
+                self.say(f"{self.what} has been running for {time.monotonic() - started:.0f} s{self._line_of(call)}")
                 with arming:
                     if self.timeout_s is None and not over.is_set():
                         arm()
@@ -113,40 +144,22 @@ class RewardGuard:
                 over.set()
                 faulthandler.cancel_dump_traceback_later()
 
-    @contextmanager
-    def _restored_state(self) -> Iterator[None]:
-        process, descriptors = os.getpid(), [_copy(fd) for fd in range(3)]
-        before = [(kept, kept.read()) for kept in _kept_things()]
-        open_streams = [name for name in _STREAMS if not _is_closed(name)]
-        try:
-            with guarded_exit():
-                yield
-        finally:
-            if os.getpid() != process:  # a second trainer would go on from here
-                _real_exit(1)
-            changed = [f"the descriptor {fd}" for fd, copy in enumerate(descriptors) if _put_back(fd, copy)]
-            changed += [kept.name for kept, value in before if kept.put_back(value)]
-            for name in filter(_is_closed, open_streams):  # cannot be opened again: another one in its place
-                fd = _STREAMS.index(name)
-                mode = "w" if fd else "r"
-                setattr(sys, name, os.fdopen(fd, mode, 1, errors="backslashreplace", closefd=False))
-                changed.append(f"sys.{name}")
-            for text in (f"{self.what} changed {change}, which is put back each time" for change in changed):
-                if text not in _already_said:
-                    _already_said.add(text)
-                    self._say_safely(text)
-
-    def _say_safely(self, text: str) -> None:
-        with suppress(Exception):  # the reward may have closed what this writes to
-            self.say(text)
-
     def _end_with_main_thread(self) -> None:
         """End the process when its main thread has ended but waits for threads that the function has left behind."""
         threading.main_thread().join()
         time.sleep(_LEAVE_S)
         with suppress(OSError):
             os.write(2, f"toolgrpo: {self.what} still runs; the process ends without it\n".encode(errors="replace"))
-        _real_exit(1)
+        os._exit(1)
+
+    def _line_of(self, call: _Call) -> str:
+        frame = sys._current_frames().get(call.thread)
+        return "" if frame is None else self._line(traceback.extract_stack(frame))
+
+    def _line(self, stack: traceback.StackSummary) -> str:
+        """Return ` (line N)` of the innermost frame in the function's own file, else nothing."""
+        lines = [frame.lineno for frame in stack if frame.filename == self.source.partition(":")[0]]
+        return f" (line {lines[-1]})" if lines else ""
 
 
 @dataclass
@@ -163,7 +176,7 @@ class _Call:
         self.thread = threading.get_ident()
         try:
             as_caller()
-            self.value = _result_of(self.function)
+            self.value = self.function()
         except BaseException as error:  # raised again where it is waited for
             self.error = error
         finally:
@@ -193,54 +206,62 @@ async def asked_in_thread(ask: Callable[[], T]) -> T:
     return value
 
 
-def line_of(stack: traceback.StackSummary, source: str) -> str:
-    """Return ` (line N)` of the innermost frame in the reward's own file, else nothing."""
-    path = source.partition(":")[0]
-    lines = [frame.lineno for frame in stack if frame.filename == path]
-    return f" (line {lines[-1]})" if lines else ""
+def listed(value: Any) -> list[Any] | None:
+    """Return a plain list of what a list, tuple or array holds; None for anything else."""
+    if hasattr(value, "tolist"):  # numpy and torch
+        value = value.tolist()
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        return None
+    return [item for item in islice(value, _MOST_READ)]  # noqa: C416 - list() would believe its __len__
 
 
-def _line_of_thread(thread: int, source: str) -> str:
-    frame = sys._current_frames().get(thread)
-    return "" if frame is None else line_of(traceback.extract_stack(frame), source)
-
-
-@contextmanager
-def guarded_exit() -> Iterator[None]:
-    """Make `os._exit` raise SystemExit in this thread, and in any with code 0; a forked process may still use it."""
-    guarded = (os.getpid(), threading.get_ident())
-    _guarded.append(guarded)
-    os._exit = _leave
+def finite(value: Any) -> float | None:
+    """Return a real number as a plain float; None for anything else, NaN, and what TRL's floats cannot hold."""
+    if hasattr(value, "item"):  # a scalar of numpy or torch
+        value = value.item()
     try:
-        yield
-    finally:
-        _guarded.remove(guarded)
-        if not _guarded:
-            os._exit = _real_exit
+        number = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        return None
+    return number if abs(number) <= _LARGEST else None
 
 
-def _leave(status: int) -> NoReturn:
-    """Stand in for `os._exit`; who has taken a copy of it while a file was loaded is guarded whenever it runs."""
-    threads = [thread for process, thread in _guarded if process == os.getpid()]
-    ours = threading.get_ident() in threads or threading.current_thread().name.startswith(_THREADS)
-    if not threads or (status != 0 and not ours):
-        _real_exit(status)
-    raise SystemExit(f"os._exit({status})")
+def described(error: BaseException) -> str:
+    """Describe an error in one line, also one that cannot say what it is."""
+    return f"{type(error).__name__}: {_text(error, str, 'text')}".rstrip(": ")
+
+
+def short(value: Any) -> str:
+    """Describe a value by its type and the start of its text."""
+    text = _text(value, repr, "repr")
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def _text(value: Any, show: Callable[[Any], str], name: str) -> str:
+    try:
+        return show(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return f"(its {name} raises {type(error).__name__})"
 
 
 def _start(name: str, run: Callable[[], None]) -> None:
     """Start a thread that has the caller's context and is left behind when the process ends."""
     context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(run,), name=f"{_THREADS}-{name}", daemon=True).start()
+    threading.Thread(target=context.run, args=(run,), name=f"toolgrpo-reward-{name}", daemon=True).start()
 
 
-def _result_of(function: Callable[[], Any]) -> Any:
-    returned = function()
-    return _wait_for(returned) if inspect.isawaitable(returned) else returned
+def _modes_of_caller() -> Callable[[], None]:
+    """Return a function that, called in another thread, gives it this thread's gradient mode and device."""
+    torch: Any = sys.modules.get("torch")
+    if not hasattr(torch, "is_grad_enabled"):
+        return lambda: None
+    return on_this_device(partial(torch.set_grad_enabled, torch.is_grad_enabled()))
 
 
 def _wait_for(awaitable: Awaitable[Any]) -> Any:
-    """Return the result of a coroutine, run on the loop that all async rewards share, so that their clients live on."""
+    """Return the result of a coroutine, run on the loop that all async rewards share."""
 
     async def run() -> tuple[Any, BaseException | None]:
         try:
@@ -250,9 +271,8 @@ def _wait_for(awaitable: Awaitable[Any]) -> Any:
 
     with _loops_lock:
         if not _loops:
-            _loops.append(asyncio.new_event_loop())
-            threading.Thread(target=_serve, args=tuple(_loops), name=f"{_THREADS}-loop", daemon=True).start()
-        future = asyncio.run_coroutine_threadsafe(run(), _loops[-1])
+            _loops.append(LoopThread("toolgrpo-reward-loop"))
+        future = _loops[-1].submit(run())
     try:
         value, error = future.result()
     except BaseException:  # Ctrl-C here; nobody waits for it any more
@@ -261,93 +281,3 @@ def _wait_for(awaitable: Awaitable[Any]) -> Any:
     if error is not None:
         raise error
     return value
-
-
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    while not loop.is_closed():
-        with suppress(BaseException):  # a task that exits has its exception; the loop serves the others
-            loop.run_forever()
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """Something of the process, with what reads and sets it; None where there is none to put back."""
-
-    name: str
-    read: Callable[[], Any]
-    write: Callable[[Any], object]
-
-    def put_back(self, before: Any) -> bool:
-        now = self.read()
-        if before is None or now is before or now == before:
-            return False
-        with suppress(ValueError):  # a handler of signals, which the main thread alone can set
-            self.write(before)
-            return True
-        return False
-
-
-_STREAMS = ("stdin", "stdout", "stderr")
-
-
-def _kept_things() -> list[_Kept]:
-    kept = [_Kept(f"sys.{name}", partial(getattr, sys, name, None), partial(setattr, sys, name)) for name in _STREAMS]
-    kept.append(_Kept("the working folder", _working_folder, _enter_folder))
-    for number in signal.valid_signals():
-        name = f"the handler of {getattr(number, 'name', number)}"
-        kept.append(_Kept(name, partial(signal.getsignal, number), partial(signal.signal, number)))
-    if (torch := _torch()) is not None:
-        kept.append(_Kept("torch's gradient mode", torch.is_grad_enabled, torch.set_grad_enabled))
-        kept.append(_Kept("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype))
-    return kept
-
-
-def _torch() -> Any:
-    torch = sys.modules.get("torch")
-    return torch if hasattr(torch, "is_grad_enabled") else None
-
-
-def _modes_of_caller() -> Callable[[], None]:
-    """Return a function that, called in another thread, gives it this thread's modes of torch."""
-    torch = _torch()
-    if torch is None:
-        return lambda: None
-    return on_this_device(partial(torch.set_grad_enabled, torch.is_grad_enabled()))
-
-
-def _working_folder() -> str | None:
-    try:
-        return os.getcwd()
-    except OSError:  # it was removed
-        return None
-
-
-def _enter_folder(folder: str) -> None:
-    try:
-        os.chdir(folder)
-    except OSError as error:
-        raise RewardError(f"the working folder {folder} cannot be entered again: {error.strerror}") from error
-
-
-def _is_closed(stream: str) -> bool:
-    return bool(getattr(getattr(sys, stream, None), "closed", False))
-
-
-def _copy(fd: int) -> int | None:
-    with suppress(OSError):
-        return os.dup(fd)
-    return None
-
-
-def _put_back(fd: int, copy: int | None) -> bool:
-    """Give a descriptor what it was a copy of; return whether it was anything else."""
-    if copy is None:
-        return False
-    try:
-        is_same = os.path.samestat(os.fstat(fd), os.fstat(copy))
-    except OSError:
-        is_same = False
-    if not is_same:
-        os.dup2(copy, fd)
-    os.close(copy)
-    return not is_same

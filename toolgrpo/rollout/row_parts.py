@@ -18,6 +18,7 @@ Not covered: tools that a row would bring itself; names only choose among those 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ from toolgrpo.named_files import nearest
 from toolgrpo.rollout.batch import Row
 from toolgrpo.tools.base import ToolProvider, ToolSession, speaks
 from toolgrpo.trajectory import Message, StopReason
+
+TOOL_COLUMNS = ("tools", "hidden_tools", "expected_tools", "gold_calls")
+OFFERED = TOOL_COLUMNS[:2]  # which an episode cannot do without
 
 
 def as_messages(prompt: str | Sequence[Message]) -> tuple[Message, ...]:
@@ -59,14 +63,38 @@ def check_tool_names(
     tools: ToolProvider | None, names: Iterable[str], column: str = "tools", row: str = "a row"
 ) -> None:
     """Raise `DataError` if a row names a tool that was not loaded."""
-    known = [] if tools is None else tools.names
     for name in names:
-        if name not in known:
-            near = nearest(str(name), known)
-            hint = f"the nearest is {near[0]!r}" if near else "no tools were loaded (--tools_script)"
-            raise DataError(
-                f"{row} names the tool {name!r} in its column `{column}`, but there is no such tool; {hint}"
-            )
+        if tools is None or name not in tools.names:
+            raise DataError(f"{row} {_no_such_tool(tools, name, column)}")
+
+
+def rows_without_their_tools(
+    tools: ToolProvider | None, rows: Any, columns: Iterable[str] = TOOL_COLUMNS
+) -> dict[int, str]:
+    """Return which rows of a table name a tool that was not loaded, by their number, and what is wrong with each."""
+    known, found = frozenset(() if tools is None else tools.names), dict[int, str]()
+    for column in columns:
+        for number, value in enumerate(rows[column] if column in rows.column_names else ()):
+            missing = next((name for name in _tool_names(value) if name not in known), None)
+            if missing is not None:
+                found.setdefault(number, _no_such_tool(tools, missing, column))
+    return found
+
+
+def _tool_names(value: Any) -> list[str]:
+    """Return the tools that a cell names: a list of names or of calls, also as JSON. Of any other form: none."""
+    try:
+        listed = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return []
+    named = [one.get("name") if isinstance(one, Mapping) else one for one in listed] if isinstance(listed, list) else []
+    return [name for name in named if isinstance(name, str)]
+
+
+def _no_such_tool(tools: ToolProvider | None, name: str, column: str) -> str:
+    near = nearest(name, () if tools is None else tools.names)
+    hint = f"the nearest is {near[0]!r}" if near else "no tools were loaded (--tools_script)"
+    return f"names the tool {name!r} in its column `{column}`, but there is no such tool; {hint}"
 
 
 class _Offered:

