@@ -11,12 +11,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-LOCK ?= $(if $(shell command -v nvidia-smi 2>/dev/null),requirements-cuda.lock,requirements.lock)
+LOCK ?= $(if $(shell command -v nvidia-smi 2>/dev/null),requirements-cuda.lock,requirements-cpu.lock)
 STAMP := $(VENV)/.installed
 FINGERPRINT = $(shell cat $(LOCK) pyproject.toml Makefile 2>/dev/null | cksum | tr ' ' '-')-$(notdir $(LOCK))
 TORCH = $(shell grep -o '^torch==[^ ]*' $(LOCK))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 UV := uv==0.13.9
+# Environments of uv and rye come without pip.
+HAVE_PIP = $(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null 2>&1 || \
+	uv pip install --quiet --python $(BIN)/python pip || { echo "$(VENV) has no pip, and neither ensurepip nor uv could bring one; remove $(VENV), and make makes its own"; exit 2; }
 
 CORES = $(BIN)/python -c 'import psutil; print(psutil.cpu_count(logical=False) or 1)'
 
@@ -37,6 +40,7 @@ install:
 	@if [ -e $(VENV)/.lock ] && [ "$$(cat $(VENV)/.lock)" != "$(notdir $(LOCK))" ]; then \
 		echo "$(VENV) was set up from $$(cat $(VENV)/.lock), whose packages would stay beside those of $(LOCK): it is made anew"; rm -rf $(VENV); fi
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(HAVE_PIP)
 	@echo "$(notdir $(LOCK))" > $(VENV)/.lock
 	@rm -f $(STAMP)
 	@echo "1 of 3: PyTorch ($(TORCH))"
@@ -56,8 +60,9 @@ install:
 train: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS="$${OMP_NUM_THREADS:-$$($(CORES))}" accelerate launch --config_file recipes/accelerate/cpu.yaml recipes/train.py --config recipes/configs/nano.yaml $(ARGS)
 
-# Two processes share the test files; each file runs whole in one of them.
+# Two processes share the test files; each file runs whole in one of them. Real tokenizers are fetched once, as far as 60 s allow.
 test: setup
+	@$(BIN)/python tests/real_tokenizers/fetch.py --fewer --limit 60 || true
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: setup
@@ -91,6 +96,7 @@ gpu-proof:
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python benchmarks/gpu_proof.py $(ARGS)
 
 lock: setup
+	@$(HAVE_PIP)
 	@$(PIP) install --quiet $(UV)
 	@UVFLAGS="$(UVFLAGS)" .ci/lock
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +21,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.processes import ask_for_stacks
 
 # Threads that wait give their core away: spinning, they took three times as long where others use the cores too.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -28,6 +33,39 @@ TRAIN_TINY = ROOT / "tests" / "fixtures" / "scale" / "train_tiny.py"
 
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Make what a process inherits the same wherever the tests are started; they get a temporary folder of their own."""
+    in_a_worker = hasattr(config, "workerinput")
+    if in_a_worker or not config.getoption("numprocesses", None):
+        _default_signals()
+    if not in_a_worker:
+        _temporary_folder(config)
+
+
+def _default_signals() -> None:
+    """Undo what the starting shell ignores or blocks, as a job in the background or a CI runner does.
+
+    Hang-ups stay ignored for those who start the tests with `nohup`; no test sends one.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in signal.valid_signals() - {signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ}:  # Python ignores two itself
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _temporary_folder(config: pytest.Config) -> None:
+    """Make the folder that all processes of this run take as the temporary one, and remove it at the end.
+
+    What pytest itself keeps of failed tests stays beside it.
+    """
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    folder = tempfile.mkdtemp(prefix="toolgrpo-tests-")
+    os.chmod(folder, 0o1777)  # as /tmp: a sandbox gives its processes to another user
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.fixture(scope="session")
@@ -111,12 +149,14 @@ class Launcher:
         )
 
     def finish(self, started: subprocess.Popen[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-        """Wait for the end; one that takes too long is ended, with all its processes."""
+        """Wait for the end; one that takes too long is ended, with all its processes, and fails with where they were."""
         try:
             stdout, stderr = started.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
+            ask_for_stacks(started.pid)
             started.terminate()  # it ends its processes, which a SIGKILL would leave behind
             stdout, stderr = started.communicate(timeout=60)
+            pytest.fail(f"it had not ended after {timeout_s} s, and was here:\n{stdout[-2000:]}{stderr[-20000:]}")
         return subprocess.CompletedProcess(started.args, started.returncode, stdout, stderr)
 
     def run(self, file: str, jobs: list[dict[str, Any]], timeout_s: float = 500) -> subprocess.CompletedProcess[str]:

@@ -94,6 +94,19 @@ def test_compiled_code_of_other_instructions_is_not_found_again() -> None:
     assert run(TORCHINDUCTOR_CACHE_DIR="/mine")["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
 
 
+def test_torchrun_leaves_no_temporary_folder_and_one_of_the_user_stays(tmp_path: Path) -> None:
+    for root, stays in (("torchelastic_x", False), ("my_logs", True)):
+        reports = [tmp_path / root / "none_y" / "attempt_0" / str(rank) / "error.json" for rank in range(2)]
+        for report in reports:
+            report.parent.mkdir(parents=True)
+        for report in reports:
+            run(
+                "import json; from toolgrpo.startup import prepare; prepare(); print(json.dumps(None))",
+                TORCHELASTIC_ERROR_FILE=str(report),
+            )
+        assert (tmp_path / root).exists() == stays
+
+
 @pytest.mark.parametrize(
     ("given", "allocator"),
     [

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
@@ -40,6 +41,7 @@ def prepare(arguments: Sequence[str] = ()) -> None:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_DO_NOT_TRACK", "1")
     _divide_compiled_code()
+    _remove_launcher_folder()
     logging.getLogger("DeepSpeed").addFilter(_is_news)
     # TRL's own way to vLLM, whose versions it lists, is not used here.
     warnings.filterwarnings("ignore", "TRL currently supports vLLM", UserWarning)
@@ -63,6 +65,19 @@ def _divide_compiled_code() -> None:
     name = os.environ.get("ATEN_CPU_CAPABILITY") or _widest_vectors()
     folder = Path(tempfile.gettempdir()) / f"torchinductor_{getattr(os, 'getuid', int)()}_{name}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+
+def _remove_launcher_folder() -> None:
+    """Remove the temporary folder in which torchrun waits for an error report of this process, and which it leaves.
+
+    No process of ours writes one: what ended it stands in its log.
+    """
+    report = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    if any(folder.name.startswith("torchelastic_") for folder in report.parents[3:4]):
+        os.environ["TORCHELASTIC_ERROR_FILE"] = ""
+        with suppress(OSError):  # other processes of this machine are still to remove theirs
+            for folder in report.parents[:4]:
+                folder.rmdir()
 
 
 def _widest_vectors() -> str:

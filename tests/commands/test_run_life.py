@@ -19,7 +19,7 @@ from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun
 from toolgrpo.errors import ConfigError, EngineError, RewardError
 from toolgrpo.folder_claim import claim_folder
-from toolgrpo.trainer.stopping import finish_before_stopping
+from toolgrpo.trainer.stopping import GracefulStop, finish_before_stopping
 
 pytestmark = pytest.mark.e2e
 
@@ -103,6 +103,19 @@ def test_a_signal_while_the_model_is_saved_waits_until_it_is(capsys: pytest.Capt
         saved = True
     assert saved and said == ["SIGINT: the model is saved first; a second signal ends the run at once"]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_the_starting_shell_has_it_ignore_stays_ignored(number: signal.Signals) -> None:
+    said: list[str] = []
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with finish_before_stopping("the model is saved", said.append), GracefulStop(None, said.append) as training:
+            signal.raise_signal(number)
+            assert signal.getsignal(number) is signal.SIG_IGN
+        assert said == [] and training.stopped_by is None
+    finally:
+        signal.signal(number, before)
 
 
 def test_every_way_to_write_into_a_folder_is_refused_while_another_run_does(

@@ -110,6 +110,21 @@ def test_a_command_logs_into_its_output_folder_and_leaves_nothing_elsewhere(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("ends", "stays"),
+    [("", False), ("raise ConfigError('typed wrong')", False), ("raise EngineError('gone')", True)],
+)
+def test_a_temporary_log_stays_only_where_an_error_names_it(tmp_path: Path, ends: str, stays: bool) -> None:
+    script = (
+        "from toolgrpo.commands.terminal import Terminal; from toolgrpo.errors import ConfigError, EngineError\n"
+        f"Terminal.of_command('replay', loads=False); {ends}"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=240)
+    logs = list(tmp_path.glob("*/replay.log"))
+    assert [str(log) in done.stderr for log in logs] == [True] * stays and (stays or not [*tmp_path.iterdir()])
+
+
 def command(folder: Path, *, rank: str = "0", then: str = "") -> subprocess.Popen[str]:
     """`COMMAND`, and then something else; in the output folder `folder / "out"`."""
     (folder / "tmp").mkdir(exist_ok=True)

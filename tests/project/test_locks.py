@@ -32,7 +32,9 @@ def test_a_lock_pins_versions_and_files(name: str) -> None:
     for pin, hashes in pins.items():
         assert re.fullmatch(r"==[^*,]+", str(Requirement(pin).specifier)), f"{pin} pins no version"
         assert hashes and all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", one) for one in hashes), f"{pin} has no hash"
-    development = name.replace("-user", "").replace("-aarch64", "-cuda")
+    development = {"requirements-user.lock": "requirements-cpu.lock"}.get(
+        name, name.replace("-user", "").replace("-aarch64", "-cuda")
+    )
     assert pins.items() <= pins_of(development).items(), f"{name} differs from {development}: run `make lock`"
 
 
@@ -122,6 +124,21 @@ def test_a_venv_that_another_lock_filled_is_made_anew(tmp_path: Path) -> None:
     (venv / "of_the_cpu").touch()
     assert "made anew" not in install("cpu.lock") and (venv / "of_the_cpu").exists()
     assert "was set up from cpu.lock" in install("cuda.lock") and not (venv / "of_the_cpu").exists()
+
+
+def test_an_environment_without_pip_is_given_one(tmp_path: Path) -> None:
+    """Those of uv and rye have none."""
+    python, has_pip = tmp_path / "venv" / "bin" / "python", tmp_path / "has_pip"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\n[ "$2" = ensurepip ] && touch {has_pip}\n[ "$2" != pip ] || [ -e {has_pip} ]\n')
+    shutil.copy(python, python.with_name("uv"))
+    for file in (python, python.with_name("uv")):
+        file.chmod(0o755)
+    lock = tmp_path / "cpu.lock"
+    lock.write_text("torch==2.13.0\n")
+    command = ["make", "install", f"VENV={tmp_path / 'venv'}", f"PYTHON={python}", f"LOCK={lock}"]
+    subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert has_pip.exists()
 
 
 def test_the_gpu_proof_looks_at_the_driver_before_it_installs_anything(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ STAND_INS = {
 echo "srun cores=$SRUN_CPUS_PER_TASK" >> "$NOTES"
 while [[ "$1" == --* ]]; do case "$1" in --nodelist=*) list=${1#*=} ;; esac; shift; done
 number=0; tasks=()
-for node in ${list//,/ }; do NODE=$node SLURM_NODEID=$number "$@" & tasks+=($!); number=$((number + 1)); done
 trap 'kill -TERM "${tasks[@]}"' TERM
+for node in ${list//,/ }; do NODE=$node SLURM_NODEID=$number "$@" & tasks+=($!); number=$((number + 1)); done
 code=0; for task in "${tasks[@]}"; do wait "$task" || code=$?; done
 for task in "${tasks[@]}"; do wait "$task" 2>/dev/null || code=$?; done; exit $code""",
     "vllm": 'echo "$NODE vllm gpus=$CUDA_VISIBLE_DEVICES dev=$VLLM_SERVER_DEV_MODE $*" >> "$NOTES"; exec sleep 60',

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import all_end, family_of
+from tests.support.processes import all_end, family_of, stop
 from toolgrpo.sandbox import Rung, Sandbox
 from toolgrpo.sandbox.base import NOBODY
 from toolgrpo.sandbox.host import scratch
@@ -24,7 +24,8 @@ from toolgrpo.sandbox import Sandbox
 sandbox = Sandbox(workers=1, preload=[], rung=sys.argv[2], allow_unsafe=True)
 holder = sandbox.session()
 session = holder.__enter__()
-session.run("import os\\nos.makedirs('a/b')\\nopen('a/b/kept', 'w').write('x')")
+written = session.run("import os\\nos.makedirs('a/b')\\nopen('a/b/kept', 'w').write('x')", timeout=600)
+assert written.ok, written
 print(sandbox._host.pid, flush=True)
 session.run("while True: pass", timeout=600)
 """
@@ -45,6 +46,7 @@ def test_what_a_killed_opener_and_host_leave_goes_when_the_next_sandbox_starts(
         assert opener.stdout is not None
         host = int(opener.stdout.readline())
         family = family_of(host)
+        stop(opener.pid)  # it would remove the folder of a host that died
         os.kill(host, signal.SIGKILL)
         opener.kill()
         opener.communicate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import inspect
 from datetime import timedelta
 from pathlib import Path
@@ -136,6 +137,7 @@ N_FIRST = 6  # rows of the first of two processes, out of eight
 
 def in_one_of_two_processes(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(400, exit=True)  # it hung once: the test then fails with where on stderr
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2, timeout=timedelta(minutes=3)
     )

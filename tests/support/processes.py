@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 
+def _state(pid: int) -> str:
+    """Return the letter that the kernel gives for what a process does; X if it is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "X"
+
+
 def has_ended(pid: int) -> bool:
     """Return whether a process is gone, or a zombie that its parent has yet to collect."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    return True
+    return _state(pid) in "ZX"
+
+
+def stop(pid: int) -> None:
+    """Have a process stand still, so that it cannot act on what happens to another before it is killed itself."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: _state(pid) in "TZX")
 
 
 def all_end(*pids: int, timeout_s: float = 120.0) -> bool:
@@ -37,6 +50,16 @@ def children_of(pid: int) -> list[int]:
 def family_of(pid: int) -> list[int]:
     """Return a process and everything below it."""
     return [pid, *(below for child in children_of(pid) for below in family_of(child))]
+
+
+def ask_for_stacks(pid: int) -> None:
+    """Have those below a process that registered SIGUSR1 with faulthandler print their stacks, and let them do it."""
+    for below in family_of(pid):
+        with suppress(OSError):
+            caught = Path(f"/proc/{below}/status").read_text().partition("SigCgt:")[2].split()[0]
+            if int(caught, 16) >> (signal.SIGUSR1 - 1) & 1:
+                os.kill(below, signal.SIGUSR1)
+    time.sleep(1.0)
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float = 120.0) -> None:

@@ -210,11 +210,16 @@ class TemplateFormat:
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             roles = ", ".join(message["role"] for message in shaped)
-            without = "" if tools else " without tools"
+            without, cure = "", "Change the row, or set tokenizer.chat_template to one that prints it"
+            if not tools:
+                without = " without tools"
+                cure = (
+                    "If it is the variant for tools of a model with several, give them all by name: "
+                    'tokenizer.chat_template = {"default": ..., "tool_use": ...}'
+                )
             raise ChatFormatError(
-                f"the chat template of the {self.name} format cannot print a conversation of the roles {roles}{without}: "
-                f"{error}. Change the row, or set tokenizer.chat_template to one that prints it; of a model with several, give "
-                f"them all by name."
+                f"the chat template of the {self.name} format cannot print a conversation of the roles {roles}{without}. "
+                f"{cure}. The template says: {error}"
             ) from error
         return with_marks(text)
 

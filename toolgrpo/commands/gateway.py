@@ -57,7 +57,8 @@ async def _serve(gateway: GatewayArguments, shared: EpisodeRunner, names: Sequen
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for one in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(one, stopped.set)
+        if signal.getsignal(one) is not signal.SIG_IGN:  # as a job in the background ignores Ctrl-C
+            loop.add_signal_handler(one, stopped.set)
     engine = shared.parts.engine
     endpoint = Endpoint(
         names, engine.max_model_len, host=gateway.host, port=gateway.port, everyone=gateway.api_key is None

@@ -23,6 +23,7 @@ import io
 import locale
 import os
 import select
+import shutil
 import sys
 import sysconfig
 import tempfile
@@ -165,6 +166,7 @@ class Terminal:
 
     def __init__(self, log: RunLog | None, stream: TextIO, *, quiet: bool) -> None:
         self._log = log
+        self._log_is_named = False
         self.started_s = time.monotonic()
         self.stream = stream
         self.console = SteadyConsole(file=stream, quiet=quiet, highlight=False, soft_wrap=True)
@@ -190,16 +192,19 @@ class Terminal:
     def of_command(cls, name: str, *, quiet: bool = False, loads: bool = True) -> Terminal:
         """Open the terminal of the command `name`; a quiet one shows errors alone.
 
-        It logs into a temporary file until `log_into` knows better.
+        It logs into a temporary file until `log_into` knows better; one that nobody was told of goes at the end.
         """
-        folder = Path(tempfile.mkdtemp(prefix="toolgrpo-"))
+        folder, owner = Path(tempfile.mkdtemp(prefix="toolgrpo-")), os.getpid()
         terminal = cls.open(folder / f"{name}.log", main_process=cls.is_main_process() and not quiet)
+        atexit.register(lambda: terminal._log_is_named or os.getpid() != owner or shutil.rmtree(folder, True))
         if loads:
             terminal.say(LOADING)
         return terminal
 
     @property
     def log_file(self) -> Path | None:
+        """Where the log is, to be shown to somebody: it stays."""
+        self._log_is_named = True
         return None if self._log is None else self._log.path
 
     @staticmethod
@@ -246,6 +251,7 @@ class Terminal:
                 append=append,
             )
         except OSError as error:
+            self._log_is_named = True
             self.say(f"the log stays in {before}, because it cannot be in {output_dir}: {error.strerror or error}")
             return
         with contextlib.suppress(OSError):  # somebody else's files are in it

@@ -56,7 +56,7 @@ def finish_before_stopping(what: str, say: Callable[[str], None]) -> Iterator[No
         _let_the_next_end_it()
         say(f"{signal.Signals(number).name}: {what} first; a second signal ends the run at once")
 
-    handlers = {number: signal.signal(number, receive) for number in _SIGNALS}
+    handlers = {number: signal.signal(number, receive) for number in _heeded()}
     try:
         yield
     finally:
@@ -66,9 +66,15 @@ def finish_before_stopping(what: str, say: Callable[[str], None]) -> Iterator[No
             os.kill(os.getpid(), received[0])
 
 
+def _heeded() -> list[signal.Signals]:
+    """Return the signals that ask to stop, without those that whoever started this has it ignore."""
+    return [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 def _let_the_next_end_it() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler if _in_a_session() else signal.SIG_DFL)
+    for number in _heeded():
+        interrupts = number == signal.SIGINT and _in_a_session()
+        signal.signal(number, signal.default_int_handler if interrupts else signal.SIG_DFL)
 
 
 def _in_a_session() -> bool:
@@ -92,7 +98,7 @@ class GracefulStop(TrainerCallback):  # type: ignore[misc]  # transformers ships
     def __enter__(self) -> GracefulStop:
         self._received = self.stopped_by = None
         if threading.current_thread() is threading.main_thread():  # only there may handlers be set
-            self._handlers = {number: signal.signal(number, self._receive) for number in _SIGNALS}
+            self._handlers = {number: signal.signal(number, self._receive) for number in _heeded()}
         return self
 
     def __exit__(self, *raised: object) -> None:

@@ -85,6 +85,7 @@ class Sandbox:
         """Run code once, from a fresh state."""
         limits = limits_of_run(self.limits, timeout, memory_mb)
         request = {"code": code, "stdin": stdin, "keep": False, **asdict(limits)}
+        fates = []
         with self._turns:
             for link in (self._rested, self._opened):  # a worker that was lost is replaced once
                 asked = link(self._resting)
@@ -92,7 +93,11 @@ class Sandbox:
                 if answer is not None:
                     self._rest(asked)
                     return _result(answer)
-        raise WorkerLostError("two sandbox workers in a row were lost; look for an out-of-memory kill on this machine")
+                fates.append(asked.fate)
+        raise WorkerLostError(
+            f"two sandbox workers in a row were lost (one {', the next '.join(fates)}); "
+            "look for an out-of-memory kill on this machine, or for more work than its cores can do"
+        )
 
     async def arun(
         self, code: str, *, stdin: str = "", timeout: float | None = None, memory_mb: int | None = None
@@ -268,8 +273,10 @@ class SharedSandbox:
 class _Link:
     """Our end of one worker's channel; closed as soon as the worker is lost.
 
-    `home`: where it rests.
+    `home`: where it rests. `fate`: what a lost worker did.
     """
+
+    fate = "ended"
 
     def __init__(self, channel: socket.socket, home: deque[_Link]) -> None:
         self._channel = channel
@@ -282,8 +289,10 @@ class _Link:
             self._channel.settimeout(request["timeout_s"] + _GRACE_S)
             send(self._channel, request)
             answer = receive(self._channel)
+        except TimeoutError:
+            self.fate = f"gave no answer in {request['timeout_s'] + _GRACE_S:g} s"
         except OSError:
-            answer = None
+            pass
         finally:  # also when this thread is interrupted: a late answer must not meet the next question
             if not isinstance(answer, dict):
                 self.close()
