@@ -68,7 +68,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE.keys() - {"many bytes"})
+@pytest.mark.parametrize("name", [name for name in HOSTILE if name != "many bytes"])
 def test_hostile_yaml_is_a_sentence(name: str) -> None:
     text, problem = HOSTILE[name]
     with pytest.raises(BadSettings, match=problem) as caught:

@@ -196,7 +196,12 @@ class Terminal:
         """
         folder, owner = Path(tempfile.mkdtemp(prefix="toolgrpo-")), os.getpid()
         terminal = cls.open(folder / f"{name}.log", main_process=cls.is_main_process() and not quiet)
-        atexit.register(lambda: terminal._log_is_named or os.getpid() != owner or shutil.rmtree(folder, True))
+
+        def forget() -> None:
+            if not terminal._log_is_named and os.getpid() == owner:
+                shutil.rmtree(folder, ignore_errors=True)
+
+        atexit.register(forget)
         if loads:
             terminal.say(LOADING)
         return terminal
