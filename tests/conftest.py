@@ -6,6 +6,7 @@ passes. `--hypothesis-profile=default` draws others.
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import json
 import os
@@ -42,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if in_a_worker or not config.getoption("numprocesses", None):
         _default_signals()
     if not in_a_worker:
-        _temporary_folder(config)
+        _temporary_folder()
 
 
 def _default_signals() -> None:
@@ -56,7 +57,7 @@ def _default_signals() -> None:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
-def _temporary_folder(config: pytest.Config) -> None:
+def _temporary_folder() -> None:
     """Make the folder that all processes of this run take as the temporary one, and remove it at the end.
 
     What pytest itself keeps of failed tests stays beside it.
@@ -65,7 +66,12 @@ def _temporary_folder(config: pytest.Config) -> None:
     folder = tempfile.mkdtemp(prefix="toolgrpo-tests-")
     os.chmod(folder, 0o1777)  # as /tmp: a sandbox gives its processes to another user
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    atexit.register(_remove, folder, os.getpid())  # after what multiprocessing registers later
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # a forked process may run this, too
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -76,7 +76,7 @@ def test_a_launch_file_starts_the_command_in_processes(elsewhere: Path) -> None:
 
 def test_a_task_is_copied_once(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "shop"]) == 0 and (elsewhere / "shop" / "shop_tools.py").is_file()
-    assert main(["init", "shop"]) == 1 and "not empty" in capsys.readouterr().err
+    assert main(["init", "shop"]) == 2 and "not empty" in capsys.readouterr().err
     assert main(["init", "shop", "other"]) == 0 and (elsewhere / "other" / "shop.yaml").is_file()
     assert main(["init", "nothing"]) == 2 and "usage: toolgrpo init " in capsys.readouterr().err
 
