@@ -78,7 +78,7 @@ def test_a_task_is_copied_once(elsewhere: Path, capsys: pytest.CaptureFixture[st
     assert main(["init", "shop"]) == 0 and (elsewhere / "shop" / "shop_tools.py").is_file()
     assert main(["init", "shop"]) == 2 and "not empty" in capsys.readouterr().err
     assert main(["init", "shop", "other"]) == 0 and (elsewhere / "other" / "shop.yaml").is_file()
-    assert main(["init", "nothing"]) == 2 and "usage: toolgrpo init " in capsys.readouterr().err
+    assert main(["init", "shops"]) == 2 and "the nearest is 'shop'" in capsys.readouterr().err
 
 
 def test_every_file_that_the_package_names_is_shipped() -> None:
