@@ -78,7 +78,7 @@ TABLE: list[tuple[str, str]] = [
     ("--agent DIR/good.py --agent_host 203.0.113.1", "is no address of this machine: Cannot assign"),
     ("--agent_host 10.0.0.1", "there is none; give --agent too"),
     ("--mcp_config DIR/none.json", "No such file"),
-    ("--mcp_config DIR/long.json", "the server 'a' cannot be reached"),
+    ("--mcp_config DIR/long.json", "has more than 262,144 bytes"),
     ("--tool_workers 0", "tool_workers must be at least 1, got 0"),
     ("--tool_timeout 0", "tool_timeout must be a positive number of seconds"),
     ("--reward_timeout 0", "reward_timeout must be a positive number of seconds"),

@@ -41,9 +41,8 @@ TABLE = [
     (f"train {JOB} --engine vlm_colocate", "got 'vlm_colocate'; the nearest is 'vllm_colocate'"),
     (f"train {JOB} exact_mach", "there is no built-in reward 'exact_mach'; the nearest is 'exact_match'"),
     ("init sop", "there is no task 'sop'; the nearest is 'shop'"),
-    ("init", "say which task"),
     ("init --shop", "say which task"),
-    ("completion fsh", "give bash or zsh"),
+    ("completion fsh", "give bash, zsh or fish"),
     ("env now", "toolgrpo env takes no words, got 'now'"),
     # values of a file
     ("train --config values.yaml", "values.yaml, line 6: engine must be one of"),
@@ -65,7 +64,7 @@ TABLE = [
     (f"evaluate {JOB} --reward_fn syntax.py", "SyntaxError"),
     ("chat nano --tools_script syntax.py", "SyntaxError"),
     (f"{SFT} user.jsonl --tools_script syntax.py", "SyntaxError"),
-    (f"train {JOB} --mcp_config mcp.json", "is not JSON"),
+    (f"train {JOB} --mcp_config mcp.json", "is not valid JSON"),
     # rows
     ("train --model nano --reward accuracy --dataset_id_or_path broken.jsonl", "broken.jsonl, line 2: it is not valid"),
     ("train --model nano --reward accuracy --dataset_id_or_path mixture.yaml", "broken.jsonl, line 2: it is not valid"),

@@ -100,11 +100,12 @@ def test_what_trains_nothing_refuses_the_flags_of_a_training_and_takes_its_file(
 ) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("learning_rate: 1e-5\ncredit: episode\nmax_staleness: 1\n" + "temperature: 0.5\n")
-    words = ["--config", str(file), "--model", "nano", *allowed.split(), "--vllm_max_model_length", "512"]
+    needed = ["--model", "nano", *(["--dataset_id_or_path", "arithmetic"] if command == "evaluate" else [])]
+    words = ["--config", str(file), *needed, *allowed.split(), "--vllm_max_model_length", "512"]
     if command == "evaluate":
         assert early_errors(command, words) == []
     for flag in ("credit=turns", "max_staleness=1", "learning_rate=1e-5", "num_generations=4", "prefix_sharing=off"):
-        (said,) = [str(one) for one in early_errors(command, ["--model", "nano", f"--{flag}"])]
+        (said,) = [str(one) for one in early_errors(command, [*needed, f"--{flag}"])]
         assert said.startswith(f"--{flag.partition('=')[0]} is read by a training alone; leave it out here")
 
 

@@ -183,7 +183,7 @@ def test_successes_become_examples_once_each(folder: Path, tmp_path: Path) -> No
     [
         ("report", "{}", "--out"),
         ("show", "{}", "--successes", "--as_examples"),
-        ("evaluate", "--model", "m", "--report"),
+        ("evaluate", "--model", "nano", "--dataset_id_or_path", "arithmetic", "--report"),
     ],
 )
 def test_nothing_is_written_over_what_is_something_else(

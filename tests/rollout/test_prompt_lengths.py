@@ -47,7 +47,7 @@ def test_the_trainer_looks_before_it_trains(tmp_path: Any) -> None:
     def reward(completions: list[Any], **_: Any) -> list[float]:
         return [0.0] * len(completions)
 
-    with pytest.raises(DataError, match="row 8"):
+    with pytest.raises(DataError, match="row 9"):
         tiny_trainer(tmp_path, reward, lambda request, number: ByteChat.say("end"), rows=rows)
     with tiny_trainer(
         tmp_path, reward, lambda request, number: ByteChat.say("end"), rows=rows, long_prompts="skip"
