@@ -208,7 +208,7 @@ class Terminal:
 
     @property
     def log_file(self) -> Path | None:
-        """Where the log is, to be shown to somebody: it stays."""
+        """Return the log's place, to be shown to somebody: it stays."""
         self._log_is_named = True
         return None if self._log is None else self._log.path
 
