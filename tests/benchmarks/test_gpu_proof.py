@@ -39,8 +39,9 @@ def test_a_part_in_small(name: str) -> None:
     assert figures and not [str(figure) for figure in figures if figure.is_off]
 
 
+@pytest.mark.slow
 @pytest.mark.needs_cpu_vllm
-@pytest.mark.parametrize("name", ["memory_financial", *(pytest.param(one, marks=pytest.mark.slow) for one in ALONE)])
+@pytest.mark.parametrize("name", ALONE)
 def test_a_part_that_starts_others(name: str) -> None:
     row = run_part(name, HERE)
     assert row.status == "ok", row.said

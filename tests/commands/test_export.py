@@ -42,7 +42,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tenso
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(NANO).save_pretrained(folder)
     with load_tools("tools_funcs/arithmetic_tools.py") as tools:
-        card = ModelCard(base_model=str(NANO), tools=tools.schemas, is_adapter=True, system_prompt=SYSTEM)
+        card = ModelCard(base_model=str(NANO), tools=tools.schemas, is_adapter=True, system_prompt=SYSTEM, chat="qwen3")
         write_beside_model(folder, card, "calculating")
     with torch.no_grad():
         return folder, model(TOKENS).logits

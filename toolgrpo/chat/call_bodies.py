@@ -31,6 +31,7 @@ from toolgrpo.chat.attempts import (
     unreadable,
 )
 from toolgrpo.chat.encoding import unguarded
+from toolgrpo.plain_text import parse_python
 
 _QUOTE = '<|"|>'
 _GEMMA_FORM = f"call:NAME{{key:{_QUOTE}text{_QUOTE},other:1}}"
@@ -65,7 +66,7 @@ def python_calls(raw: str, name: str, body: str) -> list[CallAttempt]:
         one_line = _STRING.sub(lambda string: string[0].replace("\n", "\\n").replace("\r", "\\r"), text.strip())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python remarks on odd escapes, and this is not our user's code
-            tree = ast.parse(one_line, mode="eval").body
+            tree = parse_python(one_line, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         detail = f"the call cannot be read: {error or type(error).__name__}; calls are {_PYTHON_FORM}"
         return [malformed(AttemptStatus.INVALID_JSON, raw, detail)]

@@ -32,6 +32,7 @@ from typing import Any
 
 from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import DataError, RewardError, SandboxError, WorkerLostError
+from toolgrpo.plain_text import parse_python
 from toolgrpo.rewards.base import Score
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.sandbox import Sandbox
@@ -190,7 +191,8 @@ def _free(tree: ast.Module) -> set[str]:
 
 def _parsed(text: str) -> ast.Module | None:
     try:
-        return ast.parse(text)
+        tree: ast.Module = parse_python(text)
+        return tree
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 

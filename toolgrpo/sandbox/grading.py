@@ -29,6 +29,7 @@ from functools import lru_cache
 from typing import Any
 
 from toolgrpo.errors import DataError
+from toolgrpo.plain_text import parse_python
 from toolgrpo.sandbox.client.pool import Sandbox, Session
 from toolgrpo.sandbox.literals import encode_text
 
@@ -126,7 +127,7 @@ def is_program(text: str) -> bool:
 
 def _defined(program: str) -> set[str]:
     try:
-        return {node.name for node in ast.parse(program).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        return {node.name for node in parse_python(program).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set()
 
@@ -163,7 +164,8 @@ def _check_of(tree: ast.Module) -> _Check | None:
 
 def _parse(source: str, what: str) -> ast.Module:
     try:
-        return ast.parse(source)
+        tree: ast.Module = parse_python(source)
+        return tree
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise DataError(f"the {what} of a code task are no Python ({error}): {source[:120]!r}. Mend the row") from None
 
@@ -384,7 +386,7 @@ class _Sides:
 
 
 def _sides(test: str, imports: str) -> _Sides:
-    body = ast.parse(test).body
+    body = parse_python(test).body
     if len(body) != 1 or not isinstance(body[0], ast.Assert):
         return _Sides(None, "True")
     claim = body[0].test
