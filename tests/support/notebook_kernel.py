@@ -53,7 +53,7 @@ class NotebookKernel:
                 case "stream":
                     printed += content["text"]
                 case "error":
-                    error = CellError(f"{content['ename']}: {content['evalue']}")
+                    error = CellError(f"{content['ename']}: {content['evalue']}\n" + "\n".join(content["traceback"]))
                 case "status" if content["execution_state"] == "idle":
                     if error is not None:
                         raise error

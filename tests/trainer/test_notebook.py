@@ -46,7 +46,7 @@ def make(script, **changes):
 SCRIPTED = "trainer = make(said); print(trainer.train().global_step)"
 LONG = """
 def slowly(request, number):
-    print("sampling", flush=True)
+    print("asked for a turn", flush=True)
     return ScriptedReply(said(request, number), delay_s=0.3)
 
 trainer = make(slowly, max_steps=50)
@@ -83,6 +83,6 @@ def test_a_trainer_that_nobody_has_gives_its_workers_back(kernel: Any) -> None:
 
 
 def test_an_interrupted_cell_ends_its_step_and_the_next_trains(kernel: Any) -> None:
-    shown = kernel.run(LONG, interrupt_after="sampling")
+    shown = kernel.run(LONG, interrupt_after="asked for a turn")
     assert "ended by SIGINT after" in shown
     assert kernel.run(SCRIPTED).strip().endswith("2")
