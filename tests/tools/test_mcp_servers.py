@@ -125,8 +125,8 @@ def test_two_servers_with_one_tool_need_a_prefix() -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
+        ("{", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
         ("{}", "must have the form"),
         ('{"mcpServers": {"a": {}}}', "server 'a' needs either a \"command\""),
         ('{"mcpServers": {"a": {"command": "x", "url": "y"}}}', "needs either"),
