@@ -40,15 +40,23 @@ def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
 
 def question(row: dict[str, Any]) -> str:
     prompt = row["prompt"]
-    return prompt if isinstance(prompt, str) else prompt[0]["content"]
+    return (
+        prompt
+        if isinstance(prompt, str)
+        else next(message["content"] for message in reversed(prompt) if message["role"] == "user")
+    )
+
+
+TURN = ("user", "assistant", "tool")
 
 
 def test_a_quarter_of_the_training_rows_of_finance_begins_after_the_call() -> None:
     begun = [row for row in rows("financial_generated_train") if isinstance(row["prompt"], list)]
     assert len(begun) == 100
     for row in begun:
-        asked, called, told = row["prompt"]
-        assert [asked["role"], called["role"], told["role"]] == ["user", "assistant", "tool"]
+        *worked, _, called, told = row["prompt"]
+        assert [message["role"] for message in row["prompt"]] == [*TURN, "assistant", *TURN]
+        assert worked[2]["name"] != told["name"], "the worked question is of another tool"
         assert told["name"] == called["tool_calls"][0]["function"]["name"] and told["content"] == row["answer"]
         assert row["expected_tools"] == [] and row["gold_calls"] == "[]", "what is wanted now is no call"
 
