@@ -231,7 +231,8 @@ def test_a_recipe_fits_the_gpu_that_it_names(path: Path, tmp_path: Path) -> None
     for share, fits in ((1, True), (0.94, True), (0.3, False)):
         lines = estimated(tmp_path, recipe["model_name_or_path"], f"{share * int(gb):g}", *flags)
         assert (lines["memory"].verdict is CheckVerdict.PASS) is fits, lines["memory"].said
-        assert without_engine or not fits or lines["cache"].verdict is not CheckVerdict.FAILURE, lines["cache"].said
+        if fits or recipe.get("use_peft"):  # whole weights run out of memory while the engine still has room
+            assert without_engine or (lines["cache"].verdict is not CheckVerdict.FAILURE) is fits, lines["cache"].said
 
 
 def test_the_command_of_the_readme_fits_the_gpu_that_it_names(tmp_path: Path) -> None:
