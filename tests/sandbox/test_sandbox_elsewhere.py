@@ -124,7 +124,8 @@ def test_everything_holds_for_a_user_without_rights(
     options.append(f"--basetemp={copies / 'basetemp' / f'{machine}-{rung}'}")
     if rung != "every":
         options += ["-k", rung]
-    code = f"import pytest\nsys.exit(pytest.main({[*options, '--rootdir', str(copies), *files]!r}))"
+    options += [f"--rootdir={copies}", f"--confcutdir={copies}"]  # nor does a conftest.py in the temporary folder count
+    code = f"import pytest\nsys.exit(pytest.main({[*options, *files]!r}))"
     done = elsewhere(interpreter, copies, machine, code)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     passed = re.search(r"(\d+) passed", done.stdout)
