@@ -25,10 +25,18 @@ TOOLS = Path(__file__).parents[1] / "fixtures" / "tools" / "process_tools.py"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 
 
-def supervisors() -> list[int]:
-    """The supervisors of this process's toolboxes, importing ones too: below the reapers."""
+OTHERS: set[int] = set()  # supervisors of toolboxes that tests before these keep open in this process
+
+
+@pytest.fixture(autouse=True)
+def _others() -> None:
+    OTHERS.update(supervisors())
+
+
+def supervisors() -> set[int]:
+    """The supervisors of this test's toolboxes, importing ones too: below the reapers."""
     reapers = [pid for pid in children() if name_of(pid) == "toolgrpo-reaper"]
-    return [pid for reaper in reapers for pid in children_of(reaper)]
+    return {pid for reaper in reapers for pid in children_of(reaper)} - OTHERS
 
 
 def name_of(pid: int) -> str:
@@ -39,8 +47,8 @@ def name_of(pid: int) -> str:
 
 def kill_next(after: set[int]) -> int:
     """Kill the first supervisor that is not one of these, as soon as it is there; return when its workers have ended too."""
-    wait_for(lambda: set(supervisors()) - after)
-    (pid,) = set(supervisors()) - after
+    wait_for(lambda: supervisors() - after)
+    (pid,) = supervisors() - after
     below = children_of(pid)
     os.kill(pid, signal.SIGKILL)
     assert all_end(pid, *below)
