@@ -20,7 +20,7 @@ from typing import NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _CLONE_FS = 0x200
-_LEAVING_S = 0.2  # a thread that was joined is listed for a moment longer
+_LEAVING_S = 0.2  # a thread that was joined, or a process that was killed, is listed for a moment longer
 _TIDY_UP_MS = 5000
 _GRACE_S = 1  # after a SIGTERM
 _LINUX = sys.platform == "linux"
@@ -140,10 +140,24 @@ def kill_marked(variable: str) -> None:
     For those that no parent answers for.
     """
     mark = f"{variable}=".encode()
+    give_up = time.monotonic() + _LEAVING_S
+    while _kill_marked_once(mark) and time.monotonic() < give_up:
+        time.sleep(0.002)
+
+
+def _kill_marked_once(mark: bytes) -> bool:
+    """Return whether to look again: one was killed that may just have started another, or one shows nothing yet."""
+    again = False
     for name in _entries("/proc"):
         with suppress(OSError, ValueError):  # no process, another user's, or one that has ended
-            if mark in Path(f"/proc/{name}/environ").read_bytes() and int(name) != os.getpid():
+            environment = Path(f"/proc/{name}/environ").read_bytes()
+            if mark in environment and int(name) != os.getpid():
                 os.kill(int(name), signal.SIGKILL)
+                again = True
+            elif not environment and os.readlink(f"/proc/{name}/exe"):
+                # `exec` lets its caller go on before the new program has its environment; the 51st field is its end.
+                again |= Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[48] == "0"
+    return again
 
 
 def _entries(folder: str) -> list[str]:
