@@ -286,7 +286,8 @@ class Health:
             stream = getattr(sys, name)
             if getattr(stream, "closed", stream is None):
                 with suppress(OSError):
-                    setattr(sys, name, open(descriptor, "w", 1, "utf-8", "backslashreplace", closefd=False))
+                    again = open(descriptor, "w", 1, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115 - it stays
+                    setattr(sys, name, again)
         if variables and not self._environment.items() <= os.environ.items():
             os.environ.update(self._environment)
 
