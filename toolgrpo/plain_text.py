@@ -18,7 +18,7 @@ import ast
 import math
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _UNSEEN = (
@@ -72,12 +72,12 @@ def _escaped(found: re.Match[str]) -> str:
     return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
 
 
-# Secrets in what a run was given. Names are read word by word: `hf_token`, `apiKey`, `X-Amz-Signature`.
+# Secrets in what a run was given, and in the environment. Names are read word by word: `hf_token`, `apiKey`, `X-Amz-Signature`.
 _SECRET_PARTS = ("SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "APIKEY", "AUTHORIZATION")
 _MANY = {"TOKENS", "KEYS"}
 _SECRET_WORDS = {"TOKEN", "KEY", "AUTH", "PWD", "SIG", "SIGNATURE", "BEARER"}
 _HARMLESS_ENDS = {"ID", "IDS", "FILE", "PATH", "DIR", "NAME", "COLUMN", "LIMIT", "LENGTH", "TYPE"}
-_HARMLESS = {"pad_token", "eos_token", "bos_token", "unk_token", "mask_token"}
+_HARMLESS = {"pad_token", "eos_token", "bos_token", "unk_token", "mask_token", "PWD", "SSH_AUTH_SOCK"}
 _BLANK = "***"
 
 _SHELL_WORD = r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"'\\])+"""
@@ -114,16 +114,29 @@ def without_secrets(value: Any) -> Any:
 
 def names_secret(name: str, value: Any = "") -> bool:
     """Return whether a name is that of a secret, if this is its value: numbers of tokens are none."""
-    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)
-    upper = [word.upper() for word in words]
+    upper = _words(name)
     if value is None or isinstance(value, bool) or not upper or name in _HARMLESS:
         return False
-    joined = "".join(upper)
-    if any(part in joined for part in _SECRET_PARTS):
+    if _has_secret_part(upper):
         return upper[-1] not in _HARMLESS_ENDS
     if upper[-1] in _MANY:  # `access_tokens: [a, b]` is one, `max_tokens: 512` is none
         return not isinstance(value, int | float) and not str(value).strip("'\"").isdigit()
     return not _SECRET_WORDS.isdisjoint(upper) and upper[-1] not in _HARMLESS_ENDS
+
+
+def is_secret_variable(name: str) -> bool:
+    """Return whether an environment variable is named like a secret: HF_TOKEN, DB_PASSWORD, AWS_ACCESS_KEY_ID."""
+    upper = _words(name)
+    return name not in _HARMLESS and (_has_secret_part(upper) or not (_SECRET_WORDS | _MANY).isdisjoint(upper))
+
+
+def _words(name: str) -> list[str]:
+    return [word.upper() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
+
+
+def _has_secret_part(words: Sequence[str]) -> bool:
+    joined = "".join(words)
+    return any(part in joined for part in _SECRET_PARTS)
 
 
 def _blanked(found: re.Match[str]) -> str:
@@ -137,7 +150,7 @@ def _blanked(found: re.Match[str]) -> str:
 _PARSING = threading.Lock()
 
 
-def parse_python(source: str, mode: str = "exec") -> Any:
+def parse_python(source: str | bytes, mode: str = "exec") -> Any:
     """Do as `ast.parse`, one thread at a time: its counter of depth is the process's, and two at once are a SystemError."""
     with _PARSING:
         return ast.parse(source, mode=mode)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from toolgrpo.data import BadRows, load_tasks
-from toolgrpo.data.load import place_of, row_places
+from toolgrpo.data.load import places_of
 from toolgrpo.data.rows import rows_and_reasons
 from toolgrpo.data.table import as_dataset
 from toolgrpo.errors import DataError, RewardError
@@ -278,7 +278,7 @@ def test_where_each_row_stands_is_found_again(tmp_path: Path) -> None:
     for name in "ab":
         jsonl(
             tmp_path / f"{name}.jsonl",
-            *({**GOOD, "n": f"{name}.jsonl, line {line}"} for line in range(1, 5)),
+            *({**GOOD, "n": f"{name}.jsonl, line {line}", "x": {"share": line / 7}} for line in range(1, 5)),
             "no JSON",
             "",
         )
@@ -286,7 +286,13 @@ def test_where_each_row_stands_is_found_again(tmp_path: Path) -> None:
     for spec, limit in (("a.jsonl", 3), ("m.yaml", None), ("m.yaml", 5)):
         where: dict[str, Any] = {"split": "train", "limit": limit, "seed": 3}
         rows = load_tasks(tmp_path / spec, on_bad_row=lambda _: None, **where)
-        assert [f"{tmp_path}/{row['n']}" for row in rows] == row_places(tmp_path / spec, **where)
+        assert [f"{tmp_path}/{row['n']}" for row in rows] == [*places_of(rows, range(len(rows))).values()]
+
+
+def test_rows_that_are_the_same_stand_at_different_lines(tmp_path: Path) -> None:
+    jsonl(tmp_path / "a.jsonl", *[GOOD] * 3)
+    rows = load_tasks(tmp_path / "a.jsonl")
+    assert [*places_of(rows, range(3)).values()] == [f"{tmp_path}/a.jsonl, line {line}" for line in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -323,5 +329,10 @@ def test_a_row_is_named_by_file_and_line_in_every_selection(tmp_path: Path, kind
     loaded = load_tasks(spec, system_prompt="Answer.")
     number = next(n for n, row in enumerate(loaded) if row["answer"] == "4")
     place = f"{file}, {'item 4' if kind == 'json' else 'line 5'}"
-    assert place_of(loaded, number) == place_of(loaded.select([number, 0]), 0) == place
-    assert place_of([dict(row) for row in loaded], 2) == "row 3"
+    assert places_of(loaded, [number]) == {number: place}
+    assert (
+        places_of(loaded.select([number, 0]), [0])
+        == places_of(loaded.select(range(number, number + 1)), [0])
+        == {0: place}
+    )
+    assert places_of([dict(row) for row in loaded], [2]) == {2: "row 3"}

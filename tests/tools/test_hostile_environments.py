@@ -49,7 +49,6 @@ async def call(session: ToolboxSession, name: str) -> ToolResult:
         ("print_forever", TIMEOUT),
         ("unserialisable", ToolErrorKind.BAD_RESULT),
         ("change_directory", None),
-        ("patch_builtins", None),
         ("close_descriptors", DIED),
     ],
 )

@@ -54,7 +54,6 @@ def toolbox(log_path: Path) -> Iterator[Toolbox]:
         ("unserialisable", ToolErrorKind.BAD_RESULT, "returned a lock"),
         ("circular", ToolErrorKind.BAD_RESULT, "returned a list"),
         ("change_directory", None, "/"),
-        ("patch_builtins", None, "patched"),
         ("close_descriptors", ToolErrorKind.DIED, ""),
         ("kill_parent", ToolErrorKind.DIED, ""),
         ("lone_surrogate", None, "a?b"),

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from toolgrpo.errors import PluginError
+from toolgrpo.plain_text import is_secret_variable
 from toolgrpo.tools import load_tools, run_tool
-from toolgrpo.tools.plugin.tool_source import is_secret
 
 _FILE = """
 import os
@@ -52,18 +52,29 @@ def write(folder: Path, head: str = "") -> Path:
     [
         "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "PGPASSWORD", "db_password",
         "GOOGLE_APPLICATION_CREDENTIALS", "TOKEN", "OPENAI_APIKEY", "SSH_PASSPHRASE",
+        "MYSQL_PWD", "REDISCLI_AUTH", "openaiApiKey", "TOKEN2",
     ],
 )  # fmt: skip
 def test_names_of_secrets(name: str) -> None:
-    assert is_secret(name)
+    assert is_secret_variable(name)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["PATH", "HOME", "TOKENIZERS_PARALLELISM", "PWD", "MONKEY", "TOOLGRPO_HTTP_HOSTS", "TOOLGRPO_SEARCH_URL", "LANG"],
+    [
+        "PATH",
+        "HOME",
+        "TOKENIZERS_PARALLELISM",
+        "PWD",
+        "SSH_AUTH_SOCK",
+        "MONKEY",
+        "TOOLGRPO_HTTP_HOSTS",
+        "TOOLGRPO_SEARCH_URL",
+        "LANG",
+    ],
 )
 def test_names_of_others(name: str) -> None:
-    assert not is_secret(name)
+    assert not is_secret_variable(name)
 
 
 def test_by_default_tools_see_none(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.e2e
 
 HOSTILE = Path(__file__).parents[1] / "fixtures" / "tools" / "hostile_tools.py"
 FAULTS = (
-    "segfault", "exit_hard", "exit_softly", "raise_base", "recurse", "patch_builtins", "change_directory",
+    "segfault", "exit_hard", "exit_softly", "raise_base", "recurse", "change_directory",
     "fork_and_return", "unserialisable", "leave_child", "close_descriptors", "sleep_forever", "regex_loop",
     "async_sleep_forever",
 )  # fmt: skip

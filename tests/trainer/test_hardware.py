@@ -81,11 +81,11 @@ def test_what_a_cpu_trains_with(
     assert settled_cpu(*given) == settled
 
 
-def test_a_lock_that_a_killed_build_left_is_named(
+def test_a_lock_that_deepspeed_waits_for_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "TORCH_EXTENSIONS_DIR"):
+    for name in ("LOCAL_RANK", "TORCH_EXTENSIONS_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     of_python = f"py{sys.version_info.major}{sys.version_info.minor}_cpu"
@@ -98,8 +98,7 @@ def test_a_lock_that_a_killed_build_left_is_named(
         return str(lock) in caplog.text
 
     assert not said(), "no lock"
-    with lock.open("w"):
-        assert not said(), "a build that goes on"
+    lock.touch()
     assert said()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     assert not said(), "another folder"
@@ -108,11 +107,6 @@ def test_a_lock_that_a_killed_build_left_is_named(
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert not said(), "one process says it"
     monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert not said(), "another machine may be building"
-    os.utime(lock, (0, 0))
-    assert said()
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "false")
     assert not said()
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from toolgrpo.calls import AttemptStatus, CallAttempt, written
+from toolgrpo.plain_text import parse_python
 
 _LONGEST_MENDED = 10_000  # characters
 _XML = re.compile(r"\s*<name>\s*([^<>\s]+)\s*</name>\s*<(arguments|parameters)>(.*)</\2>\s*", re.DOTALL)
@@ -213,7 +214,7 @@ def _meant(text: str, form: CallForm, *, mend: bool = False) -> CallAttempt | No
         return None
     text = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```").strip()
     closed = _closed(text) if mend else text
-    for read in (_load_loosely, ast.literal_eval):
+    for read in (_load_loosely, lambda text: ast.literal_eval(parse_python(text, "eval"))):
         with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             value = read(closed)
             if is_call(value):

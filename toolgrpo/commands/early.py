@@ -37,8 +37,7 @@ from toolgrpo.models import check_model
 from toolgrpo.named_files import located, nearest, no_conversations, no_data_file
 from toolgrpo.options import batch_of_parts
 from toolgrpo.plugin_files import check_python
-from toolgrpo.rewards import OF_TRL, get_reward
-from toolgrpo.rewards.base import check_weights
+from toolgrpo.rewards import OF_TRL, check_weights, get_reward
 from toolgrpo.trainer.checkpoint_files import check_model_is_elsewhere, check_wanted
 
 _NEEDED: Mapping[str, Sequence[str]] = {

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.named_files import nearest_is
+from toolgrpo.plain_text import parse_python
 
 _TRUE, _FALSE = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")  # as Transformers reads them
 _TYPE_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -162,7 +163,7 @@ def flags_of_source(package: str, file: str, name: str) -> Iterator[Flag]:
     """Yield the flags of a dataclass of an installed library, from its source."""
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.origin is not None, f"{package} is installed with this package"
-    tree = ast.parse((Path(spec.origin).parent / file).read_text(encoding="utf-8"))
+    tree = parse_python((Path(spec.origin).parent / file).read_text(encoding="utf-8"))
     body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):

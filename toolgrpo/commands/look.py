@@ -68,7 +68,7 @@ def environment_lines(words: Sequence[str] = ()) -> Iterator[str]:
 def data_lines(argv: Sequence[str]) -> Iterator[str]:
     """Yield what `toolgrpo data` prints of FILE: its size and columns, then some rows."""
     from toolgrpo.commands.plugins import open_tools
-    from toolgrpo.data.load import held_out_split, load_tasks, place_of, row_places
+    from toolgrpo.data.load import held_out_split, load_tasks, places_of
     from toolgrpo.data.rows import n_trained_on, rows_and_reasons, trained_on_line
     from toolgrpo.rollout.row_parts import rows_without_their_tools
 
@@ -89,14 +89,12 @@ def data_lines(argv: Sequence[str]) -> Iterator[str]:
             opened.callback(tools.close)
             wrong = rows_without_their_tools(tools, rows)
             if wrong:
-                places = row_places(spec, split=split, limit=limit, seed=0)
-                raise DataError(
-                    f"{len(wrong)} rows do not suit the tools: {rows_and_reasons(wrong, places.__getitem__)}"
-                )
+                told = rows_and_reasons(wrong, places_of(rows, wrong).__getitem__)
+                raise DataError(f"{len(wrong)} rows do not suit the tools: {told}")
         written = _as_the_model_sees(asked.model_name_or_path, tools)
-        for number in range(min(asked.show, len(rows))):
+        for number, place in places_of(rows, range(min(asked.show, len(rows)))).items():
             row: dict[str, Any] = rows[number]
-            yield f"\n{place_of(rows, number)}"
+            yield f"\n{place}"
             yield plain(written(row))
             for name, value in row.items():
                 if name != "prompt" and value is not None:

@@ -24,7 +24,7 @@ from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.plugins import load_rewards, load_toolbox
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, load_tasks
-from toolgrpo.data.load import HeldOut, hold_out, hub_place, row_places
+from toolgrpo.data.load import HeldOut, hold_out, hub_place, places_of
 from toolgrpo.data.rows import rows_and_reasons
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.evaluation.before_training import rehearse
@@ -186,32 +186,18 @@ class RunParts:
         columns = () if self.script.agent else TOOL_COLUMNS if trains or tools is not None else OFFERED
         looks = [("the tools", partial(rows_without_their_tools, tools, columns=columns))]
         looks += [(reward.name, partial(refused_rows, reward=reward)) for reward in rewards]
-        numbers = list(range(len(rows)))
         for who, look in looks:
             refused = look(rows) if self.terminal.is_main_process() else {}
             (refused,) = broadcast_object_list([refused])
             if not refused:
                 continue
-            places = self._places(name, numbers)
             text = f"{name}: {len(refused)} of {counted(len(rows), 'row')} do not suit {who}: "
-            text += rows_and_reasons(refused, places.__getitem__)
+            text += rows_and_reasons(refused, places_of(rows, refused).__getitem__)
             if not self.script.skip_bad_rows or len(refused) == len(rows):
                 raise DataError(f"{text}. Mend these rows, or leave them out with --skip_bad_rows")
             self.terminal.say(f"          {text}; left out")
-            kept = [number for number in range(len(rows)) if number not in refused]
-            rows, numbers = rows.select(kept), [numbers[number] for number in kept]
+            rows = rows.select([number for number in range(len(rows)) if number not in refused])
         return rows
-
-    def _places(self, name: str, numbers: Sequence[int]) -> list[str]:
-        """Return where rows stand, file and line; their number where that cannot be said any more."""
-        script, shares = self.script, self._shares
-        of_training = (self.dataset_spec, script.dataset_split, script.max_rows)
-        heldout = name != TRAINING_ROWS
-        spec, split, limit = of_training if shares or not heldout else (*script.heldout_source(), None)
-        places = row_places(spec, split=split, limit=limit, seed=self.config.seed)
-        if shares:
-            places = [places[number] for number in (shares.heldout if heldout else shares.train)]
-        return [places[number] if number < len(places) else f"row {number}" for number in numbers]
 
     def check_evaluation(self, heldout: Dataset | None) -> None:
         """Check that there is something to evaluate on during training, where that is wanted."""

@@ -11,8 +11,7 @@ from typing import Any
 
 from toolgrpo.commands.arguments import ScriptArguments, SFTArguments
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.rewards import Reward, get_reward, load_reward
-from toolgrpo.rewards.base import check_weights
+from toolgrpo.rewards import Reward, check_weights, get_reward, load_reward
 from toolgrpo.tools import Toolbox, load_tools
 from toolgrpo.tools.arguments import signatures_text
 

@@ -33,7 +33,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -53,6 +55,7 @@ from toolgrpo.data.rows import (
     check_row,
     good_rows,
     raise_bad_row,
+    row_key,
     with_opening,
 )
 from toolgrpo.data.sources import FORMATS, HubSplit, embedded_rows, file_rows, gym_rows, hub_rows
@@ -66,7 +69,7 @@ if TYPE_CHECKING:
 _GYM_SIZE = 1000
 _EMBEDDED = {"arithmetic": "arithmetic", "embedded": "arithmetic", "chains": "chains"}
 _MIXTURES = (".yaml", ".yml")
-_PLACE = "where the row stands"
+_OF_MIXTURES = ("task", "tools", "hidden_tools", "reward")  # columns
 
 
 def load_tasks(
@@ -87,7 +90,10 @@ def load_tasks(
 
     if limit is not None and limit < 1:
         raise DataError(f"the limit of rows must be at least 1, got {limit}")
-    rows = _reader(spec, split, limit, seed)
+    if is_mixture(spec):
+        rows = partial(Mixture.from_file(located(spec)).rows, partial(task_rows, split=split), limit=limit, seed=seed)
+    else:
+        rows = partial(task_rows, str(spec), split=split, limit=limit)
 
     def again(first: bool) -> Iterator[Row]:
         for row in rows(on_bad_row=on_bad_row if first else _ignore):
@@ -100,63 +106,53 @@ def load_tasks(
     return dataset
 
 
-def row_places(spec: str | Path, *, split: str, limit: int | None, seed: int) -> list[str]:
-    """Return where the rows that `load_tasks` gives stand, file and line, in their order; they are read again."""
-    return [row[_PLACE] for row in _reader(spec, split, limit, seed, place_as=_PLACE)(on_bad_row=_ignore)]
-
-
-def _reader(
-    spec: str | Path, split: str, limit: int | None, seed: int, place_as: str | None = None
-) -> Callable[..., Iterator[Row]]:
-    if is_mixture(spec):
-        mixture = Mixture.from_file(located(spec))
-        return partial(mixture.rows, partial(task_rows, split=split, place_as=place_as), limit=limit, seed=seed)
-    return partial(task_rows, str(spec), split=split, limit=limit, place_as=place_as)
-
-
 _SOURCES: dict[str, tuple[str, str]] = {}  # spec and split of each dataset that was loaded, by its Arrow file
 
 
-def place_of(rows: Any, number: int) -> str:
-    """Return file and line of a row for a message, also where the dataset is a selection; else its number from 1 on.
+def places_of(rows: Any, numbers: Iterable[int]) -> dict[int, str]:
+    """Return file and line of some rows for a message, also where the dataset is a selection; else their numbers from 1 on.
 
-    The source is read again up to the row, which costs time only where something is wrong.
+    The source is read again up to the last of them, which costs time only where something is wrong.
     """
+    places = {number: f"row {number + 1}" for number in numbers}
     files = getattr(rows, "cache_files", ())
     source = next((_SOURCES[file["filename"]] for file in files if file["filename"] in _SOURCES), None)
-    if source is not None:
-        spec, split = source
-        wanted = {name: value for name, value in rows[number].items() if value is not None}
-        for part in [task.data for task in Mixture.from_file(located(spec)).tasks] if is_mixture(spec) else [spec]:
-            found = _resolve(part, split, None)
-            for raw in found.rows if found.place is None else ():  # not the hub's, which is asked once
-                if raw.columns is not None and _is_row(raw.columns, found.convert, wanted):
-                    return raw.where
-    return f"row {number + 1}"
+    if source is None:
+        return places
+    wanted: defaultdict[str, list[int]] = defaultdict(list)
+    for number in places:
+        wanted[_key_in_source(rows[number])].append(number)
+    for part in _parts(source[0]):
+        found = _resolve(part, source[1], None)
+        for raw in found.rows:
+            with suppress(RowError):
+                alike = wanted.get(_key_in_source(check_row(found.convert(raw.columns))) if raw.columns else "")
+                if alike:
+                    places[alike.pop(0)] = raw.where  # the next row that is the same stands elsewhere
+            if not any(wanted.values()):
+                return places
+    return places
 
 
-def _is_row(columns: Mapping[str, Any], convert: Convert, wanted: Mapping[str, Any]) -> bool:
-    """Return whether a row, before its opening was added, is the wanted one."""
-    try:
-        row = check_row(convert(columns))
-    except RowError:
-        return False
-    prompt = row.pop("prompt")
-    last = {key: value for key, value in wanted["prompt"][-1].items() if value is not None}
-    return prompt[-1] == last and all(wanted.get(name) == value for name, value in row.items() if value is not None)
+def _key_in_source(row: Row) -> str:
+    """Return what a row has in common with its source, which has no opening, no columns of a mixture, and all digits."""
+    columns = {
+        name: value for name, value in row.items() if value is not None and name not in ("prompt", *_OF_MIXTURES)
+    }
+    numbers = partial(json.loads, parse_float=_rounded, parse_int=_rounded)
+    return row_key([*row["prompt"][-1:], numbers(json.dumps(columns, default=str))])
+
+
+def _rounded(number: str) -> str:
+    return f"{float(number):.12g}"
 
 
 def task_rows(
-    spec: str,
-    *,
-    split: str,
-    limit: int | None = None,
-    on_bad_row: OnBadRow = raise_bad_row,
-    place_as: str | None = None,
+    spec: str, *, split: str, limit: int | None = None, on_bad_row: OnBadRow = raise_bad_row
 ) -> Iterator[Row]:
     """Yield the checked rows of anything but a mixture."""
     found = _resolve(spec, split, limit)
-    return islice(good_rows(found.rows, found.convert, on_bad_row, place_as), limit)
+    return islice(good_rows(found.rows, found.convert, on_bad_row), limit)
 
 
 def source_rows(spec: str, split: str) -> Iterator[RawRow]:
@@ -171,8 +167,11 @@ def hub_place(spec: str, split: str) -> HubSplit | None:
 
 def hub_ids(spec: str, split: str) -> list[str]:
     """Return the data sets of the hub that these rows come from, those of a mixture's parts too."""
-    parts = [task.data for task in Mixture.from_file(located(spec)).tasks] if is_mixture(spec) else [spec]
-    return sorted({place.repository for part in parts if (place := hub_place(part, split))})
+    return sorted({place.repository for part in _parts(spec) if (place := hub_place(part, split))})
+
+
+def _parts(spec: str) -> list[str]:
+    return [task.data for task in Mixture.from_file(located(spec)).tasks] if is_mixture(spec) else [spec]
 
 
 class _Resolved(NamedTuple):
@@ -297,7 +296,7 @@ class Mixture(_Opening):
 
     def _with_task(self, row: Row, task: Task) -> Row:
         columns: dict[str, Any] = {"task": task.name or task.data}
-        for name in ("tools", "hidden_tools", "reward"):
+        for name in _OF_MIXTURES[1:]:
             if any(getattr(other, name) is not None for other in self.tasks):
                 columns[name] = getattr(task, name)
         opening = task.system_prompt or self.system_prompt, task.examples or self.examples

@@ -102,13 +102,8 @@ def raise_bad_row(error: DataError) -> None:
     raise DataError(f"{error}. Mend the row, or skip such rows with --skip_bad_rows.") from error.__cause__
 
 
-def good_rows(
-    raw_rows: Iterable[RawRow], convert: Convert, on_bad_row: OnBadRow, place_as: str | None = None
-) -> Iterator[Row]:
-    """Yield the rows in the form that training wants; each bad one goes to `on_bad_row`.
-
-    `place_as` names a column to add, which says where a row stands.
-    """
+def good_rows(raw_rows: Iterable[RawRow], convert: Convert, on_bad_row: OnBadRow) -> Iterator[Row]:
+    """Yield the rows in the form that training wants; each bad one goes to `on_bad_row`."""
     with_answer: bool | None = None
     for index, raw in enumerate(raw_rows):
         try:
@@ -127,7 +122,7 @@ def good_rows(
             else:
                 on_bad_row(DataError(f"{raw.where}: {problem}"))
         else:
-            yield row if place_as is None else {**row, place_as: raw.where}
+            yield row
 
 
 def rows_and_reasons(refused: Mapping[int, str], place: Callable[[int], str]) -> str:

@@ -5,18 +5,23 @@ Knows no torch, TRL or vLLM.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Sequence
 from functools import partial, wraps
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from toolgrpo.calls import Call
-from toolgrpo.errors import ConfigError
+from toolgrpo.errors import ConfigError, PluginError
 from toolgrpo.named_files import nearest_is
+from toolgrpo.plain_text import counted
+from toolgrpo.plugin_files import import_failed, import_file
 from toolgrpo.rewards.accuracy import accuracy
-from toolgrpo.rewards.base import Reward, RewardFunction, import_reward, load_reward
+from toolgrpo.rewards.base import Reward, RewardFunction
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rewards.code_exec import code_exec, rows_refused
 from toolgrpo.rewards.environment import environment
@@ -71,6 +76,7 @@ BUILT_IN = {
 }
 _COMPARING = {"accuracy_reward": accuracy_reward, "reasoning_accuracy_reward": reasoning_accuracy_reward}
 OF_TRL = (*_COMPARING, "think_format_reward")
+_EXAMPLE = "def reward_func(completions, answer, **kwargs): return [0.0] * len(completions)"
 
 
 def get_reward(name: str) -> Reward:
@@ -81,7 +87,7 @@ def get_reward(name: str) -> Reward:
     if name in OF_TRL:
         return _of_trl(name)
     if re.fullmatch(r"\w+(\.\w+)+", name):
-        return import_reward(name)
+        return _import_reward(name)
     if name not in BUILT_IN:
         known = (*BUILT_IN, "by_task", *OF_TRL)
         raise ConfigError(
@@ -95,7 +101,7 @@ def _of_trl(name: str) -> Reward:
     """Return a reward of TRL's, which reads one message: the final response of an episode."""
     if name in _COMPARING and find_spec("math_verify") is None:
         raise ConfigError(f"TRL's reward {name} needs math_verify: pip install 'toolgrpo[math]'")
-    of_trl = _COMPARING.get(name) or import_reward(f"trl.rewards.{name}").function
+    of_trl = _COMPARING.get(name) or _import_reward(f"trl.rewards.{name}").function
 
     @wraps(of_trl)
     def of_final_response(completions: Sequence[Any], **kwargs: Any) -> Any:
@@ -127,3 +133,43 @@ def named_rewards(rewards: Any) -> Any:
 
 def _named_or_file(name: str) -> Reward:
     return load_reward(name) if name.endswith(".py") else get_reward(name)
+
+
+def load_reward(path: str | Path, name: str = "reward_func") -> Reward:
+    """Load the function `name` of a Python file, which may import its neighbours, and check it."""
+    file = Path(path)
+    module = import_file(file)
+    if not hasattr(module, name):
+        functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        there = f"It has {', '.join(functions)}; choose one with --reward_function_name." if functions else ""
+        raise PluginError(f"{file} has no {name}. {there or f'Write one, e.g. `{_EXAMPLE}`.'}")
+    return Reward(getattr(module, name), name=name, source=str(file))
+
+
+def _import_reward(path: str) -> Reward:
+    """Import the function of a dotted path, `package.module.function`, also from the working folder."""
+    module, _, name = path.rpartition(".")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        found = import_module(module)
+    except Exception as error:  # a module may raise anything
+        raise PluginError(import_failed(path, error)) from error
+    if not callable(getattr(found, name, None)):
+        raise PluginError(f"{module} has no function {name}")
+    return Reward(getattr(found, name), name=name, source=module)
+
+
+def check_weights(weights: Sequence[float] | None, names: Sequence[str]) -> None:
+    """Raise ConfigError unless each reward has a name of its own, and a weight if there are any."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"two rewards have the name {twice!r}, under which both would be logged; give each once (its share is "
+            f"in --reward_weights), or rename a file"
+        )
+    if weights is not None and len(weights) != len(names):
+        raise ConfigError(
+            f"reward_weights has {counted(len(weights), 'number')} for {counted(len(names), 'reward')} "
+            f"({', '.join(names)}); give one weight for each reward, in this order"
+        )

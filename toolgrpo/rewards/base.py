@@ -5,12 +5,11 @@ Invariants:
 * A call returns exactly one plain finite float per completion, or raises; None and `DropEpisode` stand for an episode
   that is not scored. What the function returns is never repaired: a wrong length, NaN or a failure is
   a `RewardError` that names the file, the function, and the row where it can be seen.
-* The function gets only the arguments it asks for; one that it needs and nobody has is an error that lists what there
-  is. It is never asked about an episode that a tool or an environment has dropped. If it raises
-  `DropEpisode` over a batch, it is asked again about each episode alone, so that only those it means are dropped.
+* The function gets only the arguments it asks for, and no episode that a tool or an environment has dropped. If it
+  raises `DropEpisode` over a batch, it is asked again about each episode alone: only those it means are dropped.
 * An infrastructure failure (`InfrastructureError`, say a sandbox that cannot start) passes through and is never a score.
 
-The deadline, and what is done with errors, are in guard.py. This package knows no torch, TRL or vLLM.
+The deadline is in guard.py; where rewards come from, in `__init__.py`. This package knows no torch, TRL or vLLM.
 """
 
 from __future__ import annotations
@@ -19,21 +18,15 @@ import functools
 import inspect
 import linecache
 import logging
-import os
-import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
-from pathlib import Path
 from types import CodeType
 from typing import Any
 
 from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import ConfigError, PluginError, RewardError
 from toolgrpo.named_files import nearest_is
-from toolgrpo.plain_text import counted
-from toolgrpo.plugin_files import import_failed, import_file
 from toolgrpo.rewards.guard import RewardGuard, finite, listed, short
 from toolgrpo.trajectory import Message, Trajectory
 
@@ -51,23 +44,7 @@ _GIVEN = ("prompts", "completions", "completion_ids", "trajectories", "trainer_s
 CALL_MARKERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<|tool_call")
 """What opens a call in the text of most chat templates. No message has one: calls stand in `tool_calls`."""
 
-_EXAMPLE = "def reward_func(completions, answer, **kwargs): return [0.0] * len(completions)"
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-def check_weights(weights: Sequence[float] | None, names: Sequence[str]) -> None:
-    """Raise ConfigError unless each reward has a name of its own, and a weight if there are any."""
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(
-            f"two rewards have the name {twice!r}, under which both would be logged; give each once (its share is "
-            f"in --reward_weights), or rename a file"
-        )
-    if weights is not None and len(weights) != len(names):
-        raise ConfigError(
-            f"reward_weights has {counted(len(weights), 'number')} for {counted(len(names), 'reward')} "
-            f"({', '.join(names)}); give one weight for each reward, in this order"
-        )
 
 
 @dataclass(frozen=True)
@@ -75,10 +52,7 @@ class Reward:
     """A checked reward function. `source` says where it is from, for logs and errors.
 
     `gold(row)` gives the messages of an episode that earns full marks, where an answer alone can.
-    `refused(rows)` says which rows it cannot score, by number, and why.
-
-    A call that takes longer than `timeout_s` is an error; one that takes long at all is spoken of
-    with `say`.
+    `refused(rows)` says which rows it cannot score, by number, and why. `say` tells a person of a call that runs long.
     """
 
     function: RewardFunction
@@ -106,10 +80,7 @@ class Reward:
         return self.name
 
     def __call__(self, *, completions: Sequence[list[Message]], **arguments: Any) -> list[Score]:
-        """Return one score per completion.
-
-        `arguments` are what TRL passes: prompts, ids, trajectories, every column.
-        """
+        """Return one score per completion; `arguments` are what TRL passes: prompts, ids, trajectories, every column."""
         n = len(completions)
         available = {"completions": completions, **arguments}
         if "prompts" in available:
@@ -165,10 +136,7 @@ class Reward:
         )
 
     def check_columns(self, columns: Iterable[str]) -> None:
-        """Raise RewardError if the function needs an argument that nobody will give.
-
-        Arguments come from the trainer and from these columns.
-        """
+        """Raise RewardError if the function needs an argument that neither the trainer nor these columns give."""
         check_has(self._signature, {*_GIVEN, *columns}, self._where())
 
     def _checked(self, returned: Any, available: Mapping[str, Any], rows: Sequence[int]) -> list[Score]:
@@ -221,11 +189,7 @@ def check_has(signature: inspect.Signature, available: Collection[str], what: st
 
 
 def watched(rewards: Any, timeout_s: float | None = None, say: Callable[[str], None] | None = None) -> Any:
-    """Return the same rewards, plain functions checked too, with a deadline for each call.
-
-    `say` tells a person of one that runs long. Reward models, which are not called as functions, stay as
-    they are.
-    """
+    """Return the same rewards, plain functions checked too, with a deadline for each call; reward models stay as they are."""
     if isinstance(rewards, Sequence) and not isinstance(rewards, str):
         return [watched(reward, timeout_s, say) for reward in rewards]
     if not callable(rewards) or hasattr(rewards, "parameters"):
@@ -258,34 +222,6 @@ def only_rows(arguments: Mapping[str, Any], rows: Sequence[int], n: int) -> dict
         name: [value[row] for row in rows] if isinstance(value, (list, tuple)) and len(value) == n else value
         for name, value in arguments.items()
     }
-
-
-def load_reward(path: str | Path, name: str = "reward_func") -> Reward:
-    """Load the function `name` of a Python file, and check it.
-
-    The file may import its neighbours.
-    """
-    file = Path(path)
-    module = import_file(file)
-    if not hasattr(module, name):
-        functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        there = f"It has {', '.join(functions)}; choose one with --reward_function_name." if functions else ""
-        raise PluginError(f"{file} has no {name}. {there or f'Write one, e.g. `{_EXAMPLE}`.'}")
-    return Reward(getattr(module, name), name=name, source=str(file))
-
-
-def import_reward(path: str) -> Reward:
-    """Import the function of a dotted path, `package.module.function`, also from the working folder."""
-    module, _, name = path.rpartition(".")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        found = import_module(module)
-    except Exception as error:  # a module may raise anything
-        raise PluginError(import_failed(path, error)) from error
-    if not callable(getattr(found, name, None)):
-        raise PluginError(f"{module} has no function {name}")
-    return Reward(getattr(found, name), name=name, source=module)
 
 
 def source_text(reward: Any) -> str:

@@ -46,17 +46,21 @@ def check_gold(rows: Iterable[Mapping[str, Any]], reward: Reward) -> int | None:
     None where this reward needs more than an answer. With `by_task` each row is checked with the
     reward of its own task, where that can be done.
     """
-    from toolgrpo.data.load import place_of  # a trainer that is given its rows needs no reader of files
-
     checked = 0
     for number, row in enumerate(rows):
         of_row = reward.function.reward(row["reward"]) if isinstance(reward.function, ByTask) else reward
         if of_row.gold is not None:
-            _check_row(partial(place_of, rows, number), row, of_row, of_row.gold)
+            _check_row(partial(_place, rows, number), row, of_row, of_row.gold)
             checked += 1
         elif of_row is reward:
             return None
     return checked or None
+
+
+def _place(rows: Any, number: int) -> str:
+    from toolgrpo.data.load import places_of  # a trainer that is given its rows needs no reader of files
+
+    return places_of(rows, [number])[number]
 
 
 def refused_rows(rows: Any, reward: Reward) -> dict[int, str]:

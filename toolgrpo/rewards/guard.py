@@ -4,8 +4,7 @@ A reward is careless, not hostile (SECURITY.md): it may hang, raise, exit, or re
 What it returns is read inside the same deadline, since lists and numbers may have code of their own.
 
 Without a timeout the function runs in the caller's thread, because some need the main one (signals). With one it runs
-in a thread that is left behind when the deadline passes; context variables, the gradient mode and the
-CUDA device are the caller's there. Async functions share one loop, so that their clients live on.
+in a thread that is left behind when the deadline passes. Async functions share one loop, so that their clients live on.
 
 A function that holds the interpreter in one native call (a pattern that backtracks) lets no other thread run: then
 `faulthandler` writes where it is to standard error, and with a timeout ends the process 10 s after it.
@@ -27,8 +26,9 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from numbers import Real
@@ -75,24 +75,24 @@ class RewardGuard:
         answer = partial(self._answer, function, read, place)
         if _inside.get():  # a reward that asks others, as by_task does: the deadline is the outer one's
             return answer()
-        call, token = _Call(answer), _inside.set(True)
+        token = _inside.set(True)
         try:
-            with self._saying_lines(call):
-                if self.timeout_s is None:
-                    call.make()
-                else:
-                    _start("call", partial(call.make, _modes_of_caller()))
-                    call.ended.wait(self.timeout_s)
+            if self.timeout_s is None:
+                with self._saying_lines(threading.current_thread()):
+                    return answer()
+            call, thread = _thread("call", answer)
+            with self._saying_lines(thread):
+                thread.start()  # no earlier: it may let no other thread run
+                wait([call], self.timeout_s)
+            if call.done():
+                return call.result()
         finally:
             _inside.reset(token)
-        if call.ended.is_set():
-            value: T = call.result()
-            return value
         with _loops_lock:  # something may block this one for ever
             _loops.clear()
-        _start("end", self._end_with_main_thread)
+        _thread("end", self._end_with_main_thread)[1].start()
         raise RewardError(
-            f"{self.what} has not returned within {self.timeout_s:g} s (reward_timeout){self._line_of(call)}. Give what "
+            f"{self.what} has not returned within {self.timeout_s:g} s (reward_timeout){self._line_of(thread)}. Give what "
             f"it waits for a deadline, or raise --reward_timeout if it is only slow."
         )
 
@@ -120,8 +120,8 @@ class RewardGuard:
             ) from error
 
     @contextmanager
-    def _saying_lines(self, call: _Call) -> Iterator[None]:
-        """Say a line every `every_s` seconds, from another thread, for as long as this lasts."""
+    def _saying_lines(self, thread: threading.Thread) -> Iterator[None]:
+        """Say where the thread is every `every_s` seconds, from another one, for as long as this lasts."""
         over, arming, started = threading.Event(), threading.Lock(), time.monotonic()
         wait_s = (self.every_s if self.timeout_s is None else self.timeout_s) + _NATIVE_S
 
@@ -130,13 +130,13 @@ class RewardGuard:
 
         def speak() -> None:
             while not over.wait(self.every_s):
-                self.say(f"{self.what} has been running for {time.monotonic() - started:.0f} s{self._line_of(call)}")
+                self.say(f"{self.what} has been running for {time.monotonic() - started:.0f} s{self._line_of(thread)}")
                 with arming:
                     if self.timeout_s is None and not over.is_set():
                         arm()
 
         arm()
-        _start("lines", speak)
+        _thread("lines", speak)[1].start()
         try:
             yield
         finally:
@@ -152,8 +152,8 @@ class RewardGuard:
             os.write(2, f"toolgrpo: {self.what} still runs; the process ends without it\n".encode(errors="replace"))
         os._exit(1)
 
-    def _line_of(self, call: _Call) -> str:
-        frame = sys._current_frames().get(call.thread)
+    def _line_of(self, thread: threading.Thread) -> str:
+        frame = sys._current_frames().get(thread.ident or 0)
         return "" if frame is None else self._line(traceback.extract_stack(frame))
 
     def _line(self, stack: traceback.StackSummary) -> str:
@@ -162,48 +162,52 @@ class RewardGuard:
         return f" (line {lines[-1]})" if lines else ""
 
 
-@dataclass
-class _Call:
-    """One call: the thread that makes it, and what it gave or raised."""
-
-    function: Callable[[], Any]
-    thread: int = field(default_factory=threading.get_ident)
-    ended: threading.Event = field(default_factory=threading.Event)
-    value: Any = None
-    error: BaseException | None = None
-
-    def make(self, as_caller: Callable[[], None] = lambda: None) -> None:
-        self.thread = threading.get_ident()
-        try:
-            as_caller()
-            self.value = self.function()
-        except BaseException as error:  # raised again where it is waited for
-            self.error = error
-        finally:
-            self.ended.set()
-
-    def result(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.value
-
-
 async def asked_in_thread(ask: Callable[[], T]) -> T:
-    """Return what `ask` gives in a thread of its own, so that the loop goes on meanwhile.
+    """Return what `ask` gives in a thread of its own, which is left behind where this is cancelled."""
+    call, thread = _thread("group", ask)
+    thread.start()
+    return await asyncio.wrap_future(call)
 
-    The thread is left behind where this is cancelled.
+
+def _thread(name: str, function: Callable[[], T]) -> tuple[Future[T], threading.Thread]:
+    """Return a thread for a function, to be started, and the future of what the function returns.
+
+    Context variables, the gradient mode and the CUDA device are the caller's there. The end of the process leaves it behind.
     """
-    loop, ended, call, as_caller = asyncio.get_running_loop(), asyncio.Event(), _Call(ask), _modes_of_caller()
+    context, as_caller, future = contextvars.copy_context(), _modes_of_caller(), Future[T]()
+    future.set_running_or_notify_cancel()  # whoever stops waiting for it cannot cancel it
 
     def run() -> None:
-        call.make(as_caller)
-        with suppress(RuntimeError):  # nobody waited so long, and the loop is closed
-            loop.call_soon_threadsafe(ended.set)
+        try:
+            as_caller()
+            future.set_result(context.run(function))
+        except BaseException as error:  # raised again where it is waited for
+            future.set_exception(error)
 
-    _start("group", run)
-    await ended.wait()
-    value: T = call.result()
-    return value
+    return future, threading.Thread(target=run, name=f"toolgrpo-reward-{name}", daemon=True)
+
+
+def _modes_of_caller() -> Callable[[], None]:
+    torch: Any = sys.modules.get("torch")
+    if not hasattr(torch, "is_grad_enabled"):
+        return lambda: None
+    return on_this_device(partial(torch.set_grad_enabled, torch.is_grad_enabled()))
+
+
+async def _awaited(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+def _wait_for(awaitable: Awaitable[T]) -> T:
+    """Return the result of a coroutine, run on the loop that all async rewards share."""
+    with _loops_lock:
+        if not _loops:
+            _loops.append(LoopThread("toolgrpo-reward-loop"))
+        future = _loops[-1].submit(_awaited(awaitable))
+    try:
+        return future.result()
+    finally:
+        future.cancel()  # after Ctrl-C here nobody waits for it any more
 
 
 def listed(value: Any) -> list[Any] | None:
@@ -244,40 +248,3 @@ def _text(value: Any, show: Callable[[Any], str], name: str) -> str:
         raise
     except BaseException as error:
         return f"(its {name} raises {type(error).__name__})"
-
-
-def _start(name: str, run: Callable[[], None]) -> None:
-    """Start a thread that has the caller's context and is left behind when the process ends."""
-    context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(run,), name=f"toolgrpo-reward-{name}", daemon=True).start()
-
-
-def _modes_of_caller() -> Callable[[], None]:
-    """Return a function that, called in another thread, gives it this thread's gradient mode and device."""
-    torch: Any = sys.modules.get("torch")
-    if not hasattr(torch, "is_grad_enabled"):
-        return lambda: None
-    return on_this_device(partial(torch.set_grad_enabled, torch.is_grad_enabled()))
-
-
-def _wait_for(awaitable: Awaitable[Any]) -> Any:
-    """Return the result of a coroutine, run on the loop that all async rewards share."""
-
-    async def run() -> tuple[Any, BaseException | None]:
-        try:
-            return await awaitable, None
-        except BaseException as error:  # a SystemExit would end the loop's thread
-            return None, error
-
-    with _loops_lock:
-        if not _loops:
-            _loops.append(LoopThread("toolgrpo-reward-loop"))
-        future = _loops[-1].submit(run())
-    try:
-        value, error = future.result()
-    except BaseException:  # Ctrl-C here; nobody waits for it any more
-        future.cancel()
-        raise
-    if error is not None:
-        raise error
-    return value

@@ -181,8 +181,9 @@ def rows_that_fit(rows: Any, prompts: Prompts, tokens: int, policy: str, name: s
 
 
 def _described(rows: Any, too_long: Sequence[tuple[int, int]], window: int, name: str) -> str:
-    from toolgrpo.data.load import place_of
+    from toolgrpo.data.load import places_of
 
-    first = ", ".join(f"{place_of(rows, number)} ({length:,} tokens)" for number, length in too_long[:_NAMED])
+    places = places_of(rows, [number for number, _ in too_long[:_NAMED]])
+    first = ", ".join(f"{places[number]} ({length:,} tokens)" for number, length in too_long[:_NAMED])
     more = f" and {len(too_long) - _NAMED} more" if len(too_long) > _NAMED else ""
     return f"{name}: the prompt fills the context window of {window:,} tokens in {first}{more}"

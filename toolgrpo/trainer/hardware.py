@@ -18,7 +18,6 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,6 @@ _PRECISION = "ACCELERATE_MIXED_PRECISION"  # what a launch file said
 _ROWS, _WIDTH = 128, 512  # of a matrix product that takes a millisecond in fp32, and up to ten in an emulated bf16
 _PRODUCTS_S = 0.05
 _WORTH_SAYING = 1.2
-_BUILD_S = 600.0  # of a PyTorch extension, at most
 
 
 def trains_on_cpu(use_cpu: bool) -> bool:
@@ -112,14 +110,14 @@ def settled_cpu(use_cpu: bool, ddp_backend: str | None, bf16: bool | None) -> tu
 
     Where the CPU trains, several processes need gloo, or each would train for itself, and
     Transformers takes bf16 only from who says `use_cpu`. DeepSpeed must not be told. It is about to build or load its
-    extensions, so what would keep it from that is said.
+    extensions, and waits for a lock without a word, so each lock is named.
     """
     deepspeed = parse_flag_from_env("ACCELERATE_USE_DEEPSPEED")
     if deepspeed and os.environ.get("LOCAL_RANK", "0") == "0":
-        for lock in left_locks():
+        for lock in _build_locks():
             logger.warning(
-                "%s was left by a build that ended early, and DeepSpeed waits until it is gone: if this run stands still, "
-                "stop it and remove that file",
+                "DeepSpeed waits until %s is gone. Either another run builds that extension now, or a build ended early: "
+                "if this run stands still, stop it and remove that file",
                 lock,
             )
     if not trains_on_cpu(use_cpu):
@@ -130,25 +128,13 @@ def settled_cpu(use_cpu: bool, ddp_backend: str | None, bf16: bool | None) -> tu
     return use_cpu or several or bool(bf16), ddp_backend
 
 
-def left_locks() -> list[Path]:
-    """Return the locks of builds of PyTorch's extensions that nobody will remove.
-
-    A build holds its lock open. Where machines share the folder, one that is young may be another machine's.
-    """
+def _build_locks() -> list[str]:
+    """Return the locks of builds of PyTorch's extensions: of builds that go on, or that ended early."""
     from torch.utils.cpp_extension import get_default_build_root  # imports setuptools
 
     python = f"py{sys.version_info.major}{sys.version_info.minor}*"
     folders = os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.join(get_default_build_root(), python)
-    is_open = set()
-    for link in glob.glob("/proc/[0-9]*/fd/*"):
-        with suppress(OSError):  # of another user, or gone
-            is_open.add(os.readlink(link))
-    at_least = 0.0 if is_open and os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE") else _BUILD_S
-    return [
-        Path(lock)
-        for lock in sorted(glob.glob(f"{folders}/*/lock"))
-        if os.path.realpath(lock) not in is_open and time.time() - os.path.getmtime(lock) >= at_least
-    ]
+    return sorted(glob.glob(f"{folders}/*/lock"))
 
 
 def precision_line(dtype: torch.dtype, device: torch.device) -> str | None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from toolgrpo.errors import PluginError
 from toolgrpo.named_files import PLUGINS, located
+from toolgrpo.plain_text import parse_python
 from toolgrpo.tools.plugin.plugin_file import PluginSource, search_beside_the_command
 
 HEAVY = frozenset(  # what a training script imports and tools seldom need
@@ -30,9 +31,6 @@ HEAVY = frozenset(  # what a training script imports and tools seldom need
 _OURS = ("toolgrpo.trainer", "toolgrpo.commands", "toolgrpo.evaluation")
 _MAX_BY_VALUE = 10 << 20
 _SECRETS = "TOOL_SECRETS"
-_SECRET_PARTS = ("SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "APIKEY")
-# as words only: TOKENIZERS_PARALLELISM is none, and a MONKEY has no key
-_SECRET_WORDS = {"TOKEN", "TOKENS", "KEY", "KEYS"}
 
 
 def source_of(spec: str | Path | ModuleType | Sequence[Callable[..., Any]]) -> PluginSource:
@@ -155,18 +153,12 @@ def _holds_heavy_modules(module: ModuleType) -> bool:
     return False
 
 
-# Environment variables named like secrets are kept from the tools, but for those a plugin asks for.
+# Environment variables named like secrets (`is_secret_variable`) are kept from the tools, but for those a plugin asks for.
 #
 # A plugin asks with a line of literals, `TOOL_SECRETS = ["MY_API_KEY"]`, in the file or module that
 # holds its tools. It is read without running the plugin, so that the variables are there while it is
 # imported. What nobody asked for never leaves the trainer. This is a guard against accidents: a tool
 # runs as the trainer's user, and can look for the trainer's memory.
-
-
-def is_secret(name: str) -> bool:
-    """Tell whether an environment variable is named like a secret, as HF_TOKEN, DB_PASSWORD."""
-    upper = name.upper()
-    return any(part in upper for part in _SECRET_PARTS) or not _SECRET_WORDS.isdisjoint(upper.split("_"))
 
 
 def asked_for(source: PluginSource) -> tuple[str, ...]:
@@ -175,7 +167,7 @@ def asked_for(source: PluginSource) -> tuple[str, ...]:
         return tuple(source.secrets)
     path = Path(source.path) if source.path is not None else _file_of(source.module)
     try:
-        tree = ast.parse(path.read_bytes()) if path is not None and path.suffix == ".py" else None
+        tree = parse_python(path.read_bytes()) if path is not None and path.suffix == ".py" else None
     except (OSError, SyntaxError, ValueError, RecursionError):
         return ()  # importing it says so better
     for node in [] if tree is None else tree.body:

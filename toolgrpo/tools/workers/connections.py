@@ -18,10 +18,11 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from toolgrpo.errors import PluginError, ToolExecutorError
+from toolgrpo.plain_text import is_secret_variable
 from toolgrpo.processes.linux import kill_marked, watch_process
 from toolgrpo.processes.wire import FrameReader, WireError, pack
 from toolgrpo.tools.plugin.plugin_file import PluginSource, PluginSpec
-from toolgrpo.tools.plugin.tool_source import is_secret, withheld_hint
+from toolgrpo.tools.plugin.tool_source import withheld_hint
 from toolgrpo.tools.workers.output_log import OutputLog
 from toolgrpo.tools.workers.supervisor import BOOTSTRAP
 
@@ -100,7 +101,7 @@ class SupervisorLink:
 
     def __init__(self, hello: Mapping[str, Any], log: OutputLog) -> None:
         surroundings = {**_DEFAULTS, **os.environ}
-        self._withheld = {name: value for name, value in surroundings.items() if is_secret(name)}
+        self._withheld = {name: value for name, value in surroundings.items() if is_secret_variable(name)}
         self._sources = hello["tools"], hello["environment"]
         self._hello = {**hello, "withheld": sorted(self._withheld)}
         self._log = log

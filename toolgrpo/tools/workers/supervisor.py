@@ -43,7 +43,7 @@ from toolgrpo.processes.wire import FrameReader, pack, receive
 from toolgrpo.tools.plugin.plugin_file import Plugin, PluginSource, load_plugin
 from toolgrpo.tools.plugin.tool_source import HEAVY, asked_for
 from toolgrpo.tools.render import describe_exception
-from toolgrpo.tools.workers.tool_worker import PoolOptions, Worker, what_is_loaded
+from toolgrpo.tools.workers.tool_worker import PoolOptions, Worker
 
 _PATHS = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
 _MAIN = "from toolgrpo.tools.workers.supervisor import main; main(sys.argv)"
@@ -111,7 +111,6 @@ class Supervisor:
         self._forkable = linux.forkable(before)
         self._left_alone = set(linux.children())
         self._listen_for_ended_children()
-        what_is_loaded()
         gc.collect()
         gc.freeze()
         spec = replace(self._plugin.spec, import_s=import_s, heavy_imports=tuple(HEAVY & sys.modules.keys()))

@@ -8,19 +8,16 @@ A call is announced (`begun`) before any of its code runs; what has not begun ca
 (`withdraw`), and is given back (`returned`) where it cannot begin. So the trainer knows of every
 call whether it may have had effects, also when this process is gone.
 
-After each call the process is put right, and replaced where it cannot be (`Health`): the reply
-says `retire` and why. The working directory and umask are those of before (each thread has its
-own), and processes that a stateless sync tool left behind are killed.
+After each call the process is put right (`Health`), and replaced where it runs out of something: the
+reply says `retire` and why. Processes that a stateless sync tool left behind are killed.
 
-Not covered: threads of one worker share one interpreter, so a tool that changes another module's
-globals is seen by its fellows until the worker is replaced. `@tool(isolate=True)` gives each call a
-process of its own.
+Not covered: threads of one worker share one interpreter, so a tool that changes builtins or another
+module's globals is seen by its fellows. `@tool(isolate=True)` gives each call a process of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import builtins
 import faulthandler
 import os
 import resource
@@ -29,12 +26,11 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
-from types import ModuleType
+from functools import partial
 from typing import Any
 
 from toolgrpo.calls import ToolErrorKind
@@ -48,8 +44,6 @@ Render = Callable[[object], dict[str, Any]]  # a return value, as a reply
 _SPENT = 0.9  # of what was free at birth: descriptors, and address space where it is limited
 _STRAY_DESCRIPTORS = 4096  # where the limit is higher: what leaks takes the machine's memory too
 _STRAY_THREADS = 128  # beyond those that run calls
-_NAMES = ("NOFILE", "AS", "DATA", "FSIZE", "STACK", "CPU", "NPROC")
-_LIMITS = tuple(getattr(resource, f"RLIMIT_{name}") for name in _NAMES if hasattr(resource, f"RLIMIT_{name}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +68,7 @@ class Worker:
         self._send_lock = threading.Lock()
         self._begin_lock = threading.Lock()
         self._unbegun: set[int] = set()  # calls that no code of a tool has run for
+        self._running: set[int] = set()
         self._threads = ThreadPoolExecutor(options.threads, "tool", initializer=own_directory_per_thread)
         self._loop: LoopThread | None = None
         self._coroutines: dict[int, Future[None]] = {}
@@ -164,6 +159,7 @@ class Worker:
             if call_id not in self._unbegun:
                 return False
             self._unbegun.discard(call_id)
+            self._running.add(call_id)
         self._send({"begun": call_id})
         return True
 
@@ -179,20 +175,16 @@ class Worker:
         if not self._begin(call_id):
             return
         try:
-            value = function()
-            self._leave_forked_child()
-            tainted = self._health.restore()
-            reply = render(value)
+            reply = render(function())
         except BaseException as error:  # the executor: a tool may raise anything, SystemExit included
-            self._leave_forked_child()
-            tainted = self._health.restore()
             reply = self._failed(error)
+        self._put_right(call_id)
         left_behind = set(children(threading.get_native_id())) - self._kept
         if keep:
             self._kept |= left_behind
         else:
             _kill(left_behind)
-        self._send({"id": call_id, "retire": tainted or self._health.complaint(), **reply})
+        self._send({"id": call_id, "retire": self._health.complaint(), **reply})
 
     async def _run_async(self, call_id: int, function: Callable[[], Any], render: Render) -> None:
         if not self._begin(call_id):
@@ -203,8 +195,8 @@ class Worker:
             reply = {"error": ToolErrorKind.TIMEOUT, "text": "cancelled"}
         except BaseException as error:  # the executor: a tool may raise anything, SystemExit included
             reply = self._failed(error)
-        self._leave_forked_child()
-        self._send({"id": call_id, "retire": self._health.restore() or self._health.complaint(), **reply})
+        self._put_right(call_id)
+        self._send({"id": call_id, "retire": self._health.complaint(), **reply})
 
     def _rendered(self, value: object) -> dict[str, Any]:
         rendered = render_result(value, self._options.max_result_chars)
@@ -232,13 +224,12 @@ class Worker:
             self._loop.loop.call_soon_threadsafe(own_directory_per_thread)
         return self._loop
 
-    def _leave_forked_child(self) -> None:
-        """End a child that a tool forked and that came back from the tool's function.
-
-        It must not answer in its parent's name.
-        """
+    def _put_right(self, call_id: int) -> None:
         if os.getpid() != self._pid:
-            os._exit(0)
+            os._exit(0)  # a child that a tool forked came back from its function: it must not answer for its parent
+        with self._begin_lock:
+            self._running.discard(call_id)
+            self._health.restore(variables=not self._running and self._instance is None)
 
 
 def _spoken(method: str, value: object) -> dict[str, Any]:
@@ -262,59 +253,43 @@ def _log_traceback(error: BaseException) -> None:
         sys.stderr.flush()
 
 
-# What is looked at after each call and before the next one begins. Each look costs some microseconds:
-# counts are compared, never lists. What is bounded is measured from the worker's birth, so that a
-# plugin whose import takes much is not replaced for it.
+# A tool is careless, not hostile (SECURITY.md). After each call this is put back, so that the next one does not break:
+# the working directory and the umask; `sys.stdout` and `sys.stderr`, if they were closed; variables of the environment
+# that were there at the worker's birth, unless another call runs, which may have changed them for itself, or the calls
+# are one environment's. What calls leak (descriptors, threads, address space) is bounded, measured from the worker's
+# birth: a plugin whose import takes much is not replaced for it. Each look costs some microseconds.
 #
-# Not covered: the contents of other modules, environment variables, signal handlers, locales, threads
-# that are not Python's.
-
-
-@cache
-def what_is_loaded() -> tuple[Mapping[str, Any], Mapping[str, ModuleType]]:
-    """Return the builtins and modules when this was first asked: before a fork, for what is forked.
-
-    Each worker's own list of them would have it copy the pages of all modules.
-    """
-    return dict(vars(builtins)), dict(sys.modules)
+# Not covered: builtins, modules, limits, new variables, signal handlers, locales, threads that are not Python's.
 
 
 class Health:
-    """Puts a process right after a call, or says why it must be replaced.
-
-    Holds the resources of a worker at its start, and what is left of them. `threads`: how many run calls."""
+    """Puts a process right after a call, or says why it must be replaced. `threads`: how many run calls."""
 
     def __init__(self, threads: int) -> None:
-        self._builtins, self._modules_then = what_is_loaded()
-        self._modules = sys.modules
         self._folder = os.getcwd()
         self._umask = os.umask(0o022)
         os.umask(self._umask)
-        self._limits = {kind: resource.getrlimit(kind) for kind in _LIMITS}
+        self._environment = dict(os.environ)
         self._most_threads = threading.active_count() + threads + _STRAY_THREADS
-        first_free, most = _first_free_descriptor(), self._limits[resource.RLIMIT_NOFILE][0]
+        first_free, most = _first_free_descriptor(), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._last_descriptor = first_free + min(_SPENT * (most - first_free), _STRAY_DESCRIPTORS)
-        mapped, room = _mapped_bytes(), self._limits[resource.RLIMIT_AS][0]
+        mapped, room = _mapped_bytes(), resource.getrlimit(resource.RLIMIT_AS)[0]
         self._most_bytes = None if room == resource.RLIM_INFINITY else mapped + _SPENT * (room - mapped)
 
-    def restore(self) -> str | None:
-        """Put back what a call must leave as it was; what fellow calls may have met meanwhile."""
-        complaint = self._restore_builtins()  # first: all the rest needs them
-        if sys.modules is not self._modules or len(sys.modules) < len(self._modules_then):
-            sys.modules = self._modules
-            for name, module in self._modules_then.items():
-                sys.modules.setdefault(name, module)
-            complaint = "a call removed modules"
-        for kind, before in self._limits.items():
-            if resource.getrlimit(kind) != before:
-                with suppress(OSError, ValueError):  # a hard limit that was lowered stays lowered, but for root
-                    resource.setrlimit(kind, before)
-                complaint = "a call changed the limits of the process"
+    def restore(self, *, variables: bool) -> None:
+        """Put back what a call must leave as it was."""
         with suppress(OSError):
             if os.getcwd() != self._folder:
                 os.chdir(self._folder)
         os.umask(self._umask)
-        return complaint
+        for name, descriptor in (("stdout", 1), ("stderr", 2)):
+            stream = getattr(sys, name)
+            if getattr(stream, "closed", stream is None):
+                with suppress(OSError):
+                    again = open(descriptor, "w", 1, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115 - it stays
+                    setattr(sys, name, again)
+        if variables and not self._environment.items() <= os.environ.items():
+            os.environ.update(self._environment)
 
     def complaint(self) -> str | None:
         """Return what is nearly spent, if anything is."""
@@ -325,15 +300,6 @@ class Health:
         if self._most_bytes is not None and _mapped_bytes() > self._most_bytes:
             return "its memory is nearly spent"
         return None
-
-    def _restore_builtins(self) -> str | None:
-        now = builtins.__dict__
-        replaced = False
-        for name, value in self._builtins.items():
-            if name not in now or now[name] is not value:
-                now[name] = value
-                replaced = replaced or name != "_"
-        return "a call replaced builtins" if replaced else None
 
 
 def _first_free_descriptor() -> float:
