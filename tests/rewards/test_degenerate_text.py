@@ -18,6 +18,8 @@ from timeit import timeit
 from typing import Any, NamedTuple
 
 import pytest
+from confined_python.grading import Suite, plan
+from confined_python.literals import MOST_HASHED, NotPlainError, decode, encode
 
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolResult
 from toolgrpo.data.arithmetic import success
@@ -30,8 +32,6 @@ from toolgrpo.rewards.code_exec import program_of
 from toolgrpo.rewards.gym import bare_answer
 from toolgrpo.rewards.numerals import all_numbers, boxed, last_number, marked_answer
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
-from toolgrpo.sandbox.grading import Suite, plan
-from toolgrpo.sandbox.literals import MOST_HASHED, NotPlainError, decode, encode
 from toolgrpo.tools.arguments import ArgumentChecker
 from toolgrpo.tools.render import cut, render_result
 from toolgrpo.tools.toolbox import parse_call

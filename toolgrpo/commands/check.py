@@ -26,6 +26,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from confined_python import choose_rung
 from datasets import Dataset
 from peft import get_peft_model
 from transformers import AutoConfig
@@ -54,7 +55,6 @@ from toolgrpo.plain_text import counted, duration
 from toolgrpo.rewards import Reward, check_gold
 from toolgrpo.rollout import RolloutBatch
 from toolgrpo.rollout.row_parts import offered_tools
-from toolgrpo.sandbox.client.host_process import choose_rung
 from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 from toolgrpo.trainer.memory import Device, Estimate
