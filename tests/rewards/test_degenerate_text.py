@@ -23,7 +23,7 @@ from confined_python.literals import MOST_HASHED, NotPlainError, decode, encode
 
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolResult
 from toolgrpo.data.arithmetic import success
-from toolgrpo.errors import DataError
+from toolgrpo.errors import UserError
 from toolgrpo.evaluation.measures import given_answer
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.observe.trackers import as_markdown, episode_rows
@@ -161,7 +161,7 @@ def planned(text: str) -> None:
     ):
         try:
             plan(suite)
-        except DataError:
+        except UserError:
             continue
 
 
