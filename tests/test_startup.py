@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from confined_python.processes import linux
 
 ON_CPU = pytest.mark.skipif(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from confined_python import Rung, Sandbox
 from confined_python.client.host_process import probe
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from confined_python import Sandbox
 from process_tree import children_of, family_of, wait_for
+
+from confined_python import Sandbox
 
 _REST_S = 2.0
 

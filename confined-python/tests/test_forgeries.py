@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from confined_python import Sandbox
 from confined_python.grading import Suite, grade
 

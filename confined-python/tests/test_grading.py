@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from confined_python import Sandbox
 from confined_python.errors import UserError
 from confined_python.grading import Suite, grade

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+
 from confined_python import Sandbox
 from confined_python.grading import Suite, grade
 from confined_python.literals import NotPlainError, decode, encode

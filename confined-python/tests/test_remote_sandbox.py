@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+
 from confined_python import Limits, RemoteSandbox, RunStatus
 from confined_python.errors import SandboxError, UserError
 

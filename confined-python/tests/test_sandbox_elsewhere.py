@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from confined_python.client.host_process import open_to_all
 
 NOBODY = 65534

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 import pytest
+
 from confined_python import Rung, RunStatus, Sandbox
 
 X32 = 0x40000000

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from process_tree import all_end, family_of, has_ended, wait_for
+
 from confined_python import Sandbox, SandboxResult
 from confined_python.client.pool import SharedSandbox
 from confined_python.errors import SandboxError
-from process_tree import all_end, family_of, has_ended, wait_for
 
 OWNER = """
 from confined_python import Sandbox

@@ -8,11 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from out_of_memory import KILLS_ITSELF, Counter, confined, killed_while_it_runs
+from process_tree import children_of
+
 from confined_python import RunStatus, Sandbox
 from confined_python.client import host_process
 from confined_python.errors import SandboxError
-from out_of_memory import KILLS_ITSELF, Counter, confined, killed_while_it_runs
-from process_tree import children_of
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from confined_python import Rung, RunStatus, Sandbox
 from confined_python.errors import SandboxError, UserError
 from confined_python.literals import NotPlainError, decode, encode

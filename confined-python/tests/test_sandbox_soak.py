@@ -10,9 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from process_tree import all_end, family_of, wait_for
+
 from confined_python import Sandbox, SandboxResult
 from confined_python.errors import SandboxError
-from process_tree import all_end, family_of, wait_for
 
 CLIENTS = 4
 FAMILY_GROWTH_KB = 32 << 10  # a leak of 2 kB a run shows in 20,000

@@ -11,10 +11,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from process_tree import all_end, family_of, stop
+
 from confined_python import Rung, Sandbox
 from confined_python.base import NOBODY
 from confined_python.host import scratch
-from process_tree import all_end, family_of, stop
 
 OPENER = """
 import sys, tempfile

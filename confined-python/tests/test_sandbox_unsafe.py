@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process_tree import all_end, family_of, wait_for
+
 from confined_python import Limits, Rung, RunStatus, Sandbox
 from confined_python.errors import SandboxError
 from confined_python.grading import Suite, grade
-from process_tree import all_end, family_of, wait_for
 
 ROOT = str(Path(__file__).parents[2])
 ADD = Suite(tests=("assert add(2, 3) == 5", "assert add(-1, 1) == 0"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from confined_python import Rung, RunStatus, Sandbox
 from confined_python.base import Limits
 from confined_python.host.run_process import Launcher, Process, open_pipes

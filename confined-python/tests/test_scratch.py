@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from confined_python import Sandbox
 from confined_python.host import scratch
 

@@ -7,6 +7,7 @@ import socket
 import struct
 
 import pytest
+
 from confined_python.processes.wire import (
     MAX_FRAME_BYTES,
     FrameReader,

@@ -14,11 +14,11 @@ from typing import Any
 
 import psutil
 import pytest
+from out_of_memory import KILLS_ITSELF, Counter, killed_while_it_runs
+
 from confined_python import Sandbox
 from confined_python.client import host_process
 from confined_python.grading import Suite, grade
-from out_of_memory import KILLS_ITSELF, Counter, killed_while_it_runs
-
 from toolgrpo.data import load_tasks
 from toolgrpo.errors import RewardError, SandboxError, WorkerLostError
 from toolgrpo.rewards import get_reward

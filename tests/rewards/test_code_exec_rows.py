@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confined_python.grading import Suite, grade
 
+from confined_python.grading import Suite, grade
 from toolgrpo.drops import DropEpisode
 from toolgrpo.rewards import get_reward
 from toolgrpo.rewards.base import Score

@@ -18,9 +18,9 @@ from timeit import timeit
 from typing import Any, NamedTuple
 
 import pytest
+
 from confined_python.grading import Suite, plan
 from confined_python.literals import MOST_HASHED, NotPlainError, decode, encode
-
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolResult
 from toolgrpo.data.arithmetic import success
 from toolgrpo.errors import UserError

@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from confined_python.processes.linux import children
 from process_tree import all_end, children_of, wait_for
 
+from confined_python.processes.linux import children
 from tests.support.tool_calls import attempt
 from toolgrpo.calls import CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import ToolExecutorError

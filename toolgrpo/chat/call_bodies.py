@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from confined_python import parse_python
-
 from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.attempts import (
     BareCalls,

@@ -26,11 +26,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from confined_python import choose_rung
 from datasets import Dataset
 from peft import get_peft_model
 from transformers import AutoConfig
 
+from confined_python import choose_rung
 from toolgrpo.build import load_tokenizer, put_together
 from toolgrpo.commands.arguments import CheckArguments, ScriptArguments, parse_checked
 from toolgrpo.commands.check_lines import (

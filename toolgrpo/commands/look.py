@@ -37,6 +37,7 @@ def environment_lines(words: Sequence[str] = ()) -> Iterator[str]:
         raise ConfigError(f"toolgrpo env takes no words, got {words[0]!r}")
     import psutil
     import torch
+
     from confined_python import choose_rung
 
     yield f"python       {platform.python_version()} on {platform.platform()}"

@@ -32,7 +32,6 @@ from typing import Any
 
 from confined_python import SHARED_WORKERS, Sandbox, SharedSandbox, parse_python
 from confined_python.grading import Suite, forgeable_because, grade, is_program, plan
-
 from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import RewardError, SandboxError, UserError, WorkerLostError
 from toolgrpo.rewards.base import Score

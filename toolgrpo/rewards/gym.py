@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from confined_python import DEFAULT_PRELOAD, SharedSandbox
-
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import boxed

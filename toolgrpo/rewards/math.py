@@ -22,7 +22,6 @@ from fractions import Fraction
 from typing import Any
 
 from confined_python import DEFAULT_PRELOAD, SharedSandbox
-
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import boxed, last_number, marked_answer

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from confined_python.processes.wire import pack_objects
-
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.drops import DropEpisode, EnvironmentLost
 from toolgrpo.errors import PluginError

@@ -26,11 +26,11 @@ from typing import Any
 import httpx2
 import mcp_types
 import pydantic
-from confined_python.processes import linux
 from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
+from confined_python.processes import linux
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.base import Reply

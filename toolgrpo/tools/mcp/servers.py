@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Any
 
 import mcp_types
-from confined_python.processes.linux import kill_marked
 
+from confined_python.processes.linux import kill_marked
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker
 from toolgrpo.tools.backends import BackendSession

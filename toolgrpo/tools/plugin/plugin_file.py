@@ -23,8 +23,8 @@ from types import ModuleType
 from typing import Any
 
 import pydantic
-from confined_python.processes.wire import unpack_objects
 
+from confined_python.processes.wire import unpack_objects
 from toolgrpo.errors import PluginError
 from toolgrpo.plugin_files import import_failed, import_file, user_traceback
 from toolgrpo.tools.base import HOOKS

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from confined_python.processes.linux import kill_marked, watch_process
-from confined_python.processes.wire import FrameReader, WireError, pack
 from pydantic import TypeAdapter
 
+from confined_python.processes.linux import kill_marked, watch_process
+from confined_python.processes.wire import FrameReader, WireError, pack
 from toolgrpo.errors import PluginError, ToolExecutorError
 from toolgrpo.tools.plugin.plugin_file import PluginSource, PluginSpec
 from toolgrpo.tools.plugin.tool_source import is_secret, withheld_hint

@@ -39,7 +39,6 @@ from typing import Any
 
 from confined_python.processes import linux
 from confined_python.processes.wire import FrameReader, pack, receive
-
 from toolgrpo.errors import UserError
 from toolgrpo.tools.plugin.plugin_file import Plugin, PluginSource, load_plugin
 from toolgrpo.tools.plugin.tool_source import HEAVY, asked_for

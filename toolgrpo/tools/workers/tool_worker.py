@@ -45,7 +45,6 @@ from confined_python.processes.linux import (
     own_directory_per_thread,
 )
 from confined_python.processes.wire import pack, receive, unpack_objects
-
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.plugin_file import Plugin
