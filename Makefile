@@ -6,6 +6,7 @@
 #   make check       formatting, lint, types, English make test-slow   the long tests
 #   make bench       the benchmarks                   make lock        resolve the lock files again
 #   make docs        the pages as a site, in build/site
+#   make wheels      the wheels of toolgrpo and of its sandbox, confined-python, in dist
 #   make gpu-proof   on a machine with an NVIDIA GPU: what only a GPU can show, as one table
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK ?= $(if $(shell command -v nvidia-smi 2>/dev/null),requirements-cuda.lock,requirements-cpu.lock)
 STAMP := $(VENV)/.installed
-FINGERPRINT = $(shell cat $(LOCK) pyproject.toml Makefile 2>/dev/null | cksum | tr ' ' '-')-$(notdir $(LOCK))
+FINGERPRINT = $(shell cat $(LOCK) pyproject.toml confined-python/pyproject.toml Makefile 2>/dev/null | cksum | tr ' ' '-')-$(notdir $(LOCK))
 TORCH = $(shell grep -o '^torch==[^ ]*' $(LOCK))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 UV := uv==0.13.9
@@ -26,7 +27,7 @@ CORES = $(BIN)/python -c 'import psutil; print(psutil.cpu_count(logical=False) o
 # Triton compiles with it when vLLM's first kernel runs, which is too late to hear of it.
 HAS_PYTHON_H = import os, sys, sysconfig; file = os.path.join(sysconfig.get_paths()["include"], "Python.h"); sys.exit(not os.path.exists(file) and "a GPU needs the headers of Python, and there is no %s. Install them (python3-dev), or take a Python that has them: make setup PYTHON=..." % file)
 
-.PHONY: setup train test test-slow check bench docs gpu-proof lock clean
+.PHONY: setup train test test-slow check bench docs wheels gpu-proof lock clean
 
 setup:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "toolgrpo needs Python 3.11 or newer; %s is %s. Try: make setup PYTHON=python3.11" % (sys.executable, sys.version.split()[0]))'
@@ -53,7 +54,7 @@ install:
 	@DS_BUILD_OPS=0 $(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --compile-bytecode -r $(LOCK) 2>>$(VENV)/uv.log || \
 		{ echo "uv could not install the lock ($(VENV)/uv.log says why), so pip does, in several times the time"; \
 		  DS_BUILD_OPS=0 $(PIP) install --quiet --no-deps -r $(LOCK); }
-	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@$(PIP) install --quiet --no-deps --no-build-isolation -e ./confined-python -e .
 	@echo "$(FINGERPRINT)" > $(STAMP)
 	@echo "ready: $(BIN)/python"
 
@@ -86,6 +87,10 @@ docs:
 		  && cp requirements-docs.lock build/docs-env; }
 	@NO_MKDOCS_2_WARNING=1 build/docs-env/bin/mkdocs build --quiet
 	@echo "ready: build/site/index.html"
+
+wheels: setup
+	@cd confined-python && ../$(BIN)/hatchling build -t wheel -d ../dist
+	@$(BIN)/hatchling build -t wheel -d dist
 
 # It asks for the driver before it installs anything. `make gpu-proof ARGS="--only nano sleep"`: some parts.
 gpu-proof:

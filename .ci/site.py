@@ -1,4 +1,4 @@
-"""Fit the repository's Markdown to the site: README is its first page, files outside docs/ are named and not linked."""
+"""Fit the repository's Markdown to the site: two READMEs are pages of it, other files outside docs/ are named and not linked."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
+ELSEWHERE = {"README.md": "index.md", "confined-python/README.md": "background/confined_python.md"}
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add README as index.md."""
-    files.append(File.generated(config, "index.md", content=(ROOT / "README.md").read_text("utf-8")))
+    """Add the pages that are elsewhere."""
+    for path, uri in ELSEWHERE.items():
+        files.append(File.generated(config, uri, content=(ROOT / path).read_text("utf-8")))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Rewrite links: seen from the site where they lead to a page, as a file's name where they do not."""
-    folder = "" if page.file.src_uri == "index.md" else os.path.join("docs", os.path.dirname(page.file.src_uri))
+    source = next((path for path, uri in ELSEWHERE.items() if uri == page.file.src_uri), f"docs/{page.file.src_uri}")
+    folder = os.path.dirname(source)
 
     def seen_from_the_site(found: re.Match[str]) -> str:
         image, text, target, section = found.groups("")
@@ -28,8 +31,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             return found[0]
         path = os.path.normpath(os.path.join(folder, target))
         assert (ROOT / path).exists(), f"{page.file.src_uri}: {target} does not exist"
-        if path == "README.md":
-            path = "docs/index.md"
+        if path in ELSEWHERE:
+            path = f"docs/{ELSEWHERE[path]}"
         if not path.startswith("docs/"):
             return f"{text} (`{path}`)" if path not in text else text
         return f"{image}[{text}]({os.path.relpath(path, os.path.dirname(f'docs/{page.file.src_uri}'))}{section})"

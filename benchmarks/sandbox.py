@@ -28,9 +28,9 @@ from typing import Any
 from _reporting import benchmark, parser_of, progress, save
 from _rows import Figure, Row
 
+from confined_python.client.host_process import probe
+from confined_python.grading import Suite, grade
 from toolgrpo.sandbox import Rung, Sandbox
-from toolgrpo.sandbox.client.host_process import probe
-from toolgrpo.sandbox.grading import Suite, grade
 
 CODE = "print(1 + 1)"
 IMPORTS = "import numpy, sympy\nprint(numpy.arange(3).sum())"

@@ -22,8 +22,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-from tests.support.processes import ask_for_stacks
+from process_tree import ask_for_stacks
 
 # Threads that wait give their core away: spinning, they took three times as long where others use the cores too.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

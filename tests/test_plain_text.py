@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
-import time
 import unicodedata
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from toolgrpo.plain_text import parse_python, plain, plain_json, without_secrets
+from toolgrpo.plain_text import plain, plain_json, without_secrets
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J \x9b31m \x85 \u2028 \u2029 \u202e \u2066 \ufeff \ud800 \x7f \x00 \r"
 
@@ -151,23 +148,3 @@ def test_keys_that_are_known_by_their_form_are_blanked_anywhere(secret: str) -> 
 @pytest.mark.parametrize("part", ["--token ", "a=", "x://", "?token=", '"', "\\", "key: ", "a-", "://@"])
 def test_long_text_is_read_in_linear_time(part: str) -> None:
     without_secrets(part * (200_000 // len(part)))
-
-
-def test_python_is_parsed_by_several_threads_at_once() -> None:
-    """A collector that calls Python, as profilers have it do, lets another thread in while one makes a tree."""
-
-    def parse(depth: int) -> int:
-        return parse(depth - 1) if depth else sum(len(parse_python(text).body) for _ in range(20))
-
-    def let_others_in(*said: object) -> None:
-        time.sleep(0)
-
-    text, threshold = "def f(a, b):\n    return a * a + b * b\n" * 30, gc.get_threshold()
-    gc.callbacks.append(let_others_in)
-    gc.set_threshold(5)
-    try:
-        with ThreadPoolExecutor(4) as threads:
-            assert list(threads.map(parse, (3, 9, 15, 30))) == [600] * 4
-    finally:
-        gc.set_threshold(*threshold)
-        gc.callbacks.remove(let_others_in)

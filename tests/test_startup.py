@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.processes import linux
+from confined_python.processes import linux
 
 ON_CPU = pytest.mark.skipif(
     not sys.platform.startswith("linux") or os.path.exists("/proc/driver/nvidia"), reason="about Linux without a GPU"

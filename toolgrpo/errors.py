@@ -25,15 +25,35 @@ Three kinds of failure take three roads (see DESIGN in the docs):
         └── PeerError              another process of the same run failed first
 
 Every message says what failed, what was got, and what to do.
+
+The sandbox is a distribution of its own (`confined-python`) and raises its own classes. The root and the two branches here
+are the ones that it brings along, so that `except ToolGRPOError` catches what it raises.
 """
 
+from __future__ import annotations
 
-class ToolGRPOError(Exception):
-    """Base of every error this package raises on purpose."""
+from confined_python.errors import ConfinedPythonError as ToolGRPOError
+from confined_python.errors import InfrastructureError, SandboxError, UserError, WorkerLostError
 
-
-class UserError(ToolGRPOError, ValueError):
-    """A plugin, a configuration or a dataset is wrong; the message says where and what to do."""
+__all__ = [
+    "ChatFormatError",
+    "ConfigError",
+    "DataError",
+    "EngineError",
+    "FinalEngineError",
+    "InfrastructureError",
+    "ModelError",
+    "PeerError",
+    "PluginError",
+    "RewardError",
+    "SandboxError",
+    "StorageError",
+    "TooManyDroppedError",
+    "ToolExecutorError",
+    "ToolGRPOError",
+    "UserError",
+    "WorkerLostError",
+]
 
 
 class ConfigError(UserError):
@@ -60,10 +80,6 @@ class ChatFormatError(UserError):
     """A chat template cannot carry tool episodes token-exactly."""
 
 
-class InfrastructureError(ToolGRPOError, RuntimeError):
-    """Something outside the program failed and retrying did not help."""
-
-
 class EngineError(InfrastructureError):
     """The generation engine or its server failed."""
 
@@ -76,14 +92,6 @@ class FinalEngineError(EngineError):
 
 class ToolExecutorError(InfrastructureError):
     """The tool workers could not be started or kept alive."""
-
-
-class SandboxError(InfrastructureError):
-    """The sandbox could not be started or kept alive."""
-
-
-class WorkerLostError(SandboxError):
-    """A worker of the sandbox ended in the middle of a run; the sandbox itself may be well."""
 
 
 class TooManyDroppedError(InfrastructureError):

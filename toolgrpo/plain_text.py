@@ -9,15 +9,13 @@ marks that turn the reading direction around, halves of surrogate pairs that no 
 Nothing but the standard library: tool workers and the trainer share it. Not covered: letters that
 only look like others.
 
-`parse_python` reads what they wrote as Python, from any thread. `without_secrets` is for what a run keeps of its settings, `counted` for sentences with a number.
+`without_secrets` is for what a run keeps of its settings, `counted` for sentences with a number.
 """
 
 from __future__ import annotations
 
-import ast
 import math
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -145,12 +143,3 @@ def _blanked(found: re.Match[str]) -> str:
         return found[0]
     quote = value[0] if value[0] in "'\"" and value[-1] == value[0] else ""
     return f"{found['head']}{quote}{_BLANK}{quote}"
-
-
-_PARSING = threading.Lock()
-
-
-def parse_python(source: str | bytes, mode: str = "exec") -> Any:
-    """Do as `ast.parse`, one thread at a time: its counter of depth is the process's, and two at once are a SystemError."""
-    with _PARSING:
-        return ast.parse(source, mode=mode)

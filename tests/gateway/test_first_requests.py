@@ -13,7 +13,7 @@ from functools import partial
 import openai
 from toolgrpo.gateway.agent_process import _client
 from toolgrpo.gateway.agent_process import make_first_requests
-from toolgrpo.processes.linux import forkable, open_descriptors
+from confined_python.processes.linux import forkable, open_descriptors
 
 before = open_descriptors()
 for kind in ("AsyncOpenAI", "OpenAI"):

@@ -74,16 +74,18 @@ def test_a_step_has_its_metrics_and_where_its_time_went(tmp_path: Path) -> None:
     phases = {"before_rollout": 0.5, "rollout": 2.0, "scoring": 0.25, "training": 1.0}
     training.step(**phases)
     logging.getLogger("toolgrpo.engines").warning("the server is slow")
+    logging.getLogger("confined_python.remote").warning("so is the sandbox")
     training.log.on_save(training.args, training.state, training.control)
     training.log.on_train_end(training.args, training.state, training.control)
     training.log.close()
     logging.getLogger("toolgrpo.engines").warning("nobody listens any more")
-    run, measured, step, warning, saved, ended = lines(tmp_path)
+    run, measured, step, warning, of_the_sandbox, saved, ended = lines(tmp_path)
     assert (run["kind"], run["tools"], run["resumed"], run["max_steps"]) == ("run", ["add"], None, 4)
     assert run["config"]["num_generations"] == 4 and "toolgrpo" in run["versions"]
     assert (measured["label"], measured["n"], measured["successes"]) == ("before (greedy)", 2, 1)
     assert (step["step"], step["phases"], step["metrics"]) == (0, phases, {"reward": 0.5, "odd": None})
     assert (warning["what"], warning["text"], warning["step"]) == ("warning", "the server is slow", 0)
+    assert of_the_sandbox["text"] == "so is the sandbox"
     assert (saved["what"], saved["text"]) == ("checkpoint", "checkpoint-1")
     assert (ended["what"], ended["text"]) == ("stopped", "after 1 of 4 steps")
 

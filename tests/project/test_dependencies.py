@@ -1,4 +1,4 @@
-"""What the package imports is declared in pyproject.toml, and what is declared is imported."""
+"""What a package imports is declared in its pyproject.toml, and what is declared is imported."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 THROUGH = {
@@ -29,24 +31,26 @@ def plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def imported() -> dict[str, str]:
-    """Return the top-level names that the package imports, each with a file that does."""
+def imported(package: Path) -> dict[str, str]:
+    """Return the top-level names that a package imports, each with a file that does."""
     found: dict[str, str] = {}
-    for path in (ROOT / "toolgrpo").rglob("*.py"):
+    for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
             found |= {name.partition(".")[0]: path.name for name in names}
     return {
-        name: file for name, file in found.items() if name not in {*sys.stdlib_module_names, "toolgrpo", "_typeshed"}
+        name: file for name, file in found.items() if name not in {*sys.stdlib_module_names, package.name, "_typeshed"}
     }
 
 
-def test_imports_and_declarations_agree() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+@pytest.mark.parametrize("package", ["toolgrpo", "confined-python/confined_python"])
+def test_imports_and_declarations_agree(package: str) -> None:
+    folder = ROOT / package
+    project = tomllib.loads((folder.parent / "pyproject.toml").read_text())["project"]
     extras = [one for name, lines in project["optional-dependencies"].items() if name != "dev" for one in lines]
     declared = {plain(re.split(r"[\s<>=!~;\[]", line, maxsplit=1)[0]) for line in [*project["dependencies"], *extras]}
     installed = packages_distributions()
-    needed = {plain(THROUGH.get(name) or (installed.get(name) or [name])[0]): name for name in imported()}
+    needed = {plain(THROUGH.get(name) or (installed.get(name) or [name])[0]): name for name in imported(folder)}
     assert {name: needed[name] for name in needed.keys() - declared} == {}
     assert declared - needed.keys() - ONLY_INSTALLED == set()

@@ -25,7 +25,6 @@ LIGHT = {
     "toolgrpo.tools.workers.tool_worker": WORKER,
     "toolgrpo.tools.open_toolbox": TRAINING | SDK,
     "toolgrpo.sandbox": TRAINING,
-    "toolgrpo.sandbox.host.host": TRAINING,
     "toolgrpo.rollout": TRAINING,
     "toolgrpo.report.build": TRAINING,
     "toolgrpo.testing": TRAINING,

@@ -6,8 +6,11 @@ Every import counts: inside functions and under TYPE_CHECKING as well, for a rea
 from __future__ import annotations
 
 import ast
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,11 +20,16 @@ import toolgrpo
 pytestmark = pytest.mark.lock
 
 ROOT = Path(toolgrpo.__file__).parent
+SANDBOX = ROOT.parent / "confined-python" / "confined_python"
+FACE = {
+    *("confined_python", "confined_python.errors", "confined_python.grading"),
+    *(f"confined_python.processes{name}" for name in ("", ".linux", ".wire")),
+}
 LAYERS = (
     {"errors", "drops", "calls", "trajectory", "ledger", "segments", "plain_text", "loopback"}
-    | {"regex_budget", "named_files", "plugin_files", "settings_files", "processes"}
+    | {"regex_budget", "named_files", "plugin_files", "settings_files", "sandbox"}
     | {"startup", "meeting", "storage", "folder_claim", "hub", "models"},
-    {"chat", "tools", "sandbox", "rewards", "data"},
+    {"chat", "tools", "rewards", "data"},
     {"engines", "shared_pass"},
     {"rollout"},
     {"learning"},
@@ -78,6 +86,40 @@ def circle(pairs: Mapping[tuple[str, str], object]) -> list[str]:
     except CycleError as error:
         return list(error.args[1])
     return []
+
+
+def modules_of(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield each module that a folder's files import or import from, with a file that does."""
+    for file in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+            yield from ((name, str(file.relative_to(folder))) for name in names)
+
+
+def test_the_sandbox_imports_nothing_of_toolgrpo_nor_of_training() -> None:
+    roots = {name.partition(".")[0] for name, _ in modules_of(SANDBOX)}
+    assert roots - sys.stdlib_module_names == {"confined_python", "landlockpy", "seccompy"}
+
+
+def test_toolgrpo_imports_only_the_face_of_the_sandbox_and_its_helpers_of_processes() -> None:
+    inner = {
+        ".".join(file.relative_to(SANDBOX.parent).with_suffix("").parts).removesuffix(".__init__")
+        for file in SANDBOX.rglob("*.py")
+    }
+    used = {name: file for name, file in modules_of(ROOT) if name in inner}
+    assert used.keys() - FACE == set(), f"take it from {FACE}, or give it a name there: {used}"
+    public = import_module("confined_python").__all__
+    named = {
+        name for name, _ in modules_of(ROOT) if name.startswith("confined_python.") and name.count(".") == 1
+    } - inner
+    assert {name.partition(".")[2] for name in named} <= {*public}
+
+
+def test_the_two_distributions_have_one_version() -> None:
+    needed = re.findall(r'"confined-python==(.*?)"', (ROOT.parent / "pyproject.toml").read_text())
+    assert needed == [import_module("confined_python").__version__] == [toolgrpo.__version__]
 
 
 def test_every_part_has_its_layer() -> None:

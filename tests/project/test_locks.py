@@ -43,7 +43,7 @@ def test_a_lock_says_how_plain_pip_installs_it(name: str) -> None:
     lines = (ROOT / name).read_text().splitlines()
     head = [line for line in lines if line.startswith("#")]
     commands = [line.removeprefix("#   ") for line in head if line.startswith("#   ")]
-    assert commands[-2:] == [f"pip install --no-deps -r {name}", "pip install --no-deps -e ."]
+    assert commands[-2:] == [f"pip install --no-deps -r {name}", "pip install --no-deps -e ./confined-python -e ."]
     ((torch, hashes),) = ((pin, hashes) for pin, hashes in pins_of(name).items() if pin.startswith("torch=="))
     if "+cpu" in torch:
         (index,) = set(re.findall(r"--index-url (\S+)", (ROOT / "Makefile").read_text()))

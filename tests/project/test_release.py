@@ -25,6 +25,7 @@ def test_a_dry_run_builds_and_changes_nothing() -> None:
     done = release(version)
     assert done.returncode == 0, done.stderr
     assert re.search(rf"^built toolgrpo-{version}-py3-none-any\.whl ", done.stdout, re.MULTILINE)
+    assert re.search(rf"^built confined_python-{version}-py3-none-any\.whl ", done.stdout, re.MULTILINE)
     assert f"built toolgrpo-{version}.tar.gz" in done.stdout and f"would commit this, tag v{version}" in done.stdout
     assert re.search(rf"^\+## {version} \(\d{{4}}-\d\d-\d\d\)$", done.stdout, re.MULTILINE)
     assert before == (ROOT / "CHANGELOG.md").read_text()

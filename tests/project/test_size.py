@@ -29,11 +29,9 @@ LINES = {
     "learning": 1200,
     "models": 350,
     "observe": 3250,
-    "processes": 400,
     "report": 950,
     "rewards": 1900,
     "rollout": 2450,
-    "sandbox": 3500,
     "sft": 250,
     "shared_pass": 1400,
     "testing": 1000,
@@ -42,17 +40,18 @@ LINES = {
     "(itself)": 2800,
 }
 MOST = {
-    "modules": 243,
-    "modules with one importer": 51,
-    "modules that a trainer imports": 140,
-    "lines that a trainer imports": 25_600,
+    "modules": 222,
+    "modules with one importer": 47,
+    "modules that a trainer imports": 129,
+    "lines that a trainer imports": 24_050,
     "files that import TRL": 5,
     "fields of our own": 45,
-    "lines of tests": 42_900,
+    "lines of tests": 40_250,
     "lines of benchmarks": 5_700,
-    "lines of pages": 4_050,
-    "words of pages": 30_300,
+    "lines of pages": 3_960,
+    "words of pages": 29_100,
 }
+SANDBOX = {"lines": 3_950, "lines of tests": 2_800}  # of confined-python, which is counted by itself
 
 
 def n_lines(folder: Path, pattern: str = "*.py") -> int:
@@ -136,5 +135,15 @@ def test_no_count_is_above_its_budget() -> None:
     assert not over, f"above their budgets: {over}; remove something, or say in a commit what was gained"
 
 
+def sandbox() -> dict[str, int]:
+    folder = ROOT / "confined-python"
+    return {"lines": n_lines(folder / "confined_python"), "lines of tests": n_lines(folder / "tests")}
+
+
+def test_the_sandbox_is_within_its_budget() -> None:
+    over = {name: (number, SANDBOX[name]) for name, number in sandbox().items() if number > SANDBOX[name]}
+    assert not over, f"above their budgets: {over}; remove something, or say in a commit what was gained"
+
+
 if __name__ == "__main__":
-    print(packages(), counts(), sep="\n")
+    print(packages(), counts(), sandbox(), sep="\n")

@@ -2,45 +2,89 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
-import zipfile
 from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
+SANDBOX_ALONE = """
+from confined_python import Sandbox
+from confined_python.grading import Suite, grade
+with Sandbox(workers=1) as sandbox:
+    print(sandbox.run("6 * 7").value, grade(sandbox, "def f(x): return x", Suite(("assert f(3) == 3",))).all_passed)
+try:
+    import toolgrpo
+except ModuleNotFoundError as error:
+    print(error.name)
+"""
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of an unpacked wheel of this tree."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
-    (wheel,) = folder.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(folder / "site")
-    return folder / "site"
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the wheels of this tree by the names of their packages."""
+    folder = tmp_path_factory.mktemp("wheels")
+    for project in (ROOT, ROOT / "confined-python"):
+        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+        subprocess.run(command, cwd=project, check=True, capture_output=True, timeout=300)
+    return {wheel.name.partition("-")[0]: wheel for wheel in folder.glob("*.whl")}
+
+
+def environment_with(*wheels: Path, folder: Path) -> Path:
+    """Return the site-packages of a new environment that has these wheels alone."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=300)
+    install = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
+    subprocess.run([*install, "--no-deps", "--no-index", *map(str, wheels)], check=True, timeout=300)
+    (site,) = folder.glob("lib/python*/site-packages")
+    return site
+
+
+@pytest.fixture(scope="module")
+def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the site-packages of an environment with both wheels, this environment's libraries, and not this tree."""
+    site = environment_with(*wheels.values(), folder=tmp_path_factory.mktemp("both") / "env")
+    (site / "libraries.pth").write_text(sysconfig.get_path("purelib"))  # its own .pth files, this tree's, are not read
+    return site
 
 
 def toolgrpo(site: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the command of the wheel in a folder, with this environment's libraries and not this tree."""
-    # -S leaves out the .pth file by which this tree is installed.
-    start = f"import sys; sys.path[:0] = {[str(site)]!r}; sys.path.append({sysconfig.get_path('purelib')!r}); "
-    start += "import toolgrpo.commands.main as m; sys.argv[0] = 'toolgrpo'; sys.exit(m.main())"
-    environment = {**os.environ, "PYTHONPATH": f"{site}:{sysconfig.get_path('purelib')}", "PYTHONNOUSERSITE": "1"}
+    """Run the command of the wheel in a folder."""
     return subprocess.run(
-        [sys.executable, "-S", "-c", start, *words],
+        [str(site.parents[2] / "bin" / "toolgrpo"), *words],
         cwd=folder,
-        env=environment,
+        env={**os.environ, "PYTHONNOUSERSITE": "1"},
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
     )
+
+
+def test_the_wheel_of_the_sandbox_works_alone(wheels: dict[str, Path], tmp_path: Path) -> None:
+    site = environment_with(wheels["confined_python"], folder=tmp_path / "env")
+    for name in ("landlockpy", "seccompy"):
+        found = importlib.util.find_spec(name)
+        assert found is not None and found.origin is not None
+        shutil.copytree(Path(found.origin).parent, site / name)
+    (tmp_path / "empty").mkdir()
+    command = [str(tmp_path / "env" / "bin" / "python"), "-I", "-c", SANDBOX_ALONE]
+    done = subprocess.run(command, cwd=tmp_path / "empty", capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.split() == ["42", "True", "toolgrpo"], done.stderr
+
+
+def test_both_wheels_work_together(installed: Path, tmp_path: Path) -> None:
+    code = "import toolgrpo.sandbox as face, confined_python; print(face.__file__, confined_python.__file__)"
+    command = [str(installed.parents[2] / "bin" / "python"), "-c", code]
+    files = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True
+    ).stdout.split()
+    assert [Path(file).is_relative_to(installed) for file in files] == [True, True]
 
 
 def test_the_files_that_a_newcomer_needs_are_in_it(installed: Path) -> None:

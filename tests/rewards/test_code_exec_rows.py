@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from confined_python.grading import Suite, grade
 from toolgrpo.drops import DropEpisode
 from toolgrpo.rewards import get_reward
 from toolgrpo.rewards.base import Score
 from toolgrpo.rewards.code_exec import rows_refused
 from toolgrpo.sandbox import Sandbox
-from toolgrpo.sandbox.grading import Suite, grade
 
 NAMES = sorted(
     name

@@ -19,9 +19,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from confined_python.grading import Suite, plan
+from confined_python.literals import MOST_HASHED, NotPlainError, decode, encode
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolResult
 from toolgrpo.data.arithmetic import success
-from toolgrpo.errors import DataError
+from toolgrpo.errors import UserError
 from toolgrpo.evaluation.measures import given_answer
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.observe.trackers import as_markdown, episode_rows
@@ -30,8 +32,6 @@ from toolgrpo.rewards.code_exec import program_of
 from toolgrpo.rewards.gym import bare_answer
 from toolgrpo.rewards.numerals import all_numbers, boxed, last_number, marked_answer
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
-from toolgrpo.sandbox.grading import Suite, plan
-from toolgrpo.sandbox.literals import MOST_HASHED, NotPlainError, decode, encode
 from toolgrpo.tools.arguments import ArgumentChecker
 from toolgrpo.tools.render import cut, render_result
 from toolgrpo.tools.toolbox import parse_call
@@ -161,7 +161,7 @@ def planned(text: str) -> None:
     ):
         try:
             plan(suite)
-        except DataError:
+        except UserError:
             continue
 
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Literal
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "recipes" / "README.md", *(ROOT / "docs").rglob("*.md")])
+_READMES = [ROOT / folder / "README.md" for folder in ("", "recipes", "confined-python")]
+PAGES = sorted([*_READMES, *(ROOT / "docs").rglob("*.md")])
 SHELL = frozenset({"", "bash", "console", "sh"})
 Doing = Literal["file", "run", "not run", "unsaid"]
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from process_tree import all_end
 
-from tests.support.processes import all_end
 from tests.support.tool_calls import attempt
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.drops import EnvironmentLost

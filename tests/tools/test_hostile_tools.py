@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from process_tree import all_end, has_ended
 
-from tests.support.processes import all_end, has_ended
 from tests.support.tool_calls import attempt, call_all
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.tools import Toolbox, load_tools, run_tool

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process_tree import all_end
 
 from tests.support.ports import free_port
-from tests.support.processes import all_end
 from tests.support.tool_calls import attempt
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.errors import PluginError

@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from process_tree import all_end
 
 from tests.support.ports import free_port
-from tests.support.processes import all_end
 from tests.support.tool_calls import attempt, call_all
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.errors import ConfigError, PluginError

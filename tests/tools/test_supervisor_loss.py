@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from process_tree import all_end, children_of, wait_for
 
-from tests.support.processes import all_end, children_of, wait_for
+from confined_python.processes.linux import children
 from tests.support.tool_calls import attempt
 from toolgrpo.calls import CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import ToolExecutorError
-from toolgrpo.processes.linux import children
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 
 TOOLS = Path(__file__).parents[1] / "fixtures" / "tools" / "process_tools.py"
@@ -35,7 +35,7 @@ def _others() -> None:
 
 def supervisors() -> set[int]:
     """The supervisors of this test's toolboxes, importing ones too: below the reapers."""
-    reapers = [pid for pid in children() if name_of(pid) == "toolgrpo-reaper"]
+    reapers = [pid for pid in children() if name_of(pid) == "python-reaper"]
     return {pid for reaper in reapers for pid in children_of(reaper)} - OTHERS
 
 

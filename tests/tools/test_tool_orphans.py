@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from tests.support.processes import all_end, has_ended, wait_for
+from process_tree import all_end, has_ended, wait_for
 
 TOOLS = Path(__file__).parents[1] / "fixtures" / "tools" / "process_tools.py"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing holds it")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.processes.wire import pack
+from confined_python.processes.wire import pack
 from toolgrpo.tools.workers.connections import WorkerLink
 
 BEGUN = {"begun": 1}

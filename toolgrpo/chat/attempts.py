@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from confined_python import parse_python
 from toolgrpo.calls import AttemptStatus, CallAttempt, written
-from toolgrpo.plain_text import parse_python
 
 _LONGEST_MENDED = 10_000  # characters
 _XML = re.compile(r"\s*<name>\s*([^<>\s]+)\s*</name>\s*<(arguments|parameters)>(.*)</\2>\s*", re.DOTALL)

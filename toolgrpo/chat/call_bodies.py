@@ -17,6 +17,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+from confined_python import parse_python
 from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.attempts import (
     BareCalls,
@@ -31,7 +32,6 @@ from toolgrpo.chat.attempts import (
     unreadable,
 )
 from toolgrpo.chat.encoding import unguarded
-from toolgrpo.plain_text import parse_python
 
 _QUOTE = '<|"|>'
 _GEMMA_FORM = f"call:NAME{{key:{_QUOTE}text{_QUOTE},other:1}}"

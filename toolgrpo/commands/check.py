@@ -30,6 +30,7 @@ from datasets import Dataset
 from peft import get_peft_model
 from transformers import AutoConfig
 
+from confined_python import choose_rung
 from toolgrpo.build import load_tokenizer, put_together
 from toolgrpo.commands.arguments import CheckArguments, ScriptArguments, parse_checked
 from toolgrpo.commands.check_lines import (
@@ -54,7 +55,6 @@ from toolgrpo.plain_text import counted, duration
 from toolgrpo.rewards import Reward, check_gold
 from toolgrpo.rollout import RolloutBatch
 from toolgrpo.rollout.row_parts import offered_tools
-from toolgrpo.sandbox.client.host_process import choose_rung
 from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 from toolgrpo.trainer.memory import Device, Estimate

@@ -38,7 +38,7 @@ def environment_lines(words: Sequence[str] = ()) -> Iterator[str]:
     import psutil
     import torch
 
-    from toolgrpo.sandbox.client.host_process import choose_rung
+    from confined_python import choose_rung
 
     yield f"python       {platform.python_version()} on {platform.platform()}"
     for package in _PACKAGES:

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 _LONGEST = 2000  # characters of what is printed at a time
+LOGGERS = [logging.getLogger(name) for name in ("toolgrpo", "confined_python")]  # ours, and the sandbox's
 
 
 class SteadyConsole(Console):
@@ -35,11 +36,11 @@ class SteadyConsole(Console):
 
 def show_warnings(say: Callable[[str], None]) -> logging.Handler:
     """Pass this package's warnings to `say` from now on, and to no other `say`; return the handler that does it."""
-    logger = logging.getLogger("toolgrpo")
-    for handler in [one for one in logger.handlers if isinstance(one, _ShownWarnings)]:
-        logger.removeHandler(handler)
     shown = _ShownWarnings(say)
-    logger.addHandler(shown)
+    for logger in LOGGERS:
+        for handler in [one for one in logger.handlers if isinstance(one, _ShownWarnings)]:
+            logger.removeHandler(handler)
+        logger.addHandler(shown)
     return shown
 
 

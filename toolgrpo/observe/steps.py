@@ -18,7 +18,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from toolgrpo.observe.console import WarningLines, are_shown, show_warnings
+from toolgrpo.observe.console import LOGGERS, WarningLines, are_shown, show_warnings
 from toolgrpo.observe.line_file import LineFile, json_line
 from toolgrpo.observe.records import SCHEMA
 from toolgrpo.observe.trackers import versions
@@ -62,10 +62,10 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
         self._handler = WarningLines(lambda text: self.event("warning", text[:2000], step=self.step))
         self._shown: logging.Handler | None = None
         if self._file is not None:
-            logger = logging.getLogger("toolgrpo")
             # With a handler of ours Python's handler of last resort is silent, so a person must be told here.
-            self._shown = None if shows_warnings or are_shown(logger) else show_warnings(say)
-            logger.addHandler(self._handler)
+            self._shown = None if shows_warnings or are_shown(LOGGERS[0]) else show_warnings(say)
+            for logger in LOGGERS:
+                logger.addHandler(self._handler)
 
     def event(self, what: str, text: str, *, step: int, **brought: Any) -> None:
         """Record an event: a warning, a finding, a checkpoint."""
@@ -104,7 +104,8 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
     def close(self) -> None:
         for handler in (self._handler, self._shown):
             if handler is not None:
-                logging.getLogger("toolgrpo").removeHandler(handler)
+                for logger in LOGGERS:
+                    logger.removeHandler(handler)
         if self._file is not None and self._waiting is None:
             self._file.close()
 

@@ -9,7 +9,7 @@ own does not pass, a row is refused and its episodes dropped), and
 `allow_forgeable`: true for a row whose tests give the solution objects of theirs or compare objects
 of it, which scores 0 otherwise.
 
-Invariants: grading cannot be forged by the program (toolgrpo/sandbox/grading.py says how) but
+Invariants: grading cannot be forged by the program (confined_python/grading.py says how) but
 in rows that allow it; a sandbox that fails is opened anew once, then the error stops the training:
 it is never a score. A program that takes two workers down, on a machine whose sandbox runs others,
 scores 0. Logged are the shares of rows with such tests (`code_exec/forgeable`), of programs that did
@@ -30,14 +30,12 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Any
 
+from confined_python import SHARED_WORKERS, Sandbox, SharedSandbox, parse_python
+from confined_python.grading import Suite, forgeable_because, grade, is_program, plan
 from toolgrpo.drops import DropEpisode
-from toolgrpo.errors import DataError, RewardError, SandboxError, WorkerLostError
-from toolgrpo.plain_text import parse_python
+from toolgrpo.errors import RewardError, SandboxError, UserError, WorkerLostError
 from toolgrpo.rewards.base import Score
 from toolgrpo.rewards.episode_reading import final_answer
-from toolgrpo.sandbox import Sandbox
-from toolgrpo.sandbox.client.pool import SHARED_WORKERS, SharedSandbox
-from toolgrpo.sandbox.grading import Suite, forgeable_because, grade, is_program, plan
 from toolgrpo.trajectory import Message
 
 logger = logging.getLogger(__name__)
@@ -201,7 +199,7 @@ def _wanted(suite: Suite) -> frozenset[str]:
     """Return the names that the tests take from a program."""
     try:
         return frozenset(name for _, name in plan(suite).names)
-    except DataError:  # said where the row is read
+    except UserError:  # said where the row is read
         return frozenset()
 
 
@@ -237,7 +235,7 @@ def rows_refused(rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
         try:
             row = _settled(_read(number, *columns))
             reason = row.refused or _SHARED.use(lambda sandbox: forgeable_because(sandbox, row.suite))
-        except (DataError, RewardError) as error:
+        except UserError as error:
             return str(error)
         if row.refused or reason is None or row.allow_forgeable:
             return row.refused
@@ -252,7 +250,7 @@ def _settled_or_refused(row: _Row) -> _Row:
     """Settle a row in the middle of a training, which one of no use must not end: `rows_refused` is asked before it."""
     try:
         return _settled(row)
-    except DataError as error:
+    except UserError as error:
         return replace(row, refused=str(error))
 
 

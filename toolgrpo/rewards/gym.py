@@ -19,10 +19,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from confined_python import DEFAULT_PRELOAD, SharedSandbox
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import boxed
-from toolgrpo.sandbox.client.pool import DEFAULT_PRELOAD, SharedSandbox
 from toolgrpo.trajectory import Message
 
 _TIMEOUT_S = 5.0

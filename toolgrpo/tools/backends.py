@@ -14,10 +14,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+from confined_python.processes.wire import pack_objects
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.drops import DropEpisode, EnvironmentLost
 from toolgrpo.errors import PluginError
-from toolgrpo.processes.wire import pack_objects
 from toolgrpo.tools.base import EpisodeHooks, Reply
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.plugin_file import EnvironmentSpec, LoadedTool

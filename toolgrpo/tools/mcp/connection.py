@@ -30,6 +30,7 @@ from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
+from confined_python.processes import linux
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.base import Reply
@@ -38,8 +39,8 @@ from toolgrpo.tools.mcp.keeper import MAX_MESSAGE_BYTES
 from toolgrpo.tools.render import cut, describe_exception
 from toolgrpo.tools.workers.output_log import OutputLog
 
-_KEEPER = "import sys; sys.path.insert(0, sys.argv[1]); from toolgrpo.tools.mcp.keeper import main; main(int(sys.argv[2]), sys.argv[3:])"
-_PATH = str(Path(__file__).parents[3])
+_KEEPER = "import sys; sys.path[:0] = sys.argv[1:3]; from toolgrpo.tools.mcp.keeper import main; main(int(sys.argv[3]), sys.argv[4:])"
+_PATHS = (str(Path(__file__).parents[3]), str(Path(linux.__file__).parents[2]))  # of the two packages
 _PROBE_TIMEOUT_S = 5.0
 _MAX_PAUSE_S = 30.0
 _CLOSE_TIMEOUT_S = 12.0  # longer than a transport takes to kill a server that does not want to end
@@ -212,7 +213,7 @@ class McpConnection:
             http = await stack.enter_async_context(client)
             return streamable_http_client(config.url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES)
         assert config.command is not None
-        arguments = ["-I", "-S", "-c", _KEEPER, _PATH, str(os.getpid()), config.command, *config.args]
+        arguments = ["-I", "-S", "-c", _KEEPER, *_PATHS, str(os.getpid()), config.command, *config.args]
         env = {**config.env, self._options.mark: "1"}
         server = StdioServerParameters(command=sys.executable, args=arguments, env=env, cwd=config.cwd)
         self._output = _ServerOutput(self._options.log)

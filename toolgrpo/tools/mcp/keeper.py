@@ -1,7 +1,7 @@
 """The process above an MCP server: it hands on what the server says, and nothing outlives it.
 
 The server and all that it starts end with it, and with the trainer, however these end: a reaper
-(`processes/linux.py`) sees to that. Messages come one a line. One that is too long or too deep for
+(`confined_python.processes.linux`) sees to that. Messages come one a line. One that is too long or too deep for
 the SDK to read becomes an error of the call that it answers; what is no message goes to stderr, and
 so into the log. The standard library only: it must be there in some milliseconds.
 
@@ -20,7 +20,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from toolgrpo.processes.linux import die_with_parent, fork_under_reaper, watch_process
+from confined_python.processes.linux import die_with_parent, fork_under_reaper, watch_process
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _CHUNK = 1 << 16

@@ -12,8 +12,8 @@ from typing import Any
 
 import mcp_types
 
+from confined_python.processes.linux import kill_marked
 from toolgrpo.errors import PluginError
-from toolgrpo.processes.linux import kill_marked
 from toolgrpo.tools.arguments import ArgumentChecker
 from toolgrpo.tools.backends import BackendSession
 from toolgrpo.tools.base import Reply

@@ -13,7 +13,7 @@ and a GPU. So: the trainer starts this process by exec, and it
   left alone;
 * kills everything below it when the trainer goes away, however that happens, forks of the trainer
   that live on included;
-* has a reaper above it (`processes/linux.py`), which does the same when the supervisor itself is
+* has a reaper above it (`confined_python.processes.linux`), which does the same when the supervisor itself is
   killed, alone or with the trainer, or hangs in the plugin's import.
 
 It runs no user code after the import. It speaks frames over one socket: `spawn` (with the worker's
@@ -37,9 +37,9 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
+from confined_python.processes import linux
+from confined_python.processes.wire import FrameReader, pack, receive
 from toolgrpo.errors import UserError
-from toolgrpo.processes import linux
-from toolgrpo.processes.wire import FrameReader, pack, receive
 from toolgrpo.tools.plugin.plugin_file import Plugin, PluginSource, load_plugin
 from toolgrpo.tools.plugin.tool_source import HEAVY, asked_for
 from toolgrpo.tools.render import describe_exception
@@ -48,9 +48,8 @@ from toolgrpo.tools.workers.tool_worker import PoolOptions, Worker
 _PATHS = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
 _MAIN = "from toolgrpo.tools.workers.supervisor import main; main(sys.argv)"
 # the reaper first, while the process is small: it keeps what is imported before the fork
-BOOTSTRAP = (
-    _PATHS + "from toolgrpo.processes.linux import fork_under_reaper; fork_under_reaper(int(sys.argv[4])); " + _MAIN
-)
+_REAPER = "from confined_python.processes.linux import fork_under_reaper; fork_under_reaper(int(sys.argv[4])); "
+BOOTSTRAP = _PATHS + _REAPER + _MAIN
 _WORKER_BOOTSTRAP = _PATHS + _MAIN
 _SWEEP_S = 1.0
 

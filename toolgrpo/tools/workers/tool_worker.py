@@ -33,9 +33,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from confined_python.processes.linux import (
+    children,
+    kill_group,
+    limit_memory,
+    offer_to_oom_killer,
+    own_directory_per_thread,
+)
+from confined_python.processes.wire import pack, receive, unpack_objects
 from toolgrpo.calls import ToolErrorKind
-from toolgrpo.processes.linux import children, kill_group, limit_memory, offer_to_oom_killer, own_directory_per_thread
-from toolgrpo.processes.wire import pack, receive, unpack_objects
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.plugin_file import Plugin
 from toolgrpo.tools.render import describe_failure, render_result

@@ -1,0 +1,78 @@
+"""Grading: honest solutions pass, and no program that does not solve its task scores anything."""
+
+from __future__ import annotations
+
+import pytest
+
+from confined_python import Sandbox
+from confined_python.errors import UserError
+from confined_python.grading import Suite, grade
+
+ADD = Suite(tests=("assert add(2, 3) == 5", "assert add(-1, 1) == 0", "assert not add(0, 0)"))
+CHECK = Suite(
+    tests=(
+        "METADATA = {'author': 'x'}\n\ndef check(candidate):\n    assert candidate([1, 2], k=1) == [2], 'msg'\n"
+        "    assert abs(candidate([0.5], k=0)[0] - 0.5) < 1e-6\n",
+    ),
+    entry_point="tail",
+)
+LOOP = Suite(
+    tests=(
+        "def check(candidate):\n    import random\n    for _ in range(5):\n        n = random.randint(1, 9)\n"
+        "        assert candidate(n) == n * n\n    try:\n        candidate('x')\n        assert False\n"
+        "    except Exception:\n        pass\n",
+    ),
+    entry_point="square",
+)
+NODES = Suite(
+    tests=("assert depth(root) == 2",),
+    setup="root = Node(1)\nroot.left = Node(2)",
+)
+TREE = """
+class Node:
+    def __init__(self, value):
+        self.value, self.left, self.right = value, None, None
+def depth(node):
+    return 0 if node is None else 1 + max(depth(node.left), depth(node.right))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "suite"),
+    [
+        ("def add(a, b):\n    return a + b", ADD),
+        ("import numpy\ndef add(a, b):\n    return numpy.int64(a + b)", ADD),
+        ("def add(a, b):\n    print('noise')\n    return a + b\nif __name__ == '__main__':\n    add(1, 1)", ADD),
+        ("def tail(items, k):\n    return items[k:]", CHECK),
+        ("def square(n):\n    return n ** 2", LOOP),
+        (TREE, NODES),
+        ("def f(x):\n    return float('nan') if x else float('inf')", Suite(("assert f(1) != f(1)", "assert f(0) > 1e300"))),
+        ("def f(g):\n    return g(3)", Suite(("assert f(lambda x: x + 1) == 4",))),
+        ("def enc(s):\n    return s[::-1]\ndef dec(s):\n    return s[::-1]", Suite(("assert dec(enc('abc')) == 'abc'",))),
+    ],
+)  # fmt: skip
+def test_an_honest_solution_passes(strongest: Sandbox, program: str, suite: Suite) -> None:
+    result = grade(strongest, program, suite)
+    assert result.all_passed, result
+
+
+def test_what_forgeable_means(strongest: Sandbox) -> None:
+    """Stated so that the docs stay true: a compared value is safe there too, a bare expression is not."""
+    liar = "class L(int):\n    def __eq__(self, o): return True\ndef apply(f, x): return L(7)"
+    compared = grade(strongest, liar, Suite(("assert apply(lambda x: x, 3) == 3",)))
+    assert compared.forgeable and not compared.all_passed
+    bare = grade(strongest, liar, Suite(("assert apply(lambda x: x, 3) in (3,)",)))
+    assert bare.forgeable and bare.all_passed
+    for test in ("assert depth(root) == 2", "assert depth(root) in (2,)"):
+        liar_of_nodes = f"class Node:\n    def __init__(self, v): pass\n{liar}\ndef depth(n): return L(7)"
+        graded = grade(strongest, liar_of_nodes, Suite((test,), setup=NODES.setup))
+        assert not graded.forgeable and not graded.all_passed
+
+
+def test_bad_tests_are_an_error_of_the_caller(strongest: Sandbox) -> None:
+    with pytest.raises(UserError, match="no Python"):
+        grade(strongest, "x = 1", Suite(("assert (",)))
+    with pytest.raises(UserError, match="no_such_library"):
+        grade(strongest, "x = int", Suite(("assert x() == 0",), setup="import no_such_library"))
+    with pytest.raises(UserError, match="at least one test"):
+        Suite(())
