@@ -92,7 +92,7 @@ class SqlExplorer:
             raise ValueError("interrupted: the query takes too long; ask for less") from None
         if cursor.description is None:
             raise ValueError("this is no query; write one SELECT")
-        lines = [" | ".join(name for name, *_ in cursor.description)]
+        lines = [" | ".join(_shown(name) for name, *_ in cursor.description)]
         lines += [" | ".join(map(_shown, row)) for row in rows[:MOST_ROWS]]
         if len(rows) > MOST_ROWS:
             lines.append(f"(the first {MOST_ROWS} rows; there are more)")

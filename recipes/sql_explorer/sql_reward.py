@@ -6,8 +6,8 @@
     0.0   the last message is no sentence for a person: empty, a call, marked up, copied, or a list to choose from
 
 Each earns what it says only with a sentence at the end, right or wrong: paid without one, it teaches to go on for ever. A
-query that has the answer in its own text shows nothing. 1.0 is a success; `said` alone, without the steps on the way, is
-`--reward_function_name said`. Other weights are two lines of your own:
+query that has the answer in its own text shows nothing. 1.0 is a success; without the steps on the way:
+`--reward_function_name only_said`. Other weights are two lines of your own:
 
     from sql_reward import earned
     def reward_func(**kwargs): return earned(**kwargs, ran=0.0, found=0.5)
@@ -28,23 +28,10 @@ from toolgrpo.trajectory import Message, Trajectory
 MARKUP = re.compile(r"[<>{}\[\]|`\\]|\*\*|\w\(|^\s*(?:[#*-]\s|\w+:\s*$)", re.MULTILINE)
 FEWEST_WORDS = 2  # of a sentence, besides those of the answer and of the names of columns
 LONG = 4  # words of a result that is copied rather than said
-SHORT = 8  # values of a result that somebody would look through
+SHORT = 6  # values of a result that somebody would look through
 UNITS = (1, 100)  # a result in cents shows an answer in euros
 
-_MONTHS = (
-    "january",
-    "february",
-    "march",
-    "april",
-    "may",
-    "june",
-    "july",
-    "august",
-    "september",
-    "october",
-    "november",
-    "december",
-)
+_MONTHS = re.findall(r"\w+", "january february march april may june july august september october november december")
 _MONTH = rf"(?P<month>{'|'.join(_MONTHS)})"
 _DATES = tuple(
     re.compile(pattern, re.IGNORECASE)
@@ -61,7 +48,7 @@ def reward_func(**kwargs: Any) -> list[float]:
     return earned(**kwargs)
 
 
-def said(**kwargs: Any) -> list[float]:
+def only_said(**kwargs: Any) -> list[float]:
     return earned(**kwargs, ran=0.0, found=0.0)
 
 
@@ -91,27 +78,27 @@ def earned(
 
 @dataclass(frozen=True)
 class Result:
-    """What a query showed: its text, the names of the columns and the rows."""
+    """What a query showed: its text, the line with the names of the columns, and the rows."""
 
     sql: str
-    columns: tuple[str, ...]
+    columns: str
     rows: tuple[tuple[str, ...], ...]
 
     @property
     def is_short(self) -> bool:
         return sum(map(len, self.rows)) <= SHORT
 
-    def of_column(self, name: str) -> set[str]:
-        places = [place for place, column in enumerate(self.columns) if column == name]
-        return {row[place] for row in self.rows for place in places if place < len(row)}
+    def beside(self, name: str) -> set[str]:
+        """Return the values of the columns that have this name in a row."""
+        columns = list(zip(*self.rows, strict=False))
+        return {value for column in columns if _normal(name) in map(_normal, column) for value in column}
 
 
 def _shown_by(trajectory: Trajectory) -> Iterator[Result]:
     for call in calls(trajectory):
         if call.name == "query" and call.ok and call.result:
             columns, *rows = call.result.splitlines()
-            names = tuple(name.rpartition(".")[2] for name in columns.split(" | "))
-            yield Result(str(call.arguments.get("sql")), names, tuple(tuple(row.split(" | ")) for row in rows))
+            yield Result(str(call.arguments.get("sql")), columns, tuple(tuple(row.split(" | ")) for row in rows))
 
 
 @dataclass(frozen=True)
@@ -123,8 +110,8 @@ class _Episode:
     results: list[Result]
 
     def ends_with_a_sentence(self) -> bool:
-        columns = {word for one in self.results for name in one.columns for word in _words(name)}
-        own_words = _words(self.final) - _words(self.answer) - columns
+        columns = " ".join(one.columns for one in self.results)
+        own_words = _words(self.final) - _words(self.answer) - _words(columns)
         final = " ".join(self.final.split())
         copied = any(len(text.split()) > LONG and " ".join(text.split()) in final for text in self.told)
         return len(own_words) >= FEWEST_WORDS and not copied and not MARKUP.search(self.final) and not self._is_list()
@@ -138,8 +125,7 @@ class _Episode:
         if _number(self.answer) is not None:
             numbers = self._new_numbers()
             return bool(numbers) and all(self._is_right(number) for number in numbers)
-        columns = {name for one in self.results for name in one.columns if self._names_it(one.of_column(name))}
-        others = {value for one in self.results for name in columns for value in one.of_column(name)}
+        others = {value for one in self.results for value in one.beside(self.answer)}
         return _holds(self.final, self.answer) and not self._named(others)
 
     def is_shown_in(self, result: Result) -> bool:
@@ -147,7 +133,7 @@ class _Episode:
         if _dates(self.answer):
             return any(_dates(self.answer) & _dates(value) for value in values) and self.answer not in result.sql
         if _number(self.answer) is not None:
-            told = all_numbers(re.sub(r"'[^']*'", "", result.sql))
+            told = all_numbers(result.sql)
             seen = [number for number in map(_number, values) if number is not None]
             units = UNITS if "." in self.answer else UNITS[:1]
             shown = any(self._is_right(number / unit) for number in seen for unit in units)
@@ -205,6 +191,3 @@ def _normal(text: str) -> str:
 def _holds(text: str, words: str) -> bool:
     """Return whether a text has words as a whole, whatever their case and punctuation."""
     return f" {_normal(words)} " in f" {_normal(text)} "
-
-
-__all__ = ["earned", "reward_func", "said"]

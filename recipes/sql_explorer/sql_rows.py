@@ -43,13 +43,8 @@ class Task:
     asked: Asked
 
     def row(self) -> Row:
-        told = {"database": self.company.name, "rung": self.rung, "tools": RUNGS[self.rung]}
-        return {
-            "prompt": self.asked.question,
-            "answer": self.asked.answer,
-            **told,
-            "task": f"{self.tier}, {self.rung} told",
-        }
+        row = {"prompt": self.asked.question, "answer": self.asked.answer, "database": self.company.name}
+        return {**row, "rung": self.rung, "tools": RUNGS[self.rung], "task": f"{self.tier}, {self.rung} told"}
 
 
 def tasks(split: str, rungs: Sequence[str] = tuple(RUNGS), tiers: Sequence[str] = TIERS) -> list[Task]:
@@ -120,15 +115,8 @@ def _mistaken(task: Task) -> str:
     c, sql = task.company, task.asked.steps[0]
     if "LIKE '%" in sql:
         return task.asked.unseen
-    columns = {
-        "quantity": c.quantity,
-        "total": c.total,
-        "price": c.price,
-        "status": c.status,
-        "wage": c.wage,
-        "name": c.label,
-    }
-    for what, column in columns.items():
+    columns = {"quantity": c.quantity, "total": c.total, "price": c.price, "status": c.status, "wage": c.wage}
+    for what, column in {**columns, "name": c.label}.items():
         if re.search(rf"\b{column}\b", sql):
             return re.sub(rf"\b{column}\b", next(word for word in c.words[what] if word != column), sql)
     return _with_other_table(task)
@@ -136,7 +124,7 @@ def _mistaken(task: Task) -> str:
 
 def write(path: Path, rows: Iterable[Row]) -> None:
     lines = [json.dumps(row) + "\n" for row in rows]
-    path.write_text("".join(lines), encoding="utf-8")
+    path.write_text("".join(lines), encoding="utf-8", newline="\n")
     print(f"{path}: {len(lines)} rows")
 
 
@@ -154,16 +142,10 @@ def main() -> None:
         if given.worked and split == "train":
             with load_tools(HERE / "sql_environment.py") as box:
                 schemas = {schema["function"]["name"]: schema for schema in box.schemas}
-                write(
-                    given.folder / "worked.jsonl",
-                    (
-                        {
-                            "messages": worked(task, box, mistaken=number % 3 == 2),
-                            "tools": [schemas[name] for name in RUNGS[task.rung]],
-                        }
-                        for number, task in enumerate(drawn)
-                    ),
-                )
+                conversations = [worked(task, box, mistaken=number % 3 == 2) for number, task in enumerate(drawn)]
+            shown = [{"tools": [schemas[name] for name in RUNGS[task.rung]]} for task in drawn]
+            rows = [{"messages": said, **tools} for said, tools in zip(conversations, shown, strict=True)]
+            write(given.folder / "worked.jsonl", rows)
 
 
 if __name__ == "__main__":
