@@ -39,12 +39,8 @@ def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
 
 
 def question(row: dict[str, Any]) -> str:
-    prompt = row["prompt"]
-    return (
-        prompt
-        if isinstance(prompt, str)
-        else next(message["content"] for message in reversed(prompt) if message["role"] == "user")
-    )
+    messages = [{"role": "user", "content": row["prompt"]}] if isinstance(row["prompt"], str) else row["prompt"]
+    return next(message["content"] for message in reversed(messages) if message["role"] == "user")
 
 
 TURN = ("user", "assistant", "tool")

@@ -15,6 +15,7 @@ from recipes.nano.demonstrations import Habits, demonstrate, draw_training_probl
 from recipes.nano.tokenizer import CONTROL_TOKENS, build_tokenizer
 from recipes.nano.toolsets import CANONICAL, draw_toolset, is_held_out, renamed
 from toolgrpo.data.arithmetic import OPERATIONS, success
+from toolgrpo.tools import load_tools
 
 ROOT = Path(__file__).resolve().parents[2]
 ALWAYS = Habits(guess=dict.fromkeys(OPERATIONS, 1.0), stop_early=dict.fromkeys(OPERATIONS, 1.0))
@@ -33,13 +34,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def test_the_canonical_tools_are_those_of_the_embedded_job() -> None:
-    from toolgrpo.tools import load_tools
-
-    toolbox = load_tools(str(ROOT / "tools_funcs" / "arithmetic_tools.py"))
-    try:
+    with load_tools(ROOT / "tools_funcs" / "arithmetic_tools.py") as toolbox:
         assert [tool.schema for tool in CANONICAL] == toolbox.schemas
-    finally:
-        toolbox.close()
 
 
 def test_the_text_is_that_of_the_chat_templates(tokenizer: Any) -> None:
