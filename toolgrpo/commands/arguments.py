@@ -13,7 +13,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -210,9 +210,8 @@ def check_folder(output_dir: str, *, keep: bool = False) -> None:
 
 
 def _script(given: Given) -> ScriptArguments:
-    return ScriptArguments(
-        **{one.name: given.values[one.name] for one in fields(ScriptArguments) if one.name in given.values}
-    )
+    (script,) = given.made((ScriptArguments,))
+    return script  # type: ignore[no-any-return]
 
 
 def reward_is_given(given: Given) -> None:

@@ -18,13 +18,13 @@ Not covered: what the values mean; the dataclasses check that.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import shlex
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -92,15 +92,23 @@ class Given:
 
     def made(self, classes: Iterable[type[Any]]) -> tuple[Any, ...]:
         """Return one instance per dataclass."""
-        classes = tuple(classes)
-        values = dict(self.right())
+        self.right()
+        return tuple(map(self._made, classes))
+
+    def _made(self, kind: type[Any]) -> Any:
+        flags = {name: flag for name, flag in flags_of_classes((kind,)).items() if name in self.values}
+        values, name = {one: self.values[one] for one in flags}, ""
         try:
-            for name, flag in flags_of_classes(classes).items():
-                if name in values and name in self.flags and not is_known(self.flags[name].type):
-                    values[name] = _checked(flag, values[name], typed=name not in self.places)
-            return tuple(_made(kind, values) for kind in classes)
+            for name, flag in flags.items():
+                if not is_known(self.flags[name].type):  # before the libraries were imported
+                    values[name] = flag.from_yaml(values[name])
+            name = ""
+            return kind(**values)
         except ToolGRPOError as error:
             raise self.placed(error) from error
+        except (ValueError, TypeError) as error:  # a type or a dataclass refused a value
+            said = f"{name} {error}" if name in self.places else f"--{name} {error}" if name else str(error)
+            raise self.placed(ConfigError(said)) from error
 
     def placed(self, error: ToolGRPOError) -> ToolGRPOError:
         """Return the error with file and line of the first key of the file that it names."""
@@ -119,24 +127,6 @@ class GivenKey:
     name: str
     value: Any
     where: str  # file and line
-
-
-def _checked(flag: Flag, value: Any, *, typed: bool) -> Any:
-    """Return a value whose type was not known before the libraries were imported."""
-    try:
-        return flag.from_yaml(value)
-    except ValueError as error:
-        raise ConfigError(f"{'--' if typed else ''}{flag.name} {error}") from error
-
-
-def _made(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    names = [one.name for one in dataclasses.fields(kind) if one.init and one.name in values]
-    try:
-        return kind(**{name: values[name] for name in names})
-    except ToolGRPOError:
-        raise
-    except (ValueError, TypeError) as error:  # a dataclass refused its values
-        raise ConfigError(str(error)) from error
 
 
 # The words of a command line.
@@ -161,8 +151,10 @@ def read_given(
     for name, behind in found:
         try:
             wrong.pop(name, None)
+            if name in off and behind:
+                raise ValueError(f"takes no value, got {behind[0]!r}")
             if name in off:
-                values[name.removeprefix("no_")] = _turned_off(behind)
+                values[name.removeprefix("no_")] = False
             elif name != "config":
                 values[name] = _value(flags[name], behind)
         except ValueError as error:
@@ -215,16 +207,14 @@ def _values_of_words(
     """Return the values of the words that stand behind no flag, and what is wrong with them."""
     end = others.index("--") if "--" in others else len(others)
     unknown = [word.partition("=")[0] for word in others[:end] if word.startswith("--") and _is_flag(word)]
-    if unknown and flags:
-        return {}, [_unknown_flag(flag, known) for flag in unknown]  # a word behind one may belong to it
     words = [word for word in others[:end] if not _is_flag(word)] + [*others[end + 1 :]]
     stray = [word for word in others[:end] if _is_flag(word)] + words[len(positional) :]
-    complaints = [
-        f"{asks} (got {word!r})"
-        if asks
-        else f"{word!r} belongs to no flag; flags are written --name value (--help lists them)"
-        for word in stray[:1]
-    ]
+    complaints = [_unknown_flag(flag, known) for flag in unknown] if flags else []
+    if complaints:
+        words = [*takewhile(lambda word: not _is_flag(word), others)]  # those behind it may belong to it
+    elif stray:
+        no_flag = f"{stray[0]!r} belongs to no flag; flags are written --name value (--help lists them)"
+        complaints.append(f"{asks} (got {stray[0]!r})" if asks else no_flag)
     values: dict[str, Any] = {}
     for (name, shown), word in zip(positional.items(), words, strict=False):
         try:
@@ -232,12 +222,6 @@ def _values_of_words(
         except ValueError as error:
             complaints.append(f"{shown.strip('[]')} {error}; {asks}")
     return values, complaints
-
-
-def _turned_off(behind: Sequence[str]) -> bool:
-    if behind:
-        raise ValueError(f"takes no value, got {behind[0]!r}")
-    return False
 
 
 def _value(flag: Flag, behind: Sequence[str]) -> Any:

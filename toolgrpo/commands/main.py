@@ -12,7 +12,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -59,13 +59,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     theme = asked_for(arguments[1:])
-    if theme is not None:
-        return _show_help(name, theme)
     try:
+        if theme is not None:
+            print(help_text(name, theme), flush=True)
+            return 0
         launch, words = launched(arguments[1:])
     except ConfigError as error:
         print(f"toolgrpo: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        return _nobody_reads()
     try:
         given = read(name, words)
         errors = mistakes(given)
@@ -125,21 +128,17 @@ def read(name: str, argv: Sequence[str]) -> Given:
 def _missing(command: Command, given: Given) -> list[str]:
     """Return what is said of values that are needed, or that make no sense by themselves."""
     has = {name for name, value in given.values.items() if value is not False and value not in (None, "", [])}
-    said = [is_missing(command, need) for need in command.needs if has.isdisjoint(need.split("/"))]
+    said = []
+    for names in (need.split("/") for need in command.needs):
+        asks = command.asks if names[0] in command.positional else ""
+        if has.isdisjoint(names):
+            said.append(asks or f"--{names[0]} is missing; for a first look: {command.example}")
     lora = sorted(name for name in given.values if name.startswith("lora_") or name in ("use_rslora", "use_dora"))
     if lora and "use_peft" not in given.values:
         said.append(f"{lora[0]} is given, but not use_peft, so all weights would be trained; add --use_peft")
     iterations = given.values.get("num_iterations")
     odd = question_iterations(iterations) if isinstance(iterations, int) else None
     return said if odd is None else [*said, odd]
-
-
-def is_missing(command: Command, need: str) -> str:
-    """Return what is said where a value that is needed is not given."""
-    name = need.partition("/")[0]
-    if name in command.positional and command.asks:
-        return command.asks
-    return f"--{name} is missing; for a first look: {command.example}"
 
 
 def mistakes(given: Given) -> list[ToolGRPOError]:
@@ -154,19 +153,18 @@ def mistakes(given: Given) -> list[ToolGRPOError]:
             continue  # a folder of conversations, or rows that are not read
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, str) and one.strip():
-                errors += _raised(look_at, one, place=given.places.get(name))
+                errors += _raised(look_at, one, given.places.get(name))
     if not errors:
         for kind in (one for one in command.classes if isinstance(one, type)):
-            names = {one.name for one in fields(kind)} & given.values.keys()
-            errors += _raised(kind, **{name: given.values[name] for name in names})
+            errors += _raised(given.made, (kind,))
     if not errors:
         errors = [error for look_at in command.looks for error in _raised(look_at, given)]
     return [given.placed(error) for error in errors]
 
 
-def _raised(look_at: Callable[..., Any], *given: Any, place: str | None = None, **named: Any) -> list[ToolGRPOError]:
+def _raised(look_at: Callable[..., Any], given: Any, place: str | None = None) -> list[ToolGRPOError]:
     try:
-        look_at(*given, **named)
+        look_at(given)
     except ToolGRPOError as error:
         return [error if place is None else type(error)(f"{place}: {error}")]
     return []
@@ -210,17 +208,6 @@ def _overview() -> str:
     )
 
 
-def _show_help(command: str, theme: str) -> int:
-    try:
-        print(help_text(command, theme), flush=True)
-    except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    except ConfigError as error:
-        print(f"toolgrpo: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
 def print_completion(given: Given) -> int:
     """Print the script by which a shell completes commands and flags."""
     shell = given.values["shell"]
@@ -258,6 +245,12 @@ def _run(command: Command, given: Given) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except BrokenPipeError:
+        return _nobody_reads()
+    return 0
+
+
+def _nobody_reads() -> int:
+    """Print nothing more: `| head` has read enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0

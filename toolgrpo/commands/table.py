@@ -30,6 +30,7 @@ from toolgrpo.options import (
     prefix_sharing_option,
 )
 from toolgrpo.storage import AN_EVALUATION, check_output
+from toolgrpo.trainer.trl.fields import READ_HERE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,18 +68,13 @@ class Command:
         )
 
 
-# What commands that train nothing read of the fields of TRL and Transformers.
-_READ_WITHOUT_TRAINING = frozenset(
-    (
-        *("max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "reward_weights"),
-        *("use_vllm", "vllm_mode", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length"),
-        *("vllm_tensor_parallel_size", "vllm_server_base_url", "vllm_server_host", "vllm_server_port"),
-        *("vllm_server_timeout", "vllm_group_port", "trust_remote_code", "model_init_kwargs"),
-        *("generation_kwargs", "chat_template_kwargs"),
-        *("output_dir", "seed", "bf16", "fp16", "use_cpu", "report_to", "run_name", "disable_tqdm", "full_determinism"),
-        *("ddp_backend", "ddp_timeout", "local_rank", "log_level", "log_level_replica"),
-    )
-)
+# Fields of TRL and Transformers that commands which train nothing read too.
+_READ_WITHOUT_TRAINING = READ_HERE - {
+    *("num_generations", "steps_per_generation", "generation_batch_size", "log_completions")
+} | {
+    *("output_dir", "seed", "bf16", "fp16", "use_cpu", "report_to", "run_name", "disable_tqdm", "full_determinism"),
+    *("ddp_backend", "ddp_timeout", "local_rank", "log_level", "log_level_replica"),
+}
 
 _SOME_TEXT: dict[str, Any] = {
     "allowed": lambda text: text is None or text.strip(),
