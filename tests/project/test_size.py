@@ -21,7 +21,7 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2900,
-    "commands": 5850,
+    "commands": 5800,
     "data": 1550,
     "engines": 3900,
     "evaluation": 1260,
@@ -42,8 +42,8 @@ LINES = {
     "(itself)": 2800,
 }
 MOST = {
-    "modules": 243,
-    "modules with one importer": 51,
+    "modules": 241,
+    "modules with one importer": 48,
     "modules that a trainer imports": 140,
     "lines that a trainer imports": 25_650,
     "files that import TRL": 5,

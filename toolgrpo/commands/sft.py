@@ -152,9 +152,10 @@ def run_sft(
     try:
         folder, path = Path(config.output_dir), str(folder_of(str(model.model_name_or_path)))
         say = partial(console.print, markup=False, highlight=False)
+        text = None if given is None else run_text(given)  # while the files of an earlier run are in place
         begun = begin_together(folder, config.resume_from_checkpoint, say, unsealed=True, model=path)
-        if given is not None and config.process_index == 0:
-            keep_run_config(run_text(given), folder, begun.run)
+        if text is not None and config.process_index == 0:
+            keep_run_config(text, folder, begun.run)
         with library_bars_off():
             return _run(sft, config, model, console, begun)
     finally:

@@ -96,10 +96,11 @@ def outcome_line(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | N
 def run_train(given: Given, terminal: Terminal) -> int:
     """Run the command; 130 says that Ctrl-C ended it before its last step."""
     script, config, model = training_arguments(given)
+    text = run_text(given)  # while the files of an earlier run are in place
     run = TrainingRun(script, config, model, terminal)
     with terminal.writing_into_folder(config, dry_run=script.dry_run, begins=run.begin) as config:
         if run.begun is not None and terminal.is_main_process():
-            keep_run_config(run_text(given), Path(config.output_dir), run.begun.run)
+            keep_run_config(text, Path(config.output_dir), run.begun.run)
         run = TrainingRun(script, config, model, terminal, run.begun)
         run.run()
     return 130 if run.interrupted else 0
