@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.commands.run_config import keep_run_config, run_text
+from toolgrpo.commands.given import keep_run_config, run_text
+from toolgrpo.commands.main import read
 from toolgrpo.commands.terminal import RunLog
 from toolgrpo.observe.line_file import LineFile
 from toolgrpo.storage import write_whole
@@ -25,7 +26,7 @@ def test_what_a_run_was_given_is_for_its_owner(left: str, tmp_path: Path) -> Non
     for name in ("run.yaml", "run.yaml.half") if left else ():
         (tmp_path / name).write_text("of a killed run\n")
         (tmp_path / name).chmod(0o666)
-    keep_run_config(run_text(["--model_name_or_path", "nano"]), tmp_path)
+    keep_run_config(run_text(read("chat", ["nano"])), tmp_path)
     assert "nano" in (tmp_path / "run.yaml").read_text() and mode(tmp_path / "run.yaml") == 0o600
     assert not list(tmp_path.glob("*.half"))
 

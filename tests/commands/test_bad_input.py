@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 from trl import GRPOConfig
 
-from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments, flags_of, parse_arguments
-from toolgrpo.commands.evaluate import parse_evaluation_arguments
+from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
+from toolgrpo.commands.evaluate import evaluation_arguments
 from toolgrpo.commands.given import ALIASES
+from toolgrpo.commands.main import read
+from toolgrpo.commands.table import EvaluationArguments, flags_of
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun
 from toolgrpo.errors import ToolGRPOError
@@ -296,8 +298,11 @@ EVALUATION: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize(("flags", "says"), EVALUATION, ids=[flags.replace("DIR/", "") for flags, _ in EVALUATION])
 def test_the_flags_of_the_evaluation(wrong_files: Path, flags: str, says: str) -> None:
+    words = arguments(flags, wrong_files)
+    of_training = words.index("--per_device_train_batch_size")
+    del words[of_training : of_training + 2]
     with pytest.raises(ToolGRPOError) as caught:
-        parse_evaluation_arguments(arguments(flags, wrong_files))
+        evaluation_arguments(read("evaluate", words))
     assert says in str(caught.value)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from toolgrpo.commands.chat import ChatTools, ShowingRunner, converse, parse_chat_arguments
-from toolgrpo.commands.run_config import as_flags
+from toolgrpo.commands.chat import ChatTools, ShowingRunner, chat_arguments, converse
+from toolgrpo.commands.main import read
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
@@ -116,11 +116,12 @@ def test_a_folder_brings_what_its_run_was_given_and_flags_win(tmp_path: Path) ->
     (tmp_path / "run.yaml").write_text(
         "model_name_or_path: nano\nsystem_prompt: Be short.\nmax_steps: 3\nbatch_size: 8\n"
     )
-    script, config, model = parse_chat_arguments([str(tmp_path), "--temperature", "0", "--use_cpu"])
+    script, config, model = chat_arguments(read("chat", [str(tmp_path), "--temperature", "0", "--use_cpu"]))
     assert (script.system_prompt, config.temperature, model.model_name_or_path) == ("Be short.", 0.0, str(tmp_path))
     (tmp_path / "run.yaml").write_text("batch_sizes: 8\n")
     with pytest.raises(ConfigError, match="unknown key 'batch_sizes'"):
-        parse_chat_arguments([str(tmp_path)])
-    assert as_flags("chat", ["nano", "--config", "x.yaml"]) == ["--model_name_or_path", "nano", "--config", "x.yaml"]
+        chat_arguments(read("chat", [str(tmp_path)]))
+    (tmp_path / "other.yaml").write_text("system_prompt: Be long.\n")
+    assert read("chat", [str(tmp_path), "--config", str(tmp_path / "other.yaml")]).values["system_prompt"] == "Be long."
     with pytest.raises(ConfigError, match="is missing; for a first look: toolgrpo chat nano"):
-        parse_chat_arguments([])
+        chat_arguments(read("chat", []))

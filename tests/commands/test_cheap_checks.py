@@ -43,7 +43,7 @@ TABLE = [
     ("init sop", "there is no task 'sop'; the nearest is 'shop'"),
     ("init --shop", "say which task"),
     ("completion fsh", "give bash, zsh or fish"),
-    ("env now", "toolgrpo env takes no words, got 'now'"),
+    ("env now", "toolgrpo env takes no words (got 'now')"),
     # values of a file
     ("train --config values.yaml", "values.yaml, line 6: engine must be one of"),
     ("train --config reward.yaml", "reward.yaml, line 3: there is no built-in reward 'exact_mach'"),

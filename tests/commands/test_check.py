@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from toolgrpo.commands.check import CheckRun, parse_check_arguments
+from toolgrpo.commands.check import CheckRun, check_arguments
 from toolgrpo.commands.check_lines import CheckLine, CheckReport, CheckVerdict, add_budget, add_calls, add_success
+from toolgrpo.commands.main import read
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.evaluation.before_training import Untrained
 from toolgrpo.plain_text import duration
@@ -31,7 +32,9 @@ GOOD = ["--config", "recipes/configs/nano.yaml", "--engine", "transformers", "--
 def look(folder: Path, *flags: str) -> tuple[CheckReport, str]:
     """The report of a check, and what stands on the terminal."""
     shown = io.StringIO()
-    parsed = parse_check_arguments([*GOOD, "--output_dir", str(folder), "--questions", "3", "--samples", "2", *flags])
+    parsed = check_arguments(
+        read("check", [*GOOD, "--output_dir", str(folder), "--questions", "3", "--samples", "2", *flags])
+    )
     report = CheckRun(*parsed, Terminal(None, shown, quiet=False)).run()
     return report, shown.getvalue()
 
@@ -86,12 +89,11 @@ def test_a_reward_that_cannot_tell_gold_from_nonsense_fails_unless_only_a_call_m
     (tmp_path / "reward.py").write_text(
         f"def reward_func(completions, **kwargs):\n    return [{score}] * len(completions)\n"
     )
-    parsed = parse_check_arguments(
-        [
-            *("--model_name_or_path", "nano", "--dataset_id_or_path", "arithmetic", "--reward_fn"),
-            *(str(tmp_path / "reward.py"), "--output_dir", str(tmp_path / "out")),
-        ]
-    )
+    flags = [
+        *("--model_name_or_path", "nano", "--dataset_id_or_path", "arithmetic", "--reward_fn"),
+        *(str(tmp_path / "reward.py"), "--output_dir", str(tmp_path / "out")),
+    ]
+    parsed = check_arguments(read("check", flags))
     run = CheckRun(*parsed, Terminal(None, io.StringIO(), quiet=False))
     run._rewards(run.parts.training_rows(), run.parts.rewards(), calls=calls)
     assert run.report.lines[-1].verdict is verdict
@@ -208,7 +210,7 @@ def estimated(folder: Path, name: str, gb: str, *flags: str) -> dict[str, CheckL
     sizes = {**SHAPES[name], "vocab_size": 151936, "tie_word_embeddings": True}
     (folder / "config.json").write_text(json.dumps(sizes))
     given = ["--model_name_or_path", str(folder), "--output_dir", str(folder / "out"), "--card", f"{gb}GB"]
-    parsed = parse_check_arguments([*flags, *given])
+    parsed = check_arguments(read("check", [*flags, *given]))
     return {line.what: line for line in CheckRun(*parsed, Terminal(None, io.StringIO(), quiet=False)).run().lines}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 from trl import ModelConfig
 
-from toolgrpo.commands.arguments import flags_of, parse_arguments
-from toolgrpo.commands.flags import Flag
-from toolgrpo.commands.given import parse_args, read_given
-from toolgrpo.commands.run_config import keep_run_config, run_text
+from toolgrpo.commands.arguments import parse_arguments
+from toolgrpo.commands.flags import Flag, flags_of_classes
+from toolgrpo.commands.given import keep_run_config, read_given, run_text
+from toolgrpo.commands.main import read
+from toolgrpo.commands.table import flags_of
 from toolgrpo.errors import ConfigError
 from toolgrpo.trainer.config import ToolGRPOConfig
 
@@ -34,12 +36,17 @@ class Script:
             raise ValueError("rows must not be negative")
 
 
+def parse_args(kinds: tuple[type[Any], ...], argv: Sequence[str]) -> tuple[Any, ...]:
+    return read_given(flags_of_classes(kinds), argv).made(kinds)
+
+
 def parse(tmp_path: Path, text: str | None, *flags: str) -> Script:
     if text is not None:
         path = tmp_path / "c.yaml"
         path.write_text(text)
         flags = ("--config", str(path), *flags)
-    return parse_args((Script,), flags)[0]
+    script: Script = parse_args((Script,), flags)[0]
+    return script
 
 
 def test_flags_over_yaml_over_defaults(tmp_path: Path) -> None:
@@ -169,9 +176,9 @@ def others_than_default(flag: Flag) -> list[list[str]]:
 
 
 def given_by(*argv: str) -> dict[str, Any]:
-    read = read_given(flags_of("train"), argv)
-    assert read.complaints == []
-    return read.values
+    given = read_given(flags_of("train"), argv)
+    assert given.right() is given.values
+    return dict(given.values)
 
 
 def expected_of(told: dict[str, Any]) -> dict[str, Any]:
@@ -193,9 +200,9 @@ def test_every_flag_stands_in_run_yaml_as_it_was_given(number: int, tmp_path: Pa
     assert told.keys() == flags_of("train").keys()
     mine.write_text(json.dumps(told))  # which is YAML
     for source in (argv, ["--config", str(mine)]):
-        keep_run_config(run_text(source), tmp_path, "of-a-run")
+        keep_run_config(run_text(read("train", source)), tmp_path, "of-a-run")
         assert given_by("--config", str(kept)) == expected_of(told)
-        keep_run_config(run_text(["--config", str(kept)]), tmp_path)
+        keep_run_config(run_text(read("train", ["--config", str(kept)])), tmp_path)
         assert given_by("--config", str(kept)) == expected_of(told)
 
 
@@ -203,6 +210,6 @@ def test_every_flag_stands_in_run_yaml_as_it_was_given(number: int, tmp_path: Pa
 def test_a_share_that_is_recorded_starts_and_resumes(word: str, share: float, tmp_path: Path) -> None:
     base = ["--model_name_or_path", "nano", "--dataset_id_or_path", "arithmetic", "--reward", "accuracy", "--use_cpu"]
     argv = [*base, "--output_dir", str(tmp_path), "--record_episodes", word]
-    keep_run_config(run_text(argv), tmp_path)
+    keep_run_config(run_text(read("train", argv)), tmp_path)
     for words in (argv, ["--config", str(tmp_path / "run.yaml")]):
         assert parse_arguments(words)[1].record_episodes == share

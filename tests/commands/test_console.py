@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from toolgrpo import __version__
-from toolgrpo.commands.main import COMMANDS, main
+from toolgrpo.commands.main import main
+from toolgrpo.commands.table import COMMANDS
 from toolgrpo.observe.console import show_tool_output
 from toolgrpo.tools.workers.output_log import OutputLog
 

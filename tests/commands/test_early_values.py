@@ -11,7 +11,8 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from tests.commands.test_bad_input import arguments, load, wrong_files  # noqa: F401  # a fixture
 from tests.support.held_folder import Holder
-from toolgrpo.commands.early import TRACKERS, early_errors
+from toolgrpo.commands.arguments import TRACKERS
+from toolgrpo.commands.main import mistakes, read
 from toolgrpo.errors import ToolGRPOError
 
 JOB = ["--model", "nano", "--dataset_id_or_path", "arithmetic", "--reward", "tool_result"]
@@ -19,7 +20,10 @@ JOB = ["--model", "nano", "--dataset_id_or_path", "arithmetic", "--reward", "too
 
 def early(argv: list[str], command: str = "train") -> str | None:
     """Return what is said of a command line before the imports."""
-    errors = early_errors(command, argv)
+    try:
+        errors = mistakes(read(command, argv))
+    except ToolGRPOError as error:  # the file cannot be read
+        errors = [error]
     return f"{type(errors[0]).__name__}: " + "\n".join(map(str, errors)) if errors else None
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.commands.evaluate import EvaluationRun, parse_evaluation_arguments
+from toolgrpo.commands.evaluate import EvaluationRun, evaluation_arguments
+from toolgrpo.commands.main import read
 from toolgrpo.commands.parts import RunParts
-from toolgrpo.commands.replay import ReplayRun, parse_replay_arguments
+from toolgrpo.commands.replay import ReplayRun, replay_arguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError
 from toolgrpo.models import NANO
@@ -46,9 +47,9 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluate(folder: Path, *flags: str) -> tuple[Any, str]:
-    words = [*OF_NANO, "--output_dir", str(folder), *flags]
+    given = read("evaluate", [*OF_NANO, "--output_dir", str(folder), *flags])
     shown = io.StringIO()
-    comparison = EvaluationRun(*parse_evaluation_arguments(words), Terminal(None, shown, quiet=False), words).run()
+    comparison = EvaluationRun(*evaluation_arguments(given), Terminal(None, shown, quiet=False), given).run()
     return comparison, shown.getvalue()
 
 
@@ -108,7 +109,8 @@ def test_users_who_speak_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (["0", *WITH], "the same tokens"),
     ):
         again = ReplayRun(
-            *parse_replay_arguments([str(tmp_path), *words]), Terminal(None, heard := io.StringIO(), quiet=False)
+            *replay_arguments(read("replay", [str(tmp_path), *words])),
+            Terminal(None, heard := io.StringIO(), quiet=False),
         )
         assert (again.run(), says in heard.getvalue()) == (False, True), heard.getvalue()
 
@@ -118,11 +120,13 @@ def test_questions_are_all_that_it_needs(tmp_path: Path) -> None:
     flags = ["--model_name_or_path", "nano", "--output_dir", str(tmp_path)]
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"prompt": "What is 2 + 3?", "answer": "5"}\n')
-    _, script, config, model = parse_evaluation_arguments([*flags, "--eval_dataset_id_or_path", str(questions)])
+    _, script, config, model = evaluation_arguments(
+        read("evaluate", [*flags, "--eval_dataset_id_or_path", str(questions)])
+    )
     rows = RunParts(script, config, model, Terminal(None, io.StringIO(), quiet=False)).heldout_rows(1)
     assert rows is not None and rows["answer"] == ["5"]
     with pytest.raises(ConfigError, match="--dataset_id_or_path is missing"):
-        parse_evaluation_arguments(flags)
+        evaluation_arguments(read("evaluate", flags))
 
 
 @pytest.mark.slow

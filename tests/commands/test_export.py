@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.commands.export import export_lines, modelfile
+from toolgrpo.commands.main import read
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
 from toolgrpo.models import NANO, adapter_with_base, base_of_adapter, name_base_whole
 from toolgrpo.tools import load_tools
@@ -59,7 +60,7 @@ def test_merged_weights_give_the_logits_of_base_and_adapter_and_bring_tools_and_
     (tmp_path / "llama.cpp" / "convert_hf_to_gguf.py").write_text(CONVERTER)
     monkeypatch.setenv("LLAMA_CPP", str(tmp_path / "llama.cpp"))
     to = tmp_path / "Whole"
-    said = list(export_lines([str(source), "--merge", str(to), "--gguf", "q8_0"]))
+    said = list(export_lines(read("export", [str(source), "--merge", str(to), "--gguf", "q8_0"])))
     assert "%|" not in capsys.readouterr().err, "bars of libraries"
     assert [line.split()[0] for line in said] == ["merged", "gguf", "ollama"] and "ollama create whole -f" in said[-1]
     with torch.no_grad():
@@ -72,7 +73,7 @@ def test_merged_weights_give_the_logits_of_base_and_adapter_and_bring_tools_and_
     card = (to / "README.md").read_text()
     assert "library_name: transformers" in card and "merged into it" in card
     with pytest.raises(ToolGRPOError, match="converter failed: Model FooForCausalLM is not supported"):
-        list(export_lines([str(to), "--gguf", "bf16"]))
+        list(export_lines(read("export", [str(to), "--gguf", "bf16"])))
 
 
 def test_a_training_does_not_begin_with_an_adapter(adapter: tuple[Path, torch.Tensor]) -> None:
@@ -150,11 +151,11 @@ def test_what_cannot_be_exported_says_what_to_do(
     monkeypatch.delenv("LLAMA_CPP", raising=False)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match=says):
-        list(export_lines([str(adapter[0]), *flags]))
+        list(export_lines(read("export", [str(adapter[0]), *flags])))
     with pytest.raises(ConfigError, match="holds no trained model"):
-        list(export_lines(["recipes"]))
+        list(export_lines(read("export", ["recipes"])))
     with pytest.raises(ConfigError, match="whole weights already"):
-        list(export_lines([str(NANO), "--merge", "to"]))
+        list(export_lines(read("export", [str(NANO), "--merge", "to"])))
 
 
 def named(folder: Path, base: object) -> Path:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from toolgrpo.commands.look import data_lines, environment_lines
-from toolgrpo.commands.main import main
+from toolgrpo.commands.main import main, read
 from toolgrpo.errors import ConfigError, DataError
 
 
@@ -46,14 +46,16 @@ def test_rows_as_the_reward_and_as_the_model_see_them(rows: str, capsys: pytest.
     assert (
         "  system: Be short.\n  user: What is 0+1?" in said and '  answer: "2"' in said and '  tools: ["add"]' in said
     )
-    seen = "\n".join(data_lines([rows, "--show", "1", "--model", "nano", "--tools_script", "arithmetic"]))
+    seen = "\n".join(data_lines(read("data", [rows, "--show", "1", "--model", "nano", "--tools_script", "arithmetic"])))
     assert '"name": "add"' in seen and '"name": "divide"' not in seen and "<|im_start|>user\nWhat is 0+1?" in seen
 
 
 def test_rows_that_do_not_suit_the_tools_or_are_trained_on(rows: str) -> None:
     with pytest.raises(DataError, match=r"5 rows .*rows\.jsonl, line 1 to 5: names the tool 'add' .*nearest is"):
-        list(data_lines([rows, "--tools_script", "calculator"]))
-    said = list(data_lines([rows, "--show", "0", "--eval_dataset_id_or_path", rows, "--eval_questions", "3"]))
+        list(data_lines(read("data", [rows, "--tools_script", "calculator"])))
+    said = list(
+        data_lines(read("data", [rows, "--show", "0", "--eval_dataset_id_or_path", rows, "--eval_questions", "3"]))
+    )
     assert said[1].startswith("3 of 3 held-out rows have a prompt that is trained on")
 
 
@@ -62,4 +64,4 @@ def test_rows_that_do_not_suit_the_tools_or_are_trained_on(rows: str) -> None:
 )
 def test_what_is_wrong_is_one_sentence(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        list(data_lines(words))
+        list(data_lines(read("data", words)))

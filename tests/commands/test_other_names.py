@@ -10,7 +10,7 @@ import pytest
 from trl import ModelConfig
 
 from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
-from toolgrpo.commands.given import given_values
+from toolgrpo.commands.main import read
 from toolgrpo.commands.other_names import ANSWERS, MEANS, UNDER_HEADING
 from toolgrpo.errors import ConfigError
 from toolgrpo.trainer.config import ToolGRPOConfig
@@ -59,7 +59,7 @@ def test_lora_of_a_model_is_lora(tmp_path: Path, keys: str) -> None:
     text = f"model: {{name: nano, {keys}}}\ndata: {{dataset: arithmetic}}\nreward: gsm8k\n"
     assert (
         parse(tmp_path, text)[2].use_peft
-        and given_values(KINDS, ["--config", str(tmp_path / "recipe.yaml")])["use_peft"]
+        and read("train", ["--config", str(tmp_path / "recipe.yaml")]).values["use_peft"]
     )
     assert not parse(tmp_path, text, "--use_peft", "false")[2].use_peft, "a flag wins"
     assert not parse(tmp_path, text.replace(keys, f"{keys}, use_peft: false"))[2].use_peft

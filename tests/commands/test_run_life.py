@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from tests.support.held_folder import Holder
 from toolgrpo.commands.arguments import parse_arguments
-from toolgrpo.commands.sft import parse_sft_arguments, run_sft
+from toolgrpo.commands.main import read
+from toolgrpo.commands.sft import run_sft, sft_arguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun
 from toolgrpo.errors import ConfigError, EngineError, RewardError
@@ -131,7 +132,7 @@ def test_every_way_to_write_into_a_folder_is_refused_while_another_run_does(
         with pytest.raises(ConfigError, match=refused):
             flags = ["--model_name_or_path", str(mini_nano), "--dataset_id_or_path", "rows.jsonl"]
             flags += ["--output_dir", str(out)]
-            run_sft(*parse_sft_arguments(flags), Console(file=io.StringIO()))
+            run_sft(*sft_arguments(read("sft", flags)), Console(file=io.StringIO()))
         run, _ = training(mini_nano, tmp_path)
         with pytest.raises(ConfigError, match=refused):
             run.run()

@@ -18,10 +18,10 @@ from rich.console import Console
 from toolgrpo.build import load_tokenizer
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.commands.arguments import ScriptArguments
-from toolgrpo.commands.given import given_values, parse_args
-from toolgrpo.commands.main import main
-from toolgrpo.commands.replay import ReplayRun, parse_replay_arguments
-from toolgrpo.commands.run_config import config_of_run, keep_run_config, run_text
+from toolgrpo.commands.flags import flags_of_classes
+from toolgrpo.commands.given import config_of_run, keep_run_config, read_given, run_text
+from toolgrpo.commands.main import main, read
+from toolgrpo.commands.replay import ReplayRun, replay_arguments
 from toolgrpo.commands.show import run_show
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError
@@ -76,13 +76,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("--tools_script", TOOLS, "--reward", "accuracy", "--dataset_id_or_path", "arithmetic"),
         *("--model_name_or_path", "nano", "--output_dir", str(place), "--hub_token", "hf_secret"),
     ]
-    keep_run_config(run_text(given), place)
+    keep_run_config(run_text(read("train", given)), place)
     return place
 
 
 def show(*arguments: object) -> str:
     shown = io.StringIO()
-    run_show([str(argument) for argument in arguments], SteadyConsole(file=shown, width=140, force_terminal=False))
+    run_show(
+        read("show", [str(argument) for argument in arguments]),
+        SteadyConsole(file=shown, width=140, force_terminal=False),
+    )
     return shown.getvalue()
 
 
@@ -101,7 +104,7 @@ def test_an_evaluation_comes_after_a_step_and_a_narrow_table_cuts_prompts_alone(
     (tmp_path / "episodes.jsonl").write_text("\n".join([*lines, json.dumps(of_eval)]) + "\n")
     assert "step 2: 2 groups, 4 episodes" in show(tmp_path) and "steps 1 to 2" in show(tmp_path)
     assert "episode 99, evaluation after step 2" in show(tmp_path, 99)
-    run_show([str(tmp_path)], Console(file=(narrow := io.StringIO()), width=80, force_terminal=False))
+    run_show(read("show", [str(tmp_path)]), Console(file=(narrow := io.StringIO()), width=80, force_terminal=False))
     titles = next(line for line in narrow.getvalue().splitlines() if "reward" in line)
     assert titles.split() == ["group", "episodes", "reward", "success", "turns", "calls", "failed", "ends", "prompt"]
     assert max(map(len, narrow.getvalue().splitlines()[:-1])) <= 80
@@ -157,9 +160,9 @@ def test_where_a_segment_begins() -> None:
         (("--cause", "tiemout"), "has the cause 'tiemout'; there is finished, invalid_json, timeout"),
         (("99",), "there is no episode 99 .* the last one is 7"),
         (("--step", "9"), "is of step 9; there are steps 1 to 2"),
-        (("--worst", "0"), "--worst must be at least 1"),
+        (("--worst", "0"), "worst must be at least 1, got 0"),
         (("--worst", "1", "--best", "1"), "exclude each other"),
-        (("seven",), "give an episode's number"),
+        (("seven",), "EPISODE must be a whole number, got 'seven'; give .* toolgrpo show DIR"),
         (("--as_examples", "x.jsonl"), "give --successes with it"),
     ],
 )
@@ -239,9 +242,10 @@ def test_given_values_are_those_of_the_file_and_the_flags_over_it(tmp_path: Path
     file = tmp_path / "my.yaml"
     file.write_text("tools:\n  tool_workers: 2\ndata:\n  max_rows: 9\n")
     flags = ["--config", str(file), "--max_rows", "3", "--dry_run"]
-    given = given_values((ScriptArguments,), flags)
-    assert given == {"tool_workers": 2, "max_rows": 3, "dry_run": True}
-    (parsed,) = parse_args((ScriptArguments,), flags)
+    given = read_given(flags_of_classes((ScriptArguments,)), flags)
+    assert given.values == {"tool_workers": 2, "max_rows": 3, "dry_run": True}
+    assert given.places.keys() == {"tool_workers"}, "the others were typed"
+    (parsed,) = given.made((ScriptArguments,))
     assert (parsed.tool_workers, parsed.max_rows) == (2, 3)
 
 
@@ -250,7 +254,7 @@ def test_given_values_are_those_of_the_file_and_the_flags_over_it(tmp_path: Path
 
 def replay(folder: Path, *arguments: str) -> tuple[bool, str]:
     shown = io.StringIO()
-    parsed = parse_replay_arguments([str(folder), *arguments])
+    parsed = replay_arguments(read("replay", [str(folder), *arguments]))
     return ReplayRun(*parsed, Terminal(None, shown, quiet=False)).run(), shown.getvalue()
 
 
@@ -296,7 +300,7 @@ def test_a_replay_without_a_model_needs_no_torch(folder: Path) -> None:
 def test_a_whole_episode_is_rendered_with_the_arguments_that_the_run_gave_its_template(folder: Path) -> None:
     flags = ("--with_model", "nano", "--engine", "transformers", "--use_cpu", "true", "--max_completion_length", "2")
     thinks_not = ("--chat_template_kwargs", '{"enable_thinking": false}')
-    parsed = parse_replay_arguments([str(folder), "4", *flags, *thinks_not])
+    parsed = replay_arguments(read("replay", [str(folder), "4", *flags, *thinks_not]))
     run = ReplayRun(*parsed, Terminal(None, io.StringIO(), quiet=False))
     now = run.sampled_again("nano", None)
     assert load_tokenizer(str(NANO)).decode(now.prompt_ids).endswith("<think>\n\n</think>\n\n")
@@ -329,7 +333,7 @@ def test_files_of_a_recording_are_run_with_a_flag_alone(
     with pytest.raises(ConfigError, match=r"itself holds what the replay would run: .* give --run_its_files"):
         replay(tmp_path, *words)
     assert not (tmp_path / "own.py.ran").exists()
-    assert parse_replay_arguments([str(tmp_path), *words, "--run_its_files"])
+    assert replay_arguments(read("replay", [str(tmp_path), *words, "--run_its_files"]))
     if "reward_fn" in given:
         assert (
             f"runs      {given['reward_fn'][0].format(tmp_path)} (reward_fn)\n"
@@ -342,4 +346,4 @@ def test_files_of_a_recording_are_run_with_a_flag_alone(
 @pytest.mark.parametrize("arguments", [["5"], [], ["--episode", "5"], ["run", "five"]])
 def test_what_to_replay_must_be_said(arguments: list[str]) -> None:
     with pytest.raises(ConfigError, match="replay DIR EPISODE"):
-        parse_replay_arguments(arguments)
+        replay_arguments(read("replay", arguments))

@@ -17,7 +17,8 @@ import pytest
 
 from tests.support.ports import free_port
 from toolgrpo.commands.arguments import parse_arguments
-from toolgrpo.commands.check import CheckRun, parse_check_arguments
+from toolgrpo.commands.check import CheckRun, check_arguments
+from toolgrpo.commands.main import read
 from toolgrpo.commands.parts import HELDOUT_ROWS, QUESTIONS, TRAINING_ROWS, RunParts
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun
@@ -138,7 +139,7 @@ def test_held_out_rows_that_are_trained_on_are_told(tmp_path: Path) -> None:
         run.parts = replace(run.parts, model=replace(run.parts.model, model_name_or_path=str(tmp_path)))
         run._load(opened)
     assert "4 of 4 held-out rows have a prompt that is trained on" in shown.getvalue() and run.n_trained_on == 4
-    check = CheckRun(*parse_check_arguments([*given, *rows]), Terminal(None, io.StringIO(), quiet=False))
+    check = CheckRun(*check_arguments(read("check", [*given, *rows])), Terminal(None, io.StringIO(), quiet=False))
     check._data()
     assert check.report.lines[0].verdict == "warning" and "4 of 4 held-out rows" in check.report.lines[0].do
 

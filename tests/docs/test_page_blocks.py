@@ -6,7 +6,6 @@ The notation of the comments before blocks is in `tests/support/page_blocks.py`.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import json
 import os
 import re
@@ -16,33 +15,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from trl import ModelConfig
 
 from tests.support.page_blocks import PAGES, SHELL, Block, commands_of, page_blocks
 from tests.support.page_rooms import PythonRoom, run_command
-from toolgrpo.commands.arguments import (
-    CheckArguments,
-    EvaluationArguments,
-    ReplayArguments,
-    ScriptArguments,
-    SFTArguments,
-)
 from toolgrpo.commands.given import ALIASES
-from toolgrpo.commands.main import COMMANDS, LAUNCHER_FLAGS
-from toolgrpo.commands.sft import ToolSFTConfig
-from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.commands.main import LAUNCHER_FLAGS
+from toolgrpo.commands.table import COMMANDS, flags_of
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = [block for page in PAGES for block in page_blocks(page)]
-OF_TRAINING = (ScriptArguments, ToolGRPOConfig, ModelConfig)
-FLAGS = {
-    "train": {field.name for kind in OF_TRAINING for field in dataclasses.fields(kind)}
-    | {*ALIASES, "config", *LAUNCHER_FLAGS},
-    "sft": {field.name for kind in (SFTArguments, ToolSFTConfig, ModelConfig) for field in dataclasses.fields(kind)}
-    | {"config"},
-}
-OWN = {"evaluate": EvaluationArguments, "check": CheckArguments, "replay": ReplayArguments}
-FLAGS |= {name: FLAGS["train"] | {field.name for field in dataclasses.fields(kind)} for name, kind in OWN.items()}
+FLAGS = {name: {*flags_of(name), *ALIASES, "config", *LAUNCHER_FLAGS} for name in COMMANDS}
 SCRIPTS = {f"recipes/{name}.py": name for name in ("train", "evaluate", "check", "sft")} | {
     "recipes/launch.sh": "train"
 }

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from tests.support.gateway import visit
-from toolgrpo.commands.arguments import GatewayArguments
+from toolgrpo.commands.table import GatewayArguments
 from toolgrpo.drops import DropCause
 from toolgrpo.errors import ConfigError, EngineError
 from toolgrpo.gateway.bounds import Bounds

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from tests.support.recorded_run import record_run
-from toolgrpo.commands.main import main
+from toolgrpo.commands.main import main, read
 from toolgrpo.commands.replay import run_replay
 from toolgrpo.commands.show import run_show
 from toolgrpo.commands.terminal import Terminal
@@ -183,7 +183,7 @@ def test_every_reader_says_what_is_wrong(
 
 def shown(folder: Path, *words: str) -> str:
     text = io.StringIO()
-    run_show([str(folder), *words], Console(file=text, width=300, force_terminal=False))
+    run_show(read("show", [str(folder), *words]), Console(file=text, width=300, force_terminal=False))
     return text.getvalue()
 
 
@@ -194,7 +194,7 @@ def examples(folder: Path) -> None:
 
 def replayed(folder: Path, *words: str) -> str:
     text = io.StringIO()
-    run_replay([str(folder), *words], Terminal(None, text, quiet=False))
+    run_replay(read("replay", [str(folder), *words]), Terminal(None, text, quiet=False))
     return text.getvalue()
 
 
@@ -266,7 +266,7 @@ def test_a_damaged_vocabulary_names_tokens_as_text(broken: Path) -> None:
 @pytest.mark.parametrize("arguments", [(), ("0",), ("0", "--tokens"), ("--worst", "3"), ("--cause", "finished")])
 def test_the_command_shows_a_damaged_recording(broken: Path, arguments: tuple[str, ...]) -> None:
     shown = io.StringIO()
-    run_show([str(broken), *arguments], Console(file=shown, width=300, force_terminal=False))
+    run_show(read("show", [str(broken), *arguments]), Console(file=shown, width=300, force_terminal=False))
     assert shown.getvalue() and is_tame(shown.getvalue())
 
 

@@ -16,9 +16,10 @@ from trl import GRPOConfig, ModelConfig
 
 from toolgrpo.calls import AttemptStatus as Status
 from toolgrpo.calls import CallAttempt, ToolErrorKind, ToolResult
-from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments
+from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.given import ALIASES
 from toolgrpo.commands.main import LAUNCHER_FLAGS
+from toolgrpo.commands.table import EvaluationArguments
 from toolgrpo.engines.base import CacheRoom
 from toolgrpo.learning.correction import weight_metrics, weights_of_rows
 from toolgrpo.ledger import Ledger

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2900,
-    "commands": 5835,
+    "commands": 5785,
     "data": 1545,
     "engines": 3900,
     "evaluation": 1260,
@@ -40,7 +40,7 @@ LINES = {
     "(itself)": 2800,
 }
 MOST = {
-    "modules": 222,
+    "modules": 220,
     "modules with one importer": 47,
     "modules that a trainer imports": 129,
     "lines that a trainer imports": 24_050,

@@ -243,13 +243,9 @@ def check_defaults(launch: Callable[..., list[str]]) -> None:
 
 
 def parse_flags(words: list[str]) -> dict[str, Any]:
-    from trl import ModelConfig
+    from toolgrpo.commands.main import read
 
-    from toolgrpo.commands.arguments import ScriptArguments
-    from toolgrpo.commands.given import given_values
-    from toolgrpo.trainer.config import ToolGRPOConfig
-
-    return given_values((ScriptArguments, ToolGRPOConfig, ModelConfig), words)
+    return dict(read("train", words).right())
 
 
 def test_the_example_data_is_what_its_rewards_want(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from toolgrpo.commands import sft
-from toolgrpo.commands.sft import CardedSFTTrainer, SFTResult, parse_sft_arguments, run_sft
+from toolgrpo.commands.main import read
+from toolgrpo.commands.sft import CardedSFTTrainer, SFTResult, run_sft, sft_arguments
 from toolgrpo.errors import ConfigError, DataError, PluginError
 from toolgrpo.sft.encoder import ConversationEncoder
 from toolgrpo.tools import load_tools
@@ -41,7 +42,7 @@ def flags(base: Path, out: Path, *more: str) -> list[str]:
 
 def taught(base: Path, out: Path, *more: str) -> tuple[SFTResult, str]:
     text = io.StringIO()
-    result = run_sft(*parse_sft_arguments(flags(base, out, *more)), Console(file=text, width=200))
+    result = run_sft(*sft_arguments(read("sft", flags(base, out, *more))), Console(file=text, width=200))
     return result, text.getvalue()
 
 
@@ -169,13 +170,13 @@ def test_ctrl_c_saves_the_step_and_the_command_that_is_shown_goes_on(mini_nano: 
     argv = flags(
         mini_nano, out, "--environment", f"{environment}:Desk", "--system_prompt", "Be short.", "--max_steps", "5"
     )
-    result = run_sft(*parse_sft_arguments(argv), Console(file=shown, width=200), argv)
+    result = run_sft(*sft_arguments(given := read("sft", argv)), Console(file=shown, width=200), given)
     command = f"toolgrpo sft --config {out / 'run.yaml'} --resume_from_checkpoint auto"
     assert "stopped by SIGINT after step 2, which is saved" in shown.getvalue() and command in shown.getvalue()
     assert "s left" in shown.getvalue() and len(result.losses) == 2 and (out / "model.safetensors").is_file()
     names = [tool["function"]["name"] for tool in json.loads((out / "tools.json").read_text())]
     assert {"add", "order"} <= set(names) and '"Be short."' in (out / "README.md").read_text()
-    resumed = run_sft(*parse_sft_arguments(command.split()[2:]), Console(file=io.StringIO(), width=200))
+    resumed = run_sft(*sft_arguments(read("sft", command.split()[2:])), Console(file=io.StringIO(), width=200))
     assert len(resumed.losses) == 5 and resumed.losses[:2] == result.losses
 
 
@@ -206,7 +207,7 @@ ON_A_CPU = ("smollm2_135m",)  # small models, with all their weights
 def test_a_recipe_can_be_read(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     here = ["--use_cpu", "true", "--bf16", "false", "--output_dir", str(tmp_path)]
-    read, config, model = parse_sft_arguments(["--config", str(recipe), *here])
-    assert Path(str(read.dataset_id_or_path)).is_file()
+    sft, config, model = sft_arguments(read("sft", ["--config", str(recipe), *here]))
+    assert Path(str(sft.dataset_id_or_path)).is_file()
     assert config.gradient_checkpointing == model.use_peft == (recipe.stem not in ON_A_CPU)
     assert PartialState().device.type == "cpu"

@@ -1,7 +1,10 @@
-"""Arguments of each command, as flags and YAML keys: dataclasses that import nothing heavy.
+"""Arguments that several commands share, and the looks at them before the seconds in which PyTorch is imported.
 
-`flags_of(command)` says all that a command takes. What a training has and nothing else reads is refused as a
-flag of `evaluate` and `gateway`; a YAML file of a training may hold it.
+Everything is read by the code that reads it later, with the same sentences: rows, models, the output folder, a port.
+Plugin files are compiled, and nothing of them runs. A look raises what is wrong; the table says which command has which.
+
+Not covered: rows behind the first `_ROWS`, those of the hub and of reasoning_gym, conversations of a mixture; what a
+plugin file exports.
 """
 
 from __future__ import annotations
@@ -9,91 +12,87 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from toolgrpo.commands.flags import Flag, flags_of_classes, flags_of_source
-from toolgrpo.commands.given import read_given
-from toolgrpo.commands.other_names import question_iterations
-from toolgrpo.errors import ConfigError
-from toolgrpo.options import (
-    THEMES,
-    DrawingOptions,
-    EpisodeOptions,
-    LearningOptions,
-    Options,
-    OverlapOptions,
-    PassOptions,
-    WatchOptions,
-    at_least,
-    call_markers_option,
-    max_tokens_per_pass_option,
-    option,
-    prefix_sharing_option,
-)
-from toolgrpo.storage import AN_EVALUATION, check_output
+from toolgrpo.commands.given import Given
+from toolgrpo.data.rows import raise_bad_row
+from toolgrpo.errors import ConfigError, DataError
+from toolgrpo.folder_claim import claim_folder
+from toolgrpo.models import check_model
+from toolgrpo.named_files import located, nearest, no_data_file
+from toolgrpo.options import EpisodeOptions, Options, WatchOptions, at_least, batch_of_parts, option
+from toolgrpo.plugin_files import check_python
+from toolgrpo.rewards import OF_TRL, check_weights, get_reward
+from toolgrpo.trainer.checkpoint_files import check_model_is_elsewhere, check_wanted
 
 if TYPE_CHECKING:
     from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 
-# What `evaluate` and `gateway` read of the fields of TRL and Transformers.
-READ_WITHOUT_TRAINING = frozenset(
-    (
-        *("max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "reward_weights"),
-        *("use_vllm", "vllm_mode", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length"),
-        *("vllm_tensor_parallel_size", "vllm_server_base_url", "vllm_server_host", "vllm_server_port"),
-        *("vllm_server_timeout", "vllm_group_port", "trust_remote_code", "model_init_kwargs"),
-        *("generation_kwargs", "chat_template_kwargs"),
-        *("output_dir", "seed", "bf16", "fp16", "use_cpu", "report_to", "run_name", "disable_tqdm", "full_determinism"),
-        *("ddp_backend", "ddp_timeout", "local_rank", "log_level", "log_level_replica"),
-    )
-)
-
 DEFAULT_QUESTIONS = 100  # of an evaluation
-
-_SOME_TEXT: dict[str, Any] = {
-    "allowed": lambda text: text is None or text.strip(),
-    "wrong": "--{name} is given without a value; give one, or leave the flag out",
-}
+_ROWS = 10_000  # that are looked at: half a second
+_DATA_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
+TRACKERS = (
+    *("azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "kubeflow", "mlflow", "neptune"),
+    *("swanlab", "tensorboard", "trackio", "wandb"),
+)
+"""The trackers that Transformers knows, beside all and none."""
 
 
 @dataclass
-class ScriptArguments(Options):
+class ScriptArguments(Options, theme="tools"):
     """Tools, rewards and data."""
 
     tools_script: str | None = option(None, "Python file that exports TOOL_FUNCTIONS.")
     tool_functions_module: str | None = option(None, "Importable module that exports TOOL_FUNCTIONS.")
-    environment: str | None = option(None, "FILE.py:Class, an instance for each episode.")
+    environment: str | None = option(None, "FILE.py:Class; each episode gets an instance.")
     agent: str | None = option(
-        None, "What plays an episode: FILE.py with `run(client, row)`, or a command line (docs/how-to/agents.md)."
+        None, "Program that plays the episodes: FILE.py with `run(client, row)`, or a command (docs/how-to/agents.md)."
     )
-    agent_host: str = option("127.0.0.1", "Address of this machine for agents elsewhere; lets other machines in.")
+    agent_host: str = option(
+        "127.0.0.1", "Address on which agents reach this machine; change it to admit other machines."
+    )
     mcp_config: str | None = option(None, "Path of an mcp.json that names MCP servers.")
-    cache_tools: bool = option(False, "Answer a repeated call of a stateless tool from memory.")
-    tool_workers: int = option(4, "Processes that run tools.", **at_least(1))
-    reward_fn: list[str] | None = option(None, "Python files that export a reward function.")
-    reward_function_name: str | None = option(
-        None, "Name of the function in the reward files (reward_func); without a file, of a built-in."
+    cache_tools: bool = option(False, "Answer repeated calls of stateless tools from memory.")
+    tool_workers: int = option(4, "Number of processes that run tools.", **at_least(1))
+    reward: list[str] | None = option(
+        None, "Built-in rewards by name, e.g. exact_match; also TRL's, and dotted paths.", theme="rewards"
     )
-    reward: list[str] | None = option(None, "Built-in rewards by name, e.g. exact_match; TRL's, and dotted paths.")
-    dataset_id_or_path: str | None = option(None, "File, hub id or task set (arithmetic, gsm8k).")
-    dataset_split: str = option("train", "Split to train on.")
-    max_rows: int | None = option(None, "Use at most this many rows.", **at_least(1))
-    system_prompt: str | None = option(None, "System message of rows that have none.")
-    eval_dataset_id_or_path: str | None = option(None, "Other rows to measure success on; default: the task set's own.")
-    eval_split: str | None = option(None, "Their split; default: heldout, test, eval or validation, or a whole file.")
+    reward_fn: list[str] | None = option(None, "Python files that export a reward function.", theme="rewards")
+    reward_function_name: str | None = option(
+        None,
+        "Name of the function in the reward files (reward_func); without a file, of a built-in.",
+        theme="rewards",
+    )
+    dataset_id_or_path: str | None = option(
+        None, "Data: a file, a hub id or a task set (arithmetic, gsm8k).", theme="data"
+    )
+    dataset_split: str = option("train", "Split to train on.", theme="data")
+    max_rows: int | None = option(None, "Most rows to use.", theme="data", **at_least(1))
+    system_prompt: str | None = option(None, "System message of rows that have none.", theme="data")
+    eval_dataset_id_or_path: str | None = option(
+        None, "Data to measure success on; default: the held-out split of the training data.", theme="evaluation"
+    )
+    eval_split: str | None = option(
+        None,
+        "Split to measure success on; default: heldout, test, eval or validation, or a whole file.",
+        theme="evaluation",
+    )
     eval_share: float = option(
         0.0,
-        "Hold this share of the rows out to measure success on, drawn by the seed; 0: none.",
+        "Share of the rows to hold out and measure success on, chosen by the seed; 0: none.",
         allowed=lambda share: 0 <= share < 1,
         wrong="{name} must be a share of the rows, at least 0 and below 1; got {value}",
+        theme="evaluation",
     )
-    eval_questions: int = option(0, "Held-out rows to measure; 0: none.", **at_least(0))
-    skip_bad_rows: bool = option(False, "Leave bad rows out and say how many, instead of stopping at the first.")
-    dry_run: bool = option(False, "Load and check everything, then stop.")
+    eval_questions: int = option(0, "Number of held-out rows to measure; 0: none.", theme="evaluation", **at_least(0))
+    skip_bad_rows: bool = option(
+        False, "Leave bad rows out and report how many, instead of stopping at the first.", theme="data"
+    )
+    dry_run: bool = option(False, "Load and check everything, then stop.", theme="watching")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,6 +101,10 @@ class ScriptArguments(Options):
                 "eval_share takes held-out rows from the training data, and eval_dataset_id_or_path or eval_split from "
                 "elsewhere; give one of them"
             )
+        self._check_paths()
+        self._check_agent()
+        if self.tools_script and self.tool_functions_module:
+            raise ConfigError("--tools_script and --tool_functions_module exclude each other; give one")
         self._choose_reward()
 
     def heldout_source(self) -> tuple[str, str]:
@@ -133,51 +136,30 @@ class ScriptArguments(Options):
             self.reward = ["environment" if self.environment or self.agent else "tool_result"]
             self.reward_is_default = True
 
+    def _check_agent(self) -> None:
+        """Refuse what an agent has no use for: it brings its own tools."""
+        if self.agent is None:
+            if self.agent_host != ScriptArguments.agent_host:
+                raise ConfigError("--agent_host is where an agent connects to, and there is none; give --agent too")
+            return
+        if not self.agent.strip():
+            raise ConfigError("--agent is given without a value; give FILE.py or a command line, or leave the flag out")
+        for name in ("tools_script", "tool_functions_module", "environment", "mcp_config"):
+            if getattr(self, name):
+                raise ConfigError(
+                    f"--agent and --{name} exclude each other: an agent plays the episode itself, with its own tools; give one"
+                )
 
-@dataclass(frozen=True, kw_only=True)
-class CheckArguments(Options):
-    """Arguments of `check`."""
-
-    questions: int = option(8, "Questions put to the untrained model.", **at_least(1))
-    samples: int = option(4, "Episodes for each of them.", **at_least(2))
-    step: bool = option(True, "Also do one training step (nothing of it is kept).")
-    estimate: bool = option(False, "Only estimate the memory, from the model's config: no weights are loaded.")
-    card: str | None = option(
-        None, "Estimate for a GPU with this much memory, as 24GB or 22.5GiB; default: this machine."
-    )
-    json: bool = option(False, "Print the result as JSON instead of lines.")
-
-
-@dataclass
-class EvaluationArguments(Options):
-    """Arguments of `evaluate`."""
-
-    baseline: str | None = option(
-        None, "A second model, measured on the same questions: the one before training.", **_SOME_TEXT
-    )
-    samples: int = option(8, "Episodes for each question.", **at_least(1))
-    ks: list[int] | None = option(None, "The k of pass@k and maj@k; default: 1 and the number of samples.")
-    report: str | None = option(None, "The JSON file; default: OUTPUT_DIR/evaluation.json.", **_SOME_TEXT)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.ks = sorted(set(self.ks or (1, self.samples)))
-        wrong = [k for k in self.ks if not 1 <= k <= self.samples]
-        if wrong:
-            raise ConfigError(f"ks must lie between 1 and samples ({self.samples}), got {wrong[0]}; raise --samples")
-        if self.report is not None:
-            check_output(Path(self.report), "the report", "--report", AN_EVALUATION)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplayArguments(Options):
-    """Arguments of `replay`."""
-
-    folder: str = option("", "The run's output folder.")
-    episode: int = option(-1, "The number of the episode.")
-    with_model: str | None = option(None, "Draw the whole episode again with this model: a folder, hub id or name.")
-    all: bool = option(False, "Ask the rewards about every recorded episode, in a table (in place of EPISODE).")
-    run_its_files: bool = option(False, "Run Python files of the recording's own folder; whoever made it wrote them.")
+    def _check_paths(self) -> None:
+        """Refuse a file flag with nothing after it (an unset variable of a shell), and a folder."""
+        for name in ("tools_script", "tool_functions_module", "environment", "mcp_config", "reward_fn"):
+            given = getattr(self, name)
+            for value in given if isinstance(given, list) else [] if given is None else [given]:
+                if not value.strip():
+                    raise ConfigError(f"--{name} is given without a value; give one, or leave the flag out")
+                path = value.partition(":")[0]
+                if name != "tool_functions_module" and Path(path).is_dir():
+                    raise ConfigError(f"--{name} {path} is a folder; give the file in it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,179 +170,21 @@ class ReplayOptions(EpisodeOptions, WatchOptions):
     reward_weights: list[float] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class GatewayArguments(Options):
-    """Arguments of `gateway`."""
-
-    port: int = option(
-        8000,
-        "Port to listen on; 0: a free one.",
-        allowed=lambda port: 0 <= port < 65536,
-        wrong="--{name} must lie between 0 and 65535, got {value}",
-    )
-    host: str = option("127.0.0.1", "Interface to listen on; another than this lets others in.")
-    api_key: str | None = option(
-        None,
-        "Key that clients must give; default: any will do.",
-        allowed=lambda key: key is None or (key.isascii() and key.isprintable() and key.strip() == key != ""),
-        wrong="--{name} must be printable ASCII text without spaces at its ends, got {value!r}; leave it out to answer everyone",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataArguments(Options):
-    """Arguments of `data`."""
-
-    show: int = option(3, "Rows that are shown.")
-    model_name_or_path: str | None = option(None, "Show prompts as this model reads them: a folder, hub id or name.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SFTArguments(Options):
-    """Arguments of `sft`."""
-
-    dataset_id_or_path: str | None = option(None, "Conversations: a file, a folder or a hub id; it must be given.")
-    dataset_split: str = option("train", "Split to learn from.")
-    tools_script: str | None = option(None, "Tools that rows without a column `tools` are rendered with.")
-    environment: str | None = option(None, "A class with state, whose tools come beside those: PATH.py:Class.")
-    mcp_config: str | None = option(None, "Path of an mcp.json that names MCP servers, whose tools come beside those.")
-    system_prompt: str | None = option(None, "Text of a system message for conversations that have none.")
-    batch_size: int | None = option(
-        None,
-        "Conversations per optimizer step, of all processes; sets gradient_accumulation_steps.",
-        **at_least(1),
-    )
-    micro_batch_size: int | None = option(None, "Another name for per_device_train_batch_size.", **at_least(1))
-
-
-@dataclass(frozen=True, kw_only=True)
-class SFTOptions(Options):
-    """The fields that `ToolSFTConfig` has instead of TRL's."""
-
-    max_length: int | None = option(None, "Longer conversations are an error; default: the model's context window.")
-    learning_rate: float | None = option(
-        None,
-        "Peak learning rate; default: by the model's size, 3e-3 for nano to 2e-5 from 1B on.",
-        allowed=lambda rate: rate is None or rate > 0,
-        wrong="{name} must be positive, got {value}",
-    )
-    logging_steps: float = option(1, "Steps between two entries of the log.")
-    call_markers: str = call_markers_option()
-    prefix_sharing: str = prefix_sharing_option()
-    max_tokens_per_pass: int | None = max_tokens_per_pass_option()
-
-
-_TRAINING = (
-    ("transformers", "training_args.py", "TrainingArguments"),
-    ("trl", "trainer/base_config.py", "_BaseConfig"),
-)
-_GRPO = (*_TRAINING, ("trl", "trainer/grpo_config.py", "GRPOConfig"))
-_SFT = (*_TRAINING, ("trl", "trainer/sft_config.py", "SFTConfig"))
-_MODEL = ("trl", "trainer/model_config.py", "ModelConfig")
-
-_OWN: Mapping[str, tuple[type[Any], ...]] = {
-    "train": (ScriptArguments, *THEMES),
-    "check": (CheckArguments, ScriptArguments, *THEMES),
-    "replay": (ReplayArguments, ScriptArguments, *THEMES),
-    "evaluate": (EvaluationArguments, ScriptArguments, *THEMES),
-    "gateway": (GatewayArguments, *THEMES),
-    "sft": (SFTArguments, SFTOptions),
-    "chat": (ScriptArguments, *THEMES),
-    "data": (DataArguments, ScriptArguments),
-}
-_TRAINS_NOTHING = ("evaluate", "gateway", "chat")
-_OF_TRAINING = (LearningOptions, DrawingOptions, OverlapOptions, PassOptions)
-
-
-@cache
-def flags_of(command: str) -> dict[str, Flag]:
-    """Return every flag that a command takes; later dataclasses stand over earlier ones."""
-    if command == "data":
-        return flags_of_classes(_OWN[command])
-    found = {flag.name: flag for source in (_SFT if command == "sft" else _GRPO) for flag in flags_of_source(*source)}
-    if command in _TRAINS_NOTHING:
-        found = {name: replace(flag, of_training=name not in READ_WITHOUT_TRAINING) for name, flag in found.items()}
-    found |= {flag.name: flag for flag in flags_of_source(*_MODEL)} | flags_of_classes(_OWN[command])
-    if command in _TRAINS_NOTHING:
-        taught = {one.name for theme in _OF_TRAINING for one in fields(theme)}
-        found |= {name: replace(found[name], of_training=True) for name in taught}
-    return found
-
-
-def own_classes(command: str) -> tuple[type[Any], ...]:
-    """Return the dataclasses of ours that a command reads; they need no PyTorch."""
-    return _OWN[command]
-
-
 def parse_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, ToolGRPOConfig, ModelConfig]:
     """Read the command line of a training over the YAML file over the defaults."""
+    from toolgrpo.commands.main import read  # which imports this module
+
+    return training_arguments(read("train", argv))
+
+
+def training_arguments(given: Given) -> tuple[ScriptArguments, ToolGRPOConfig, ModelConfig]:
+    """Return the arguments of a training, whose output folder can be written to."""
     from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 
-    _, script, config, model = parse_checked((ScriptArguments, ToolGRPOConfig, ModelConfig), argv)
-    return script, config, model
-
-
-def parse_checked(kinds: Sequence[type[Any]], argv: Sequence[str], *, trains: bool = True) -> tuple[Any, ...]:
-    """Return what is given, and a checked instance of each kind, of which the last three are those of a training."""
-    given = read_given(flags_of_classes(kinds), argv)
-    made = given.made(kinds)
-    script, config, model = made[-3:]
-    check_arguments(script, config, model, given.values, trains=trains)
-    return given.values, *made
-
-
-def is_missing(name: str, command: str = "train") -> str:
-    """Return what is said where a flag that is needed is not given."""
-    shown = {
-        "chat": "toolgrpo chat nano",
-        "gateway": "toolgrpo gateway --model nano",
-        "sft": "--config recipes/configs/sft/qwen3_1.7b.yaml",
-    }
-    return f"--{name} is missing; for a first look: {shown.get(command, '--config recipes/configs/nano.yaml')}"
-
-
-def check_reward_given(script: ScriptArguments) -> None:
-    """Refuse a training for which nobody chose a reward."""
-    if script.reward == ["tool_result"] and script.reward_is_default:
-        raise ConfigError(
-            "no reward is given, and it decides what the model learns: --reward exact_match (the answer stands in the final "
-            "response), tool_result (the last tool response is the answer, whatever the model says after it) or another "
-            "built-in (docs/how-to/rewards.md), or --reward_fn my_reward.py"
-        )
-
-
-def check_arguments(
-    script: ScriptArguments,
-    config: ToolGRPOConfig,
-    model: ModelConfig,
-    given: Mapping[str, Any],
-    *,
-    trains: bool = True,
-) -> None:
-    """Check that what must be given is given, once, and that the output folder can be written.
-
-    `given` names the fields that have a value of the user's. Where nothing `trains`, the questions are all the rows that are
-    needed.
-    """
-    _check_paths(script)
-    lora = sorted(name for name in given if name.startswith("lora_") or name in ("use_rslora", "use_dora"))
-    if lora and not model.use_peft and "use_peft" not in given:
-        raise ConfigError(f"{lora[0]} is given, but not use_peft, so all weights would be trained; add --use_peft")
-    odd = question_iterations(config.num_iterations)
-    if odd is not None:
-        raise ConfigError(odd)
-    for name, flag in (
-        ("model_name_or_path", model.model_name_or_path),
-        ("dataset_id_or_path", script.dataset_id_or_path or (not trains and script.eval_dataset_id_or_path)),
-    ):
-        if not flag:
-            raise ConfigError(is_missing(name))
-    if trains:
-        check_reward_given(script)
-    _check_agent(script)
-    if script.tools_script and script.tool_functions_module:
-        raise ConfigError("--tools_script and --tool_functions_module exclude each other; give one")
+    script, config, model = given.made((ScriptArguments, ToolGRPOConfig, ModelConfig))
+    reward_is_given(given)
     check_folder(config.output_dir, keep=not script.dry_run)
+    return script, config, model
 
 
 def check_folder(output_dir: str, *, keep: bool = False) -> None:
@@ -381,28 +205,195 @@ def check_folder(output_dir: str, *, keep: bool = False) -> None:
         ) from error
 
 
-def _check_agent(script: ScriptArguments) -> None:
-    """Refuse what an agent has no use for: it brings its own tools."""
-    if script.agent is None:
-        if script.agent_host != ScriptArguments.agent_host:
-            raise ConfigError("--agent_host is where an agent connects to, and there is none; give --agent too")
-        return
-    if not script.agent.strip():
-        raise ConfigError("--agent is given without a value; give FILE.py or a command line, or leave the flag out")
-    for name in ("tools_script", "tool_functions_module", "environment", "mcp_config"):
-        if getattr(script, name):
+# Looks at several values of a command, each of which is right by itself.
+
+
+def _script(given: Given) -> ScriptArguments:
+    (script,) = given.made((ScriptArguments,))
+    return script  # type: ignore[no-any-return]
+
+
+def reward_is_given(given: Given) -> None:
+    """Refuse a training for which nobody chose a reward."""
+    script = _script(given)
+    if script.reward == ["tool_result"] and script.reward_is_default:
+        raise ConfigError(
+            "no reward is given, and it decides what the model learns: --reward exact_match (the answer stands in the final "
+            "response), tool_result (the last tool response is the answer, whatever the model says after it) or another "
+            "built-in (docs/how-to/rewards.md), or --reward_fn my_reward.py"
+        )
+
+
+def rewards(given: Given) -> None:
+    """Refuse rewards that there are not, and weights that do not fit them."""
+    script = _script(given)
+    function, files = script.reward_function_name, script.reward_fn or []
+    names = list(script.reward or ())
+    for name in names:
+        if _is_ours(name):
+            get_reward(name)
+    several = len(files) > 1
+    names += [
+        f"{Path(one).stem}.{function or 'reward_func'}" if several else function or "reward_func" for one in files
+    ]
+    check_weights(given.values.get("reward_weights"), names)
+
+
+def _is_ours(reward: str) -> bool:
+    """Return whether looking a reward up imports nothing: it is neither TRL's nor of another package."""
+    return reward not in OF_TRL and "." not in reward
+
+
+def rows(given: Given) -> None:
+    """Read the rows to train on."""
+    script = _script(given)
+    _read_rows(given, str(script.dataset_id_or_path), script.dataset_split, script.max_rows or _ROWS)
+
+
+def heldout_rows(given: Given, default: int = 0) -> None:
+    """Read the rows to measure on, where they are other rows."""
+    script = _script(given)
+    n = script.eval_questions or default
+    if n and not script.eval_share:
+        _read_rows(given, *script.heldout_source(), n)
+
+
+def questions(given: Given) -> None:
+    """Read the rows of an evaluation."""
+    if given.values.get("eval_share"):
+        rows(given)
+    heldout_rows(given, DEFAULT_QUESTIONS)
+
+
+def _read_rows(given: Given, spec: str, split: str, limit: int) -> None:
+    """Read rows as they are read later, and see whether built-in rewards get their columns."""
+    from toolgrpo.data.load import Mixture, hub_place, is_mixture, task_rows  # not for help and a wrong flag
+
+    parts = [task.data for task in Mixture.from_file(located(spec)).tasks] if is_mixture(spec) else [spec]
+    on_bad_row: Callable[[DataError], None] = (
+        (lambda error: None) if given.values.get("skip_bad_rows") else raise_bad_row
+    )
+    for part in parts:
+        if part.startswith("reasoning_gym:") or hub_place(part, split) is not None:
+            continue
+        rows = task_rows(part, split=split, limit=min(limit, _ROWS), on_bad_row=on_bad_row)
+        columns, n = set[str](), 0
+        for row in rows:
+            columns |= row.keys()
+            n += 1
+        if not n:
+            raise DataError(f"{part} [{split}] has no rows that can be used")
+        if n < _ROWS and not is_mixture(spec):  # else others may have more columns
+            for name in filter(_is_ours, given.values.get("reward") or ()):
+                if name != "by_task":
+                    get_reward(name).check_columns(columns)
+
+
+def conversations(given: Given) -> None:
+    """Read the conversations of a supervised training."""
+    from toolgrpo.data.load import hub_place, is_mixture
+    from toolgrpo.sft.encoder import read_conversations
+
+    known = given.known()
+    spec, split = str(known["dataset_id_or_path"]), known["dataset_split"]
+    if not is_mixture(spec) and hub_place(spec, split) is None:
+        read_conversations(spec, split, _ROWS)
+
+
+def port(given: Given) -> None:
+    """Listen on the port for a moment."""
+    from toolgrpo.gateway.server import listening
+
+    known = given.known()
+    listening(known["host"], known["port"]).close()
+
+
+def batch(given: Given) -> None:
+    """Refuse a batch that groups do not fill, where it follows from the sizes of passes alone."""
+    known = given.known()
+    group, at_once = known["num_generations"], known["per_device_train_batch_size"]
+    passes = known["gradient_accumulation_steps"] * int(os.environ.get("WORLD_SIZE", "1"))
+    if group < 2:
+        raise ConfigError(f"num_generations must be at least 2 (GRPO compares the episodes of a group), got {group}")
+    if not (known["generation_batch_size"] or known["steps_per_generation"]) and at_once * passes % group:
+        raise ConfigError(batch_of_parts(group, at_once, at_once * passes))
+
+
+def trackers(given: Given) -> None:
+    """Refuse a tracker that Transformers does not know."""
+    report_to = given.values.get("report_to")
+    for name in report_to if isinstance(report_to, list) else [report_to or "none"]:
+        if name not in (*TRACKERS, "all", "none"):
             raise ConfigError(
-                f"--agent and --{name} exclude each other: an agent plays the episode itself, with its own tools; give one"
+                f"report_to {name} is no tracker; there are {', '.join(TRACKERS)}, all and none; the nearest is "
+                f"{nearest(str(name), TRACKERS)[0]!r}"
             )
 
 
-def _check_paths(script: ScriptArguments) -> None:
-    """Refuse a file flag with nothing after it (an unset variable of a shell), and a folder."""
-    for name in ("tools_script", "tool_functions_module", "environment", "mcp_config", "reward_fn"):
-        given = getattr(script, name)
-        for value in given if isinstance(given, list) else [] if given is None else [given]:
-            if not value.strip():
-                raise ConfigError(f"--{name} is given without a value; give one, or leave the flag out")
-            path = value.partition(":")[0]
-            if name != "tool_functions_module" and Path(path).is_dir():
-                raise ConfigError(f"--{name} {path} is a folder; give the file in it")
+def something_is_measured(given: Given) -> None:
+    """Refuse held-out rows of which none is asked for."""
+    for name in ("eval_dataset_id_or_path", "eval_split"):
+        if given.values.get(name) and not {"eval_questions", "eval_share"} & given.values.keys():
+            raise ConfigError(
+                f"--{name} is given, but no --eval_questions N, so nothing would be measured on it; add it, or 0 to "
+                f"measure nothing"
+            )
+
+
+def checkpoint(given: Given) -> None:
+    """Refuse to go on from nothing, and to begin anew over the model that is trained."""
+    known = given.known()
+    wanted, folder = known["resume_from_checkpoint"], Path(known["output_dir"] or "trainer_output")
+    check_wanted(folder, wanted)
+    if not wanted and not known.get("dry_run"):
+        check_model_is_elsewhere(folder, str(known["model_name_or_path"]))
+
+
+def output_folder(given: Given) -> None:
+    """Refuse an output folder that cannot be written to, or that another run has."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    known = given.known()
+    folder = Path(known["output_dir"] or "trainer_output")
+    check_folder(str(folder))
+    if folder.is_dir() and not known.get("dry_run"):
+        claim_folder(folder).release()
+
+
+def recording(given: Given) -> None:
+    """Refuse a folder without a recording."""
+    from toolgrpo.commands.show import recording_in
+
+    recording_in(Path(given.values["folder"]))
+
+
+# Looks at the file that one value names.
+
+
+def _python(value: str) -> None:
+    path = value.partition(":")[0]
+    if path.endswith(".py") and " " not in value.strip():
+        check_python(Path(path))
+
+
+def _mcp(value: str) -> None:
+    if value.endswith(".json"):
+        from toolgrpo.tools.mcp.config_file import read_mcp_config  # imports pydantic
+
+        read_mcp_config(value)
+
+
+def _data(value: str) -> None:
+    path = located(value)
+    if ":" not in value and path.suffix.lower() in _DATA_FILES and not path.exists():
+        raise DataError(no_data_file(Path(value)))
+
+
+FILES: Mapping[str, Callable[[str], None]] = {
+    **dict.fromkeys(("tools_script", "environment", "agent", "reward_fn"), _python),
+    "mcp_config": _mcp,
+    "model_name_or_path": check_model,
+    "baseline": partial(check_model, flag="baseline"),
+    "with_model": partial(check_model, flag="with_model"),
+    "dataset_id_or_path": _data,
+}

@@ -27,12 +27,11 @@ from rich.text import Text
 
 from toolgrpo.calls import CallAttempt, ToolResult
 from toolgrpo.chat.base import ParsedTurn, assistant_message, tool_message
-from toolgrpo.commands.arguments import ScriptArguments, is_missing
+from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.evaluate import EvaluationConfig
-from toolgrpo.commands.given import parse_args
+from toolgrpo.commands.given import Given
 from toolgrpo.commands.loaded_model import load_model
 from toolgrpo.commands.parts import RunParts
-from toolgrpo.commands.run_config import as_flags
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.base import Sample, SampleRequest
 from toolgrpo.errors import ConfigError, ToolGRPOError
@@ -48,11 +47,9 @@ from toolgrpo.trajectory import Message, Trajectory
 _COMMANDS = "/reset begins anew, /tools lists the tools, /save FILE.jsonl keeps this; Ctrl-C stops an answer, Ctrl-D or /quit ends it"
 
 
-def parse_chat_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, EvaluationConfig, ModelConfig]:
-    """Read MODEL and the flags over the file of its run, if it has one."""
-    script, config, model = parse_args((ScriptArguments, EvaluationConfig, ModelConfig), as_flags("chat", argv))
-    if not model.model_name_or_path:
-        raise ConfigError(is_missing("model_name_or_path", "chat"))
+def chat_arguments(given: Given) -> tuple[ScriptArguments, EvaluationConfig, ModelConfig]:
+    """Return the arguments of a chat."""
+    script, config, model = given.made((ScriptArguments, EvaluationConfig, ModelConfig))
     if script.agent:
         raise ConfigError("an agent plays its episodes itself; talk to the model without --agent")
     return script, config, model
@@ -211,9 +208,9 @@ class ShowingRunner(EpisodeRunner):
         return sample
 
 
-def run_chat(words: Sequence[str], terminal: Terminal) -> int:
+def run_chat(given: Given, terminal: Terminal) -> int:
     """Talk until the person ends it."""
-    script, config, model = parse_chat_arguments(words)
+    script, config, model = chat_arguments(given)
     with tempfile.TemporaryDirectory(prefix="toolgrpo-chat-") as folder:
         run = RunParts(script, config.changed(output_dir=folder), model, terminal)
         chat = ChatTools(run.toolbox(), terminal, script.system_prompt)

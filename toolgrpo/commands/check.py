@@ -32,7 +32,7 @@ from transformers import AutoConfig
 
 from confined_python import choose_rung
 from toolgrpo.build import load_tokenizer, put_together
-from toolgrpo.commands.arguments import CheckArguments, ScriptArguments, parse_checked
+from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.check_lines import (
     CheckReport,
     add_agreement,
@@ -42,8 +42,10 @@ from toolgrpo.commands.check_lines import (
     add_step,
     add_success,
 )
+from toolgrpo.commands.given import Given
 from toolgrpo.commands.loaded_model import model_without_weights
 from toolgrpo.commands.parts import HELDOUT_ROWS, TRAINING_ROWS, RunParts, init_kwargs_of
+from toolgrpo.commands.table import CheckArguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.rows import n_trained_on, trained_on_line
 from toolgrpo.engines.base import MORE_ROOM
@@ -65,12 +67,11 @@ _ROWS_LOOKED_AT = 200  # of gold answers and prompts
 _GIB = 2**30
 
 
-def parse_check_arguments(argv: Sequence[str]) -> tuple[CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig]:
-    """Read the command line over the YAML file of the training over the defaults."""
-    kinds = (CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig)
-    given, check, script, config, model = parse_checked(kinds, argv)
+def check_arguments(given: Given) -> tuple[CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig]:
+    """Return the arguments of a check."""
+    check, script, config, model = given.made((CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig))
     if check.card is not None:  # what a GPU trains in, whatever this machine has
-        config = config.changed(bf16=given.get("bf16", not config.fp16))
+        config = config.changed(bf16=given.values.get("bf16", not config.fp16))
     return check, script, config, model
 
 
@@ -383,9 +384,9 @@ class CheckRun:
         self.report.add("time", said, rollout_s=rollout_s)
 
 
-def run_check(words: Sequence[str], terminal: Terminal) -> int:
+def run_check(given: Given, terminal: Terminal) -> int:
     """Run the command."""
-    parsed = parse_check_arguments(words)
+    parsed = check_arguments(given)
     report = CheckRun(*parsed, terminal).run()
     if parsed[0].json:
         terminal.stream.write(report.as_json() + "\n")

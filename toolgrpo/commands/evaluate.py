@@ -11,17 +11,17 @@ into its base first.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from datasets import Dataset
 
-from toolgrpo.commands.arguments import DEFAULT_QUESTIONS, EvaluationArguments, ScriptArguments, parse_checked
+from toolgrpo.commands.arguments import DEFAULT_QUESTIONS, ScriptArguments
+from toolgrpo.commands.given import Given, keep_run_config, run_text
 from toolgrpo.commands.loaded_model import LoadedModel, load_model
 from toolgrpo.commands.parts import QUESTIONS, RunParts
-from toolgrpo.commands.run_config import keep_run_config, run_text
+from toolgrpo.commands.table import EvaluationArguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.build import EngineOptions
 from toolgrpo.evaluation.report import Comparison, ModelReport
@@ -67,7 +67,7 @@ class EvaluationRun:
     config: EvaluationConfig
     model: ModelConfig
     terminal: Terminal
-    words: Sequence[str]
+    given: Given
 
     def run(self) -> Comparison | None:
         """Measure, show the tables and write the JSON; None after a dry run."""
@@ -98,7 +98,7 @@ class EvaluationRun:
             old.unlink(missing_ok=True)
         if Terminal.is_main_process():
             folder.mkdir(parents=True, exist_ok=True)
-            keep_run_config(run_text(self.words, "evaluate"), folder)
+            keep_run_config(run_text(self.given), folder)
         config = self.config.changed(output_dir=str(folder))
         parts = RunParts(self.script, config, self.model, self.terminal)
         with ExitStack() as opened:
@@ -177,21 +177,17 @@ class EvaluationRun:
         self.terminal.say_objective(comparison.model.shares()["pass@1"].value)
 
 
-def parse_evaluation_arguments(
-    argv: Sequence[str],
-) -> tuple[EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig]:
-    """Read the command line over the YAML file over the defaults.
-
-    The YAML file may be the one of the training.
-    """
-    kinds = (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig)
-    _, evaluation, script, config, model = parse_checked(kinds, argv, trains=False)
+def evaluation_arguments(given: Given) -> tuple[EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig]:
+    """Return the arguments of an evaluation, whose YAML file may be that of the training."""
+    evaluation, script, config, model = given.made(
+        (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig)
+    )
     return evaluation, script, config, model
 
 
-def run_evaluate(words: Sequence[str], terminal: Terminal) -> int:
+def run_evaluate(given: Given, terminal: Terminal) -> int:
     """Run the command."""
-    evaluation, script, config, model = parse_evaluation_arguments(words)
+    evaluation, script, config, model = evaluation_arguments(given)
     with terminal.writing_into_folder(config, dry_run=script.dry_run) as config:
-        EvaluationRun(evaluation, script, config, model, terminal, words).run()
+        EvaluationRun(evaluation, script, config, model, terminal, given).run()
     return 0

@@ -14,7 +14,6 @@ which a sentence is printed.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -26,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.chat.base import ChatFormat, tool_message
+from toolgrpo.commands.given import RUN_FILE, Given
+from toolgrpo.commands.table import ExportArguments
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
 from toolgrpo.hub import settle_hub
 from toolgrpo.models import adapter_with_base, base_of_adapter, is_adapter
@@ -50,30 +51,30 @@ _TURNS = (
 )
 
 
-def export_lines(argv: Sequence[str]) -> Iterator[str]:
+def export_lines(given: Given) -> Iterator[str]:
     """Do what is asked for, and yield a line for each file or folder that was written."""
-    given = _parser().parse_args(list(argv))
-    source: Path = given.output_dir
+    (asked,) = given.made((ExportArguments,))
+    source, merged = Path(asked.folder), None if asked.merge is None else Path(asked.merge)
     if not (source / "config.json").is_file() and not is_adapter(source):
         raise ConfigError(f"{source} holds no trained model; give the output_dir of a training that has ended")
-    if given.merge is None and is_adapter(source):
+    if merged is None and is_adapter(source):
         raise ConfigError(f"{source} holds a LoRA adapter; say where the whole weights go with --merge FOLDER")
-    if given.merge is not None and not is_adapter(source):
+    if merged is not None and not is_adapter(source):
         raise ConfigError(f"{source} has whole weights already, so there is nothing to merge; leave --merge out")
-    converter = None if given.gguf is None else _converter()  # missed before a merge, not after it
+    converter = None if asked.gguf is None else _converter()  # missed before a merge, not after it
     folder = source
-    if given.merge is not None:
-        folder = given.merge
+    if merged is not None:
+        folder = merged
         from toolgrpo.observe.progress import library_bars_off  # imports Transformers
 
         with library_bars_off():
-            merge(source, folder, given.dtype)
+            merge(source, folder, asked.dtype)
         yield f"merged    {folder}"
     weights = "."
     if converter is not None:
-        weights = f"{folder.resolve().name}-{given.gguf}.gguf"
+        weights = f"{folder.resolve().name}-{asked.gguf}.gguf"
         command = [sys.executable, str(converter), str(folder), "--outfile", str(folder / weights)]
-        done = subprocess.run([*command, "--outtype", given.gguf], capture_output=True, text=True)
+        done = subprocess.run([*command, "--outtype", asked.gguf], capture_output=True, text=True)
         if done.returncode:
             raise ToolGRPOError(f"llama.cpp's converter failed: {done.stderr.strip()[-600:] or 'it says nothing'}")
         yield f"gguf      {folder / weights}"
@@ -166,7 +167,7 @@ def _template(chat: ChatFormat, tokenizer: Any, schemas: Sequence[Mapping[str, A
 
 
 def _config_of(folder: Path) -> Mapping[str, Any]:
-    path = folder / "run.yaml"
+    path = folder / RUN_FILE
     try:
         return (read_yaml(path) or {}) if path.is_file() else {}
     except BadSettings as error:
@@ -183,21 +184,3 @@ def _converter() -> Path:
             f"(git clone https://github.com/ggml-org/llama.cpp), and the package gguf (pip install gguf)"
         )
     return Path(found)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="toolgrpo export", description="Write a trained model in the forms that other programs take."
-    )
-    parser.add_argument("output_dir", type=Path, metavar="OUTPUT_DIR", help="what a training wrote")
-    parser.add_argument("--merge", type=Path, metavar="FOLDER", help="write whole weights of a LoRA adapter here")
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        help="of the merged weights (default: the base model's)",
-    )
-    parser.add_argument(
-        "--gguf", choices=("f32", "f16", "bf16", "q8_0"), help="write a GGUF file with llama.cpp's converter, too"
-    )
-    return parser

@@ -24,11 +24,16 @@ from confined_python import parse_python
 from toolgrpo.named_files import nearest_is
 
 _TRUE, _FALSE = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")  # as Transformers reads them
+TRUE_OR_FALSE = (*_TRUE, *_FALSE)
 _TYPE_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
 class Unknown:
     """Stands for a type of a library that was not imported."""
+
+
+Source = tuple[str, str, str]
+"""A dataclass of an installed library: package, file and class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +47,18 @@ class Flag:
     choices: tuple[Any, ...] | None = None
     ours: bool = True  # not TRL's or Transformers'
     of_training: bool = False  # refused by a command that trains nothing
+    theme: str = ""  # where help shows it
+    bare: Any = None  # its value where nothing stands behind it
 
     @property
     def members(self) -> tuple[Any, ...]:
         """The types of which a value may be, but None."""
         arguments = () if typing.get_origin(self.type) in (list, dict, typing.Literal) else typing.get_args(self.type)
         return tuple(one for one in arguments or (self.type,) if one is not type(None))
+
+    @property
+    def is_switch(self) -> bool:
+        return bool in self.members
 
     @property
     def takes_several(self) -> bool:
@@ -74,7 +85,7 @@ class Flag:
             return next(choice for choice in self.choices if str(choice) == text)
         kinds = typing.get_args(self.members[0]) if self.takes_several else self.members
         if bool in kinds:
-            if text.lower() not in (*_TRUE, *_FALSE):
+            if text.lower() not in TRUE_OR_FALSE:
                 raise ValueError(f"must be true or false, got {text!r}")
             return text.lower() in _TRUE
         if str not in kinds and typing.get_origin(kinds[0]) is dict:
@@ -149,6 +160,8 @@ def flags_of_classes(classes: Iterable[type[Any]]) -> dict[str, Flag]:
                     None if default is dataclasses.MISSING else default,
                     _sentence(one.metadata.get("help", "")),
                     _choices(hints[one.name], one.metadata.get("choices")),
+                    theme=str(one.metadata.get("theme") or getattr(kind, "theme", "")),
+                    bare=one.metadata.get("bare"),
                 )
     return found
 

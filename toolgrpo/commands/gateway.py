@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from toolgrpo.commands.arguments import GatewayArguments, ScriptArguments, is_missing
+from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.evaluate import EvaluationConfig
-from toolgrpo.commands.given import parse_args
+from toolgrpo.commands.given import Given
 from toolgrpo.commands.loaded_model import load_model
 from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.table import GatewayArguments
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.errors import ConfigError
 from toolgrpo.gateway.agents import MODEL_NAME
 from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, TextRequest
 from toolgrpo.gateway.server import Endpoint
@@ -34,13 +34,11 @@ async def answer_alone(shared: EpisodeRunner, request: ChatRequest | TextRequest
     return await GatewaySession(shared, Episode(()), obeys_sampling=True).answer(request)
 
 
-def run_gateway(words: Sequence[str], terminal: Terminal) -> int:
+def run_gateway(given: Given, terminal: Terminal) -> int:
     """Load the model, and answer requests until Ctrl-C or SIGTERM."""
-    gateway, config, model = parse_args((GatewayArguments, EvaluationConfig, ModelConfig), words)
-    if not model.model_name_or_path:
-        raise ConfigError(is_missing("model_name_or_path", "gateway"))
+    gateway, config, model = given.made((GatewayArguments, EvaluationConfig, ModelConfig))
     terminal.console.quiet = terminal.console.quiet or config.quiet
-    name = model.model_name_or_path
+    name = str(model.model_name_or_path)
     loaded = load_model(RunParts(ScriptArguments(), config, model, terminal), name)
     engine = loaded.engine(terminal.say)
     limits = EpisodeLimits(max_completion_length=engine.max_model_len, max_turns=None)

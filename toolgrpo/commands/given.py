@@ -1,8 +1,6 @@
-"""The command line over a YAML file over the defaults, for the dataclasses of a command.
+"""Values that a user gave a command: its words over a YAML file, read once and handed on as `Given`.
 
-    script, config, model = parse_args((ScriptArguments, ToolGRPOConfig, ModelConfig), argv)
-
-Every field is a flag and a YAML key.
+Every field of a command's dataclasses is a flag and a YAML key.
 
 * YAML keys may stand under headings (`model:`, `data:`, ...), which are for the reader only;
 * a value is checked against the type of its field; YAML's traps are taken out of the way (a bare `no` stays
@@ -12,59 +10,105 @@ Every field is a flag and a YAML key.
 * an unknown key or flag is an error that names the nearest known one; abbreviated flags are not guessed;
 * whatever is wrong is a `ConfigError`, a line for each mistake, also where a dataclass itself refuses its values.
 
+`OUTPUT_DIR/run.yaml` keeps what a run was given, for `--config`: files and folders stand there whole, so that it can be
+read from any folder; no defaults; secrets (tokens, keys) are left out or blanked, and only its owner may read it.
+
 Not covered: what the values mean; the dataclasses check that.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
-from argparse import SUPPRESS, ArgumentError, ArgumentParser
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import shlex
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from toolgrpo.commands.flags import Flag, flags_of_classes
+import yaml
+
+from toolgrpo.commands.flags import TRUE_OR_FALSE, Flag, flags_of_classes, is_known
 from toolgrpo.commands.other_names import answer_to, meant_by
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.named_files import CONFIGS, located, nearest, seen_from_here, shipped_names
-from toolgrpo.settings_files import BadSettings, read_yaml_with_lines
+from toolgrpo.plain_text import without_secrets
+from toolgrpo.settings_files import EXPONENT_IS_NUMBER, BadSettings, read_yaml_with_lines
+from toolgrpo.storage import storage_errors, write_whole
 
 HEADINGS = ("model", "data", "generation", "training", "tools", "reward", "logging")
 
 ALIASES = {"max_grpo_completion_length": "max_completion_length", "model": "model_name_or_path"}
 
 RUN_FILE = "run.yaml"  # which a command wrote; others that read it pass over what is its own
-RUN_ID = "run_id"  # a key of that file, which says whose checkpoints are beside it, and which no command takes
+_RUN_ID = "run_id"  # a key of that file, which says whose checkpoints are beside it, and which no command takes
 _MEAN_LORA = ("lora_r", "lora_alpha")  # where they describe the model, as other recipes have it
-_NOTHING = object()  # behind a flag
+_MAY_BE_PATHS = (
+    *("tools_script", "environment", "mcp_config", "reward_fn", "dataset_id_or_path", "eval_dataset_id_or_path"),
+    *("model_name_or_path", "output_dir"),
+)
+_TEXTS = ("system_prompt",)  # they may speak of keys, and the model reads them as they are
+_PER_CALL = ("dry_run", "resume_from_checkpoint")  # of one call of the command, not of the run
+_ANY_NUMBER = 1 << 30  # of words behind a flag
+_NUMBER = re.compile(r"-(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Values of a file and the flags over it, without any default, and all that is wrong with them.
+    """Values of the words and the file of a command, without any default, and all that is wrong with them.
 
-    `places` has file and line of each value that stands in the file.
+    `places` has file and line of each value that stands in the file; the others were typed.
     """
 
-    values: dict[str, Any]
-    complaints: list[str]
+    flags: Mapping[str, Flag]
+    values: Mapping[str, Any]
+    complaints: Sequence[str] = ()
     places: Mapping[str, str] = field(default_factory=dict)
+    file: Path | None = None
+    command: str = ""
 
-    def right(self) -> dict[str, Any]:
+    def over(self, file: Path) -> Given:
+        """Return these values over those of a YAML file; raise ConfigError if it cannot be read."""
+        below = _file_values(file, self.flags)
+        return replace(
+            self,
+            values={**below.values, **self.values},
+            complaints=[*below.complaints, *self.complaints],
+            places={name: place for name, place in below.places.items() if name not in self.values},
+            file=file,
+        )
+
+    def right(self) -> Mapping[str, Any]:
         """Return the values; raise ConfigError where something is wrong with them."""
         if self.complaints:
             raise ConfigError("\n".join(self.complaints))
         return self.values
 
+    def known(self) -> dict[str, Any]:
+        """Return the values over the defaults of their flags."""
+        return {name: flag.default for name, flag in self.flags.items()} | dict(self.values)
+
     def made(self, classes: Iterable[type[Any]]) -> tuple[Any, ...]:
         """Return one instance per dataclass."""
+        self.right()
+        return tuple(map(self._made, classes))
+
+    def _made(self, kind: type[Any]) -> Any:
+        flags = {name: flag for name, flag in flags_of_classes((kind,)).items() if name in self.values}
+        values, name = {one: self.values[one] for one in flags}, ""
         try:
-            return made_of(classes, self.right())
+            for name, flag in flags.items():
+                if not is_known(self.flags[name].type):  # before the libraries were imported
+                    values[name] = flag.from_yaml(values[name])
+            name = ""
+            return kind(**values)
         except ToolGRPOError as error:
             raise self.placed(error) from error
+        except (ValueError, TypeError) as error:  # a type or a dataclass refused a value
+            said = f"{name} {error}" if name in self.places else f"--{name} {error}" if name else str(error)
+            raise self.placed(ConfigError(said)) from error
 
     def placed(self, error: ToolGRPOError) -> ToolGRPOError:
         """Return the error with file and line of the first key of the file that it names."""
@@ -85,103 +129,134 @@ class GivenKey:
     where: str  # file and line
 
 
-def parse_args(classes: Iterable[type[Any]], argv: Sequence[str]) -> tuple[Any, ...]:
-    """Return one instance per dataclass, from `--config FILE.yaml` and the flags after it."""
-    classes = tuple(classes)
-    return read_given(flags_of_classes(classes), argv).made(classes)
+# The words of a command line.
 
 
-def made_of(classes: Iterable[type[Any]], values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return one instance per dataclass, of the values that are its fields."""
-    made = []
-    for kind in classes:
-        names = [one.name for one in dataclasses.fields(kind) if one.init and one.name in values]
+def read_given(
+    flags: Mapping[str, Flag], argv: Sequence[str], positional: Mapping[str, str] | None = None, asks: str = ""
+) -> Given:
+    """Read `--config FILE.yaml` and the words over it; raise ConfigError for a file that cannot be read.
+
+    `positional` names the values that words without a flag are, in order, each with how it is shown; `asks` is said where
+    they are wrong.
+    """
+    positional = positional or {}
+    off = {f"no_{name}" for name, flag in flags.items() if flag.is_switch and flag.default is True}
+    several = (name for name, flag in flags.items() if flag.takes_several or flag.takes_one_or_several)
+    most = {"config": 1, **dict.fromkeys(flags, 1), **dict.fromkeys(off, 0), **dict.fromkeys(several, _ANY_NUMBER)}
+    switches = [name for name, flag in flags.items() if flag.is_switch] if positional else ()
+    found, others = split_words(argv, most, switches)
+    values, complaints = _values_of_words(others, flags, positional, asks, {*most, *ALIASES})
+    wrong: dict[str, str] = {}
+    for name, behind in found:
         try:
-            made.append(kind(**{name: values[name] for name in names}))
-        except ToolGRPOError:
-            raise
-        except (ValueError, TypeError) as error:  # a dataclass refused its values
-            raise ConfigError(str(error)) from error
-    return tuple(made)
-
-
-def given_values(classes: Iterable[type[Any]], argv: Sequence[str]) -> dict[str, Any]:
-    """Return what a config file and the flags say, without any default."""
-    return read_given(flags_of_classes(classes), argv).right()
-
-
-def read_given(flags: Mapping[str, Flag], argv: Sequence[str]) -> Given:
-    """Read a file and the flags over it; raise ConfigError for a file that cannot be read."""
-    path, words = split_config(argv)
-    of_file = Given({}, []) if path is None else _file_values(path, flags)
-    values, complaints = of_file.values, of_file.complaints
-    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS)
-    for flag in flags.values():
-        behind = (
-            {"nargs": "*"} if flag.takes_several or flag.takes_one_or_several else {"nargs": "?", "const": _NOTHING}
-        )
-        parser.add_argument(*_spelled(flag.name), dest=flag.name, **behind)
-        if bool in flag.members and flag.default is True:
-            parser.add_argument(*_spelled(f"no_{flag.name}"), dest=flag.name, action="store_const", const="false")
-    try:
-        found, rest = parser.parse_known_args(words)
-    except ArgumentError as error:
-        return Given(values, [*complaints, str(error)], of_file.places)
-    known = {option[2:].replace("-", "_") for action in parser._actions for option in action.option_strings}
-    complaints += _unknown_words(rest, {*known, *ALIASES, "config"})
-    for name, behind_it in vars(found).items():
-        try:
-            if flags[name].of_training:
-                raise ValueError("is read by a training alone; leave it out here (a training's YAML file may have it)")
-            values[name] = _value(flags[name], behind_it)
+            wrong.pop(name, None)
+            if name in off and behind:
+                raise ValueError(f"takes no value, got {behind[0]!r}")
+            if name in off:
+                values[name.removeprefix("no_")] = False
+            elif name != "config":
+                values[name] = _value(flags[name], behind)
         except ValueError as error:
-            complaints.append(f"--{name} {error}")
-    return Given(values, complaints, {name: place for name, place in of_file.places.items() if name not in vars(found)})
+            wrong[name] = f"--{name} {error}"
+    given = Given(flags, values, [*complaints, *wrong.values()])
+    files = [behind for name, behind in found if name == "config"]
+    if len(files) > 1:
+        raise ConfigError(f"--config is given {len(files)} times; give one file, and single values as flags after it")
+    if files and not any(files[0]):
+        raise ConfigError("--config needs a file, e.g. --config recipes/configs/nano.yaml")
+    return given.over(Path(files[0][0])) if files else given
 
 
-def _spelled(name: str) -> list[str]:
-    return list(dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")))
+def split_words(
+    argv: Sequence[str], most: Mapping[str, int], switches: Collection[str] = ()
+) -> tuple[list[tuple[str, list[str]]], list[str]]:
+    """Return each flag with the words behind it, at `most` so many, and all other words as they stand.
+
+    A switch takes true or false alone, and leaves another word to those that stand behind no flag.
+    """
+    found, others, words = list[tuple[str, list[str]]](), list[str](), deque(argv)
+    while words:
+        word = words.popleft()
+        name, equals, value = word.partition("=")
+        name = name[2:].replace("-", "_") if _is_flag(word) and word.startswith("--") else ""
+        name = ALIASES.get(name, name)
+        if word == "--":
+            return found, [*others, word, *words]
+        if name not in most:
+            others.append(word)
+            continue
+        behind = [value] if equals else []
+        while not equals and words and len(behind) < most[name] and not _is_flag(words[0]):
+            if name in switches and words[0].lower() not in TRUE_OR_FALSE:
+                break
+            behind.append(words.popleft())
+        found.append((name, behind))
+    return found, others
 
 
-def _value(flag: Flag, behind_it: Any) -> Any:
-    """Return the value of a flag, from what stands behind it; raise ValueError."""
-    if behind_it is _NOTHING and bool in flag.members:
-        return True
-    if behind_it is _NOTHING or behind_it == []:
+def _is_flag(word: str) -> bool:
+    """Return whether a word is no value: it begins as a flag does, and is neither a number nor a sentence."""
+    name = word.partition("=")[0]
+    return len(word) > 1 and word[0] == "-" and not re.search(r"\s", name) and not _NUMBER.fullmatch(word)
+
+
+def _values_of_words(
+    others: Sequence[str], flags: Mapping[str, Flag], positional: Mapping[str, str], asks: str, known: Collection[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of the words that stand behind no flag, and what is wrong with them."""
+    end = others.index("--") if "--" in others else len(others)
+    unknown = [word.partition("=")[0] for word in others[:end] if word.startswith("--") and _is_flag(word)]
+    words = [word for word in others[:end] if not _is_flag(word)] + [*others[end + 1 :]]
+    stray = [word for word in others[:end] if _is_flag(word)] + words[len(positional) :]
+    complaints = [_unknown_flag(flag, known) for flag in unknown] if flags else []
+    if complaints:
+        words = [*takewhile(lambda word: not _is_flag(word), others)]  # those behind it may belong to it
+    elif stray:
+        no_flag = f"{stray[0]!r} belongs to no flag; flags are written --name value (--help lists them)"
+        complaints.append(f"{asks} (got {stray[0]!r})" if asks else no_flag)
+    values: dict[str, Any] = {}
+    for (name, shown), word in zip(positional.items(), words, strict=False):
+        try:
+            values[name] = flags[name].from_text(word) if name in flags else word
+        except ValueError as error:
+            complaints.append(f"{shown.strip('[]')} {error}; {asks}")
+    return values, complaints
+
+
+def _value(flag: Flag, behind: Sequence[str]) -> Any:
+    """Return the value of a flag, from the words behind it; raise ValueError."""
+    if flag.of_training:
+        raise ValueError("is read by a training alone; leave it out here (a training's YAML file may have it)")
+    bare = True if flag.is_switch else flag.bare
+    if not behind and bare is not None:
+        return bare
+    if not behind:
         raise ValueError("needs a value after it")
-    if not isinstance(behind_it, list):
-        return flag.from_text(behind_it)
-    values = [flag.from_text(one) for one in behind_it]
+    values = [flag.from_text(one) for one in behind]
     if None in values and len(values) > 1:
-        raise ValueError(f"takes none alone, got {' '.join(behind_it)!r}")
+        raise ValueError(f"takes none alone, got {' '.join(behind)!r}")
     return values if len(values) > 1 or (flag.takes_several and values != [None]) else values[0]
 
 
-def _unknown_words(rest: Sequence[str], known: Iterable[str]) -> list[str]:
-    """Return what is said of the words that are no known flag and stand behind none."""
-    rest = rest[: rest.index("--")] if "--" in rest else rest
-    found = [word.partition("=")[0] for word in rest if word.startswith("--") and " " not in word]
-    if rest and not found:
-        return [f"{rest[0]!r} belongs to no flag; flags are written --name value (--help lists them)"]
-    return [_unknown_flag(flag, known) for flag in found]
-
-
 def _unknown_flag(flag: str, known: Iterable[str]) -> str:
-    name = flag.removeprefix("--").replace("-", "_")
-    instead = answer_to(name)
+    instead = answer_to(flag.removeprefix("--").replace("-", "_"))
     if instead is not None:
         return f"unknown flag {flag}; {instead}"
     near = nearest(flag, [f"--{name}" for name in known])[0]
     return f"unknown flag {flag}; the nearest known flag is {near} (--help lists them all)"
 
 
-def _file_values(path: str | Path, known: Mapping[str, Flag]) -> Given:
+# The keys of a file.
+
+
+def _file_values(path: Path, known: Mapping[str, Flag]) -> Given:
     """Return the values of a YAML file by known key, and all that is wrong with it, a line for each."""
     content = _keys_in(path, known)
     for variable, value in next((one.value for one in content if _sets_variables(one)), {}).items():
         os.environ[str(variable)] = str(value)
     content = [one for one in content if not _sets_variables(one)]
-    if Path(path).name == RUN_FILE:
+    if path.name == RUN_FILE:
         content = [one for one in content if _key_for(one, known) in known or not _of_another_command(one.name)]
     complaints = _unknown_keys(content, known)
     values: dict[str, Any] = {}
@@ -198,13 +273,14 @@ def _file_values(path: str | Path, known: Mapping[str, Flag]) -> Given:
             values[name] = known[name].from_yaml(given.value)
         except ValueError as error:
             complaints.append(f"{given.where}: {given.name} {error}")
-    if "use_peft" in known and any(given.heading == "model" and given.name in _MEAN_LORA for given in content):
-        values.setdefault("use_peft", True)
-    return Given(values, complaints, places)
+    means_lora = [one.where for one in content if one.heading == "model" and one.name in _MEAN_LORA]
+    if "use_peft" in known and means_lora and "use_peft" not in values:
+        values["use_peft"], places["use_peft"] = True, means_lora[0]
+    return Given(known, values, complaints, places)
 
 
 def _of_another_command(name: str) -> bool:
-    from toolgrpo.commands.arguments import flags_of  # which imports this module
+    from toolgrpo.commands.table import flags_of  # which imports this module
 
     return any(name in flags_of(command) for command in ("train", "sft", "evaluate"))
 
@@ -238,30 +314,17 @@ def _key_for(given: GivenKey, known: Mapping[str, Flag]) -> str:
     return meant_by(ALIASES.get(given.name, given.name), given.heading, known)
 
 
-def split_config(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the path behind `--config`, and the other words, aliases replaced."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config", action="append", nargs="?", default=[])
-    namespace, rest = parser.parse_known_args([_without_alias(argument) for argument in argv])
-    paths: list[str | None] = namespace.config
-    if len(paths) > 1:
-        raise ConfigError(f"--config is given {len(paths)} times; give one file, and single values as flags after it")
-    if paths and not paths[0]:
-        raise ConfigError("--config needs a file, e.g. --config recipes/configs/nano.yaml")
-    return (paths[0] if paths else None), rest
-
-
-def _keys_in(path: str | Path, known: Mapping[str, Flag]) -> list[GivenKey]:
+def _keys_in(path: Path, known: Mapping[str, Flag]) -> list[GivenKey]:
     """Return the keys of a YAML file, without its headings."""
     found = []
-    content, lines = _load_yaml(Path(path))
+    content, lines = _load_yaml(path)
 
     def key(heading: Any, name: Any, value: Any, under: Any = None) -> GivenKey:
         line = lines.get((str(under or heading or ""), str(name)))
         return GivenKey(heading, str(name), value, str(path) if line is None else f"{path}, line {line}")
 
     for name, value in content.items():
-        if name == RUN_ID:
+        if name == _RUN_ID:
             continue
         if isinstance(value, Mapping) and name in HEADINGS:
             found += [key(name, inner, of) for inner, of in value.items()]
@@ -273,12 +336,6 @@ def _keys_in(path: str | Path, known: Mapping[str, Flag]) -> list[GivenKey]:
         else:
             found.append(key(None, name, value))
     return found
-
-
-def _without_alias(argument: str) -> str:
-    name, equals, value = argument.partition("=")
-    target = ALIASES.get(name.removeprefix("--").replace("-", "_")) if name.startswith("--") else None
-    return argument if target is None else f"--{target}{equals}{value}"
 
 
 def _load_yaml(path: Path) -> tuple[Mapping[str, Any], Mapping[tuple[str, str], int]]:
@@ -301,3 +358,60 @@ def _load_yaml(path: Path) -> tuple[Mapping[str, Any], Mapping[tuple[str, str], 
     if not isinstance(content, Mapping):
         raise ConfigError(f"--config {path} must hold `key: value` lines, but it is a {type(content).__name__}")
     return content, lines
+
+
+# The file of a run.
+
+
+def run_text(given: Given) -> str:
+    """Return the text of the file that keeps these values."""
+    values = dict(given.values)
+    texts = {name: values[name] for name in _TEXTS if name in values}
+    kept = {
+        name: _whole(value) if name in _MAY_BE_PATHS else value
+        for name, value in {**without_secrets(values), **texts}.items()
+        if name not in _PER_CALL and not (value is None and given.flags[name].default is None)
+    }
+    head = "# What this run was given; toolgrpo COMMAND --config takes it.\n"
+    return head + (yaml.dump(kept, Dumper=_Dumper) if kept else "")
+
+
+def keep_run_config(text: str, output_dir: Path, run: str | None = None) -> None:
+    """Write `run_text` into the output folder, with the identity of the run."""
+    path = output_dir / RUN_FILE
+    with storage_errors(f"what the run was given ({path})", output_dir):
+        write_whole(path, text + (f"{_RUN_ID}: {run}\n" if run else ""), mode=0o600)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes each text that `--config` would read as something else, and writes a kind of number as the number."""
+
+
+_Dumper.add_implicit_resolver(*EXPONENT_IS_NUMBER)
+_Dumper.add_multi_representer(float, yaml.SafeDumper.represent_float)
+
+
+def resume_command(command: str, output_dir: Path) -> str:
+    """Return the command line that goes on with a run that was stopped."""
+    start = "accelerate launch -m toolgrpo" if "RANK" in os.environ else "toolgrpo"
+    return f"{start} {command} --config {shlex.quote(str(output_dir / RUN_FILE))} --resume_from_checkpoint auto"
+
+
+def config_of_run(folder: Path) -> Path:
+    """Return the file of the run whose recording is here, or in the folder above."""
+    for place in (folder, folder.parent):
+        if (place / RUN_FILE).is_file():
+            return place / RUN_FILE
+    raise ConfigError(
+        f"{folder} has no {RUN_FILE}, which says what its run was given; give that with --config FILE.yaml"
+    )
+
+
+def _whole(value: Any) -> Any:
+    """Return a path that exists as an absolute one, and anything else as it is."""
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    path, colon, rest = str(value).partition(":")
+    if not path or not located(path).exists():
+        return value
+    return f"{located(path).resolve()}{colon}{rest}"

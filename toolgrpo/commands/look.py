@@ -1,8 +1,13 @@
-"""Look at the machine (`toolgrpo env`) and at rows (`toolgrpo data`), before anything runs.
+"""Look at the machine (`toolgrpo env`), at rows (`toolgrpo data`) and at what a run did (`toolgrpo report`).
 
 toolgrpo env                                              what a bug report needs
 toolgrpo data rows.jsonl --show 3                         rows as a reward sees them
 toolgrpo data rows.jsonl --model MODEL --tools_script T   and the prompts as the model sees them
+toolgrpo report outputs/nano                              writes outputs/nano/report.html
+toolgrpo report outputs/a outputs/b                       both runs in one page, to compare them
+toolgrpo report outputs/nano --live                       serves it on this machine, and follows the run
+
+The page of a run needs no network and no server, and opens in any browser of 2023 or later (docs/how-to/report.md).
 """
 
 from __future__ import annotations
@@ -11,17 +16,20 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolgrpo.commands.arguments import DataArguments, ScriptArguments, flags_of
-from toolgrpo.commands.given import made_of, read_given
-from toolgrpo.commands.run_config import as_flags
-from toolgrpo.errors import ConfigError, DataError, SandboxError
+from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.given import Given
+from toolgrpo.commands.table import DataArguments, ReportArguments
+from toolgrpo.errors import DataError, SandboxError, ToolGRPOError
 from toolgrpo.plain_text import plain, without_secrets
 
 if TYPE_CHECKING:
+    from toolgrpo.report.build import Built
     from toolgrpo.tools import Toolbox
 
 _PACKAGES = (
@@ -31,10 +39,8 @@ _PACKAGES = (
 _VARIABLES = ("ACCELERATE_", "CUDA_VISIBLE", "HF_HUB_OFFLINE", "MALLOC_", "OMP_", "TRITON_", "VLLM_", "WANDB_MODE")
 
 
-def environment_lines(words: Sequence[str] = ()) -> Iterator[str]:
+def environment_lines(given: Given | None = None) -> Iterator[str]:
     """Yield one line for each fact about this machine that a bug report needs; no value holds a secret."""
-    if words:
-        raise ConfigError(f"toolgrpo env takes no words, got {words[0]!r}")
     import psutil
     import torch
 
@@ -65,15 +71,14 @@ def environment_lines(words: Sequence[str] = ()) -> Iterator[str]:
         yield f"variable     {name}={value}"
 
 
-def data_lines(argv: Sequence[str]) -> Iterator[str]:
+def data_lines(given: Given) -> Iterator[str]:
     """Yield what `toolgrpo data` prints of FILE: its size and columns, then some rows."""
     from toolgrpo.commands.plugins import open_tools
     from toolgrpo.data.load import held_out_split, load_tasks, places_of
     from toolgrpo.data.rows import n_trained_on, rows_and_reasons, trained_on_line
     from toolgrpo.rollout.row_parts import rows_without_their_tools
 
-    given = read_given(flags_of("data"), as_flags("data", argv)).right()
-    asked, script = made_of((DataArguments, ScriptArguments), given)
+    asked, script = given.made((DataArguments, ScriptArguments))
     spec, split, limit = script.dataset_id_or_path, script.dataset_split, script.max_rows
     rows = load_tasks(spec, split=split, limit=limit, system_prompt=script.system_prompt)
     yield f"{spec}: {len(rows)} rows with {', '.join(rows.column_names)}"
@@ -118,3 +123,40 @@ def _as_the_model_sees(model: str | None, tools: Toolbox | None) -> Any:
         return str(tokenizer.decode(chat.prompt(row["prompt"], [] if offered is None else offered.schemas)))
 
     return text
+
+
+def report(given: Given) -> Iterator[str]:
+    """Write or serve the report of a run."""
+    from toolgrpo.report.build import MOST_EPISODES, build_report
+
+    (asked,) = given.made((ReportArguments,))
+    folders = [Path(folder) for folder in (asked.folder, asked.other) if folder is not None]
+    if asked.live:
+        from toolgrpo.report.live import serve
+
+        serve(folders, port=asked.port, say=lambda text: print(plain(text), flush=True))
+        return
+    began = time.monotonic()
+    out = None if asked.out is None else Path(asked.out)
+    built = build_report(folders, out, most_episodes=asked.most_episodes or MOST_EPISODES)
+    yield plain(f"report    {described(built)}, made in {time.monotonic() - began:.1f} s")
+    yield plain(f"          {built.url}")
+
+
+def described(built: Built) -> str:
+    """Describe the size of a report."""
+    shown = "" if built.n_shown == built.n_episodes else f" (in lists: {built.n_shown} of them, evenly spread)"
+    return f"{built.n_episodes} episodes{shown}, {built.n_bytes / 1e6:.1f} MB"
+
+
+def report_line(folder: Path) -> str:
+    """Make the report of a run that has ended; return its address.
+
+    A report that cannot be made is no failure of the run: the line then says why.
+    """
+    from toolgrpo.report.build import build_report
+
+    try:
+        return build_report([folder]).url
+    except ToolGRPOError as error:
+        return f"not made: {error}"

@@ -1,7 +1,8 @@
-"""Run `toolgrpo COMMAND ...`: the commands by name, each imported when it is asked for.
+"""Run `toolgrpo COMMAND ...`: its words and its file are read once, then its module is imported.
 
-The first line of a command stands on the terminal before PyTorch is imported, which takes seconds.
-`accelerate launch -m toolgrpo COMMAND ...` starts the same in several processes.
+Whatever is wrong with them is reported before PyTorch is imported, all at once, and the first line of a command stands on
+the terminal before that, for it takes seconds. `accelerate launch -m toolgrpo COMMAND ...` starts the same in several
+processes.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ import os
 import shutil
 import sys
 import textwrap
-from argparse import SUPPRESS, ArgumentError, ArgumentParser
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from toolgrpo.commands.early import early_errors
-from toolgrpo.commands.help_page import PAGES, asked_for, completion, help_text
+from toolgrpo.commands import arguments as look
+from toolgrpo.commands.flags import Flag
+from toolgrpo.commands.given import RUN_FILE, Given, read_given, split_words
+from toolgrpo.commands.help_page import asked_for, completion, help_text
+from toolgrpo.commands.other_names import question_iterations
+from toolgrpo.commands.table import COMMANDS, TASKS, Command, flags_of
 from toolgrpo.commands.terminal import LOADING, Terminal
 from toolgrpo.errors import ConfigError, ToolGRPOError, UserError
 from toolgrpo.named_files import LAUNCH_FILES, located, nearest_is, shipped_names, shipped_root
@@ -26,23 +31,8 @@ from toolgrpo.settings_files import BadSettings, read_yaml
 from toolgrpo.startup import prepare
 from toolgrpo.storage import check_output_folder
 
-_TASKS = ("my_task", "shop")  # the first is what `init` alone copies
 _NUMBERS = ("num_processes", "num_machines", "machine_rank", "main_process_port")
 LAUNCHER_FLAGS = {"accelerate_config": str, "main_process_ip": str} | dict.fromkeys(_NUMBERS, int)
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One command: what it is for, and MODULE:NAME of the function that gets the words after its name.
-
-    The function returns an exit code, or yields the lines to print.
-    """
-
-    purpose: str
-    function: str
-    on_terminal: bool = False  # the function gets the `Terminal` too, which is opened before it is imported
-    loads: bool = True  # that terminal first says that PyTorch is loaded
-    usage: str | None = None  # the words after its name, of a command that has no page and no parser of its own
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,19 +59,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     theme = asked_for(arguments[1:])
-    if theme is not None and (name in PAGES or COMMANDS[name].usage is not None):
-        return _show_help(name, theme)
     try:
+        if theme is not None:
+            print(help_text(name, theme), flush=True)
+            return 0
         launch, words = launched(arguments[1:])
     except ConfigError as error:
         print(f"toolgrpo: {error}", file=sys.stderr)
         return 2
-    if name in PAGES and not _can_be_right(name, words):
+    except BrokenPipeError:
+        return _nobody_reads()
+    try:
+        given = read(name, words)
+        errors = mistakes(given)
+    except ToolGRPOError as unreadable:  # its file
+        errors = [unreadable]
+    for one in errors:
+        print(plain(f"{type(one).__name__}: {one}"), file=sys.stderr)
+    if errors:
         return 2
     if launch:
         os.execv(sys.executable, [*launch, "-m", "toolgrpo", name, *words])
     prepare(words)  # before anything imports PyTorch
-    return _run(name, words)
+    return _run(COMMANDS[name], given)
 
 
 def launched(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -90,14 +90,15 @@ def launched(words: Sequence[str]) -> tuple[list[str], list[str]]:
     `--accelerate_config` takes a file or the name of a shipped one, as TRL's commands do; flags of the launcher go
     over what it says.
     """
-    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS)
-    for name, kind in LAUNCHER_FLAGS.items():
-        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", type=kind)
-    try:
-        namespace, rest = parser.parse_known_args(words)
-    except ArgumentError as error:
-        raise ConfigError(str(error)) from error
-    given = vars(namespace)
+    found, rest = split_words(words, dict.fromkeys(LAUNCHER_FLAGS, 1))
+    given: dict[str, Any] = {}
+    for name, behind in found:
+        try:
+            if not behind:
+                raise ValueError("needs a value after it")
+            given[name] = Flag(name, LAUNCHER_FLAGS[name]).from_text(behind[0])
+        except ValueError as error:
+            raise ConfigError(f"--{name} {error}") from error
     if not given:
         return [], list(words)
     default = "multi_gpu" if Path("/proc/driver/nvidia").exists() else "cpu_ddp"
@@ -113,16 +114,70 @@ def launched(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "--config_file", str(path), *over], rest
 
 
-def init(words: list[str]) -> int:
+def read(name: str, argv: Sequence[str]) -> Given:
+    """Read the words of a command, and its file; raise ConfigError for a file that cannot be read."""
+    command = COMMANDS[name]
+    given = read_given(flags_of(name), argv, command.positional, command.asks)
+    if command.reads_run and given.file is None:
+        folder = given.values.get(next(iter(command.positional)))
+        if folder is not None and (Path(folder) / RUN_FILE).is_file():
+            given = given.over(Path(folder) / RUN_FILE)
+    return replace(given, command=name, complaints=list(dict.fromkeys([*given.complaints, *_missing(command, given)])))
+
+
+def _missing(command: Command, given: Given) -> list[str]:
+    """Return what is said of values that are needed, or that make no sense by themselves."""
+    has = {name for name, value in given.values.items() if value is not False and value not in (None, "", [])}
+    said = []
+    for names in (need.split("/") for need in command.needs):
+        asks = command.asks if names[0] in command.positional else ""
+        if has.isdisjoint(names):
+            said.append(asks or f"--{names[0]} is missing; for a first look: {command.example}")
+    lora = sorted(name for name in given.values if name.startswith("lora_") or name in ("use_rslora", "use_dora"))
+    if lora and "use_peft" not in given.values:
+        said.append(f"{lora[0]} is given, but not use_peft, so all weights would be trained; add --use_peft")
+    iterations = given.values.get("num_iterations")
+    odd = question_iterations(iterations) if isinstance(iterations, int) else None
+    return said if odd is None else [*said, odd]
+
+
+def mistakes(given: Given) -> list[ToolGRPOError]:
+    """Return an error for each unknown name, each wrong value and each file that is not there."""
+    command = COMMANDS[given.command]
+    errors: list[ToolGRPOError] = [ConfigError(one) for one in given.complaints]
+    if given.values.get("json"):
+        return errors  # a check answers in its report, of files too
+    for name, look_at in look.FILES.items():
+        value = given.values.get(name)
+        if name == "dataset_id_or_path" and look.rows not in command.looks:
+            continue  # a folder of conversations, or rows that are not read
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str) and one.strip():
+                errors += _raised(look_at, one, given.places.get(name))
+    if not errors:
+        for kind in (one for one in command.classes if isinstance(one, type)):
+            errors += _raised(given.made, (kind,))
+    if not errors:
+        errors = [error for look_at in command.looks for error in _raised(look_at, given)]
+    return [given.placed(error) for error in errors]
+
+
+def _raised(look_at: Callable[..., Any], given: Any, place: str | None = None) -> list[ToolGRPOError]:
+    try:
+        look_at(given)
+    except ToolGRPOError as error:
+        return [error if place is None else type(error)(f"{place}: {error}")]
+    return []
+
+
+def init(given: Given) -> int:
     """Copy a task to begin with into a new folder."""
     from toolgrpo.observe.doctor import page_here
 
-    name = words[0] if words else _TASKS[0]
-    folder = Path(words[1] if len(words) == 2 else name)
-    if len(words) > 2 or name.startswith("-"):
-        raise ConfigError(f"say which task, and into which folder: toolgrpo init [{'|'.join(_TASKS)}] [FOLDER]")
-    if name not in _TASKS:
-        raise ConfigError(f"there is no task {name!r}{nearest_is(name, _TASKS)}; there is {', '.join(_TASKS)}")
+    name = given.values.get("task", TASKS[0])
+    folder = Path(given.values.get("folder", name))
+    if name not in TASKS:
+        raise ConfigError(f"there is no task {name!r}{nearest_is(name, TASKS)}; there is {', '.join(TASKS)}")
     check_output_folder(folder, "the task", f"toolgrpo init {name} FOLDER")
     shutil.copytree(
         shipped_root() / "recipes" / name, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
@@ -136,7 +191,8 @@ def init(words: list[str]) -> int:
 def _overview() -> str:
     width = max(map(len, COMMANDS))
     lines = [
-        f"  {name:<{width}}  {one.purpose}{f': {one.usage}' if one.usage else ''}" for name, one in COMMANDS.items()
+        f"  {name:<{width}}  {one.purpose}{f': {one.usage}' if one.usage and not one.classes else ''}"
+        for name, one in COMMANDS.items()
     ]
     return "\n".join(
         [
@@ -152,64 +208,33 @@ def _overview() -> str:
     )
 
 
-def _show_help(command: str, theme: str) -> int:
-    try:
-        if command in PAGES:
-            print(help_text(command, theme), flush=True)
-        else:
-            purpose, usage = COMMANDS[command].purpose, COMMANDS[command].usage
-            print(f"usage: toolgrpo {command} {usage}".rstrip(), purpose, sep="\n\n")
-    except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    except ConfigError as error:
-        print(f"toolgrpo: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def _can_be_right(command: str, arguments: list[str]) -> bool:
-    """Return whether flags, keys and values can be what the command takes; say what is wrong, before the imports."""
-    errors = early_errors(command, arguments)
-    for error in errors:
-        print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
-    return not errors
-
-
-def sft(words: list[str]) -> int:
-    """Run `toolgrpo sft`, whose first line stands there before the imports."""
-    from rich.console import Console
-
-    console = Console(stderr=True, soft_wrap=True)
-    if Terminal.is_main_process():
-        console.print(LOADING, markup=False, highlight=False)
-    from toolgrpo.commands.sft import parse_sft_arguments, run_sft
-
-    return run_sft(*parse_sft_arguments(words), console, words).exit_code
-
-
-def print_completion(words: list[str]) -> int:
+def print_completion(given: Given) -> int:
     """Print the script by which a shell completes commands and flags."""
-    if words not in (["bash"], ["zsh"], ["fish"]):
-        raise ConfigError(
-            'give bash, zsh or fish: eval "$(toolgrpo completion bash)" in ~/.bashrc, or zsh in ~/.zshrc; '
-            "toolgrpo completion fish | source, in ~/.config/fish/config.fish"
-        )
-    print(completion(words[0], list(COMMANDS)))
+    shell = given.values["shell"]
+    if shell not in ("bash", "zsh", "fish"):
+        raise ConfigError(COMMANDS["completion"].asks)
+    print(completion(shell, list(COMMANDS)))
     return 0
 
 
-def _run(name: str, words: list[str]) -> int:
+def _run(command: Command, given: Given) -> int:
     """Run a command; where it has no `Terminal`, an error of ours is one paragraph."""
-    module, _, function = COMMANDS[name].function.partition(":")
-    if COMMANDS[name].on_terminal:
-        terminal = Terminal.of_command(name, quiet="--json" in words, loads=COMMANDS[name].loads)
+    module, _, function = command.run.partition(":")
+
+    def run(*arguments: Any) -> Any:
+        return getattr(import_module(f"toolgrpo.commands.{module}"), function)(given, *arguments)
+
+    if command.on_terminal:
+        terminal = Terminal.of_command(command.name, quiet=bool(given.values.get("json")), loads=command.loads)
         try:
-            return int(getattr(import_module(f"toolgrpo.commands.{module}"), function)(words, terminal))
+            return int(run(terminal))
         except UserError as error:
             sys.excepthook(type(error), error, error.__traceback__)  # the terminal's, which also logs it
             return 2
     try:
-        done = getattr(import_module(f"toolgrpo.commands.{module}"), function)(words)
+        if command.loads and Terminal.is_main_process():
+            print(LOADING, file=sys.stderr, flush=True)
+        done = run()
         if isinstance(done, int):
             return done
         for line in done:
@@ -220,37 +245,12 @@ def _run(name: str, words: list[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except BrokenPipeError:
+        return _nobody_reads()
     return 0
 
 
-COMMANDS: Mapping[str, Command] = {
-    "init": Command("write a task to begin with into a folder", "main:init", usage=f"[{'|'.join(_TASKS)}] [FOLDER]"),
-    "train": Command("teach a model to use tools by reinforcement learning", "train:run_train", on_terminal=True),
-    "check": Command(
-        "look at all that a training needs, draw some episodes, do one step", "check:run_check", on_terminal=True
-    ),
-    "evaluate": Command(
-        "measure a model, or two side by side, on held-out questions", "evaluate:run_evaluate", on_terminal=True
-    ),
-    "replay": Command(
-        "do the calls and rewards of a recorded episode again, or all of it",
-        "replay:run_replay",
-        on_terminal=True,
-        loads=False,
-    ),
-    "show": Command("look at the episodes that a run recorded", "show:show"),
-    "chat": Command("talk to a model in the terminal, with its tools", "chat:run_chat", on_terminal=True),
-    "data": Command("show rows as the model and the reward will see them", "look:data_lines"),
-    "export": Command("merge a LoRA adapter, write a GGUF file and a Modelfile for Ollama", "export:export_lines"),
-    "env": Command("print what a bug report needs to know of this machine", "look:environment_lines", usage=""),
-    "gateway": Command(
-        "serve a model over OpenAI's API, as agents see it in a training", "gateway:run_gateway", on_terminal=True
-    ),
-    "sft": Command("teach a model the form of tool calls from example conversations", "main:sft"),
-    "report": Command("show what a run did, as one HTML file", "report:run_report"),
-    "completion": Command(
-        "print what completes commands and flags in a shell", "main:print_completion", usage="bash|zsh|fish"
-    ),
-}
+def _nobody_reads() -> int:
+    """Print nothing more: `| head` has read enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0

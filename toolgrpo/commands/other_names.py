@@ -23,7 +23,6 @@ MEANS: Mapping[str, str] = {
     "dataset_test_split": "eval_split",
     "reward_funcs": "reward",
     "max_samples": "max_rows",
-    "max_world_failures": "max_infrastructure_failures",
     "lr": "learning_rate",
     "group_size": "num_generations",
     "kl_coef": "beta",

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toolgrpo.commands.arguments import ScriptArguments, SFTArguments
+from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.table import SFTArguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.rewards import Reward, check_weights, get_reward, load_reward
 from toolgrpo.tools import Toolbox, load_tools

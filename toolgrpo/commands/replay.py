@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from toolgrpo.calls import ToolResult
-from toolgrpo.commands.arguments import ReplayArguments, ReplayOptions, ScriptArguments, flags_of, parse_checked
-from toolgrpo.commands.given import RUN_FILE, made_of, read_given
+from toolgrpo.commands.arguments import ReplayOptions, ScriptArguments
+from toolgrpo.commands.given import RUN_FILE, Given, config_of_run
 from toolgrpo.commands.plugins import load_rewards, load_toolbox
-from toolgrpo.commands.run_config import as_flags, config_of_run
 from toolgrpo.commands.show import find_episode, recording_in
+from toolgrpo.commands.table import ReplayArguments
 from toolgrpo.commands.terminal import LOADING, Terminal
 from toolgrpo.errors import ConfigError
 from toolgrpo.evaluation.grading import grade
@@ -55,30 +55,24 @@ _REWARDS = ("reward", "reward_fn", "reward_function_name", "reward_weights")
 _TOOLS = ("tools_script", "tool_functions_module", "environment", "mcp_config")
 
 
-def parse_replay_arguments(
-    argv: Sequence[str],
-) -> tuple[ReplayArguments, ScriptArguments, ReplayOptions, Sequence[str]]:
-    """Read DIR and EPISODE, and everything else as the training does, over the run's own file.
-
-    The words are what a training would be given.
-    """
-    place, flags = (words := as_flags("replay", argv))[:4], words[4:]
-    known = flags_of("replay")
-    of_flags = read_given(known, flags).values.keys() if "--config" not in flags else ()
-    if not any(flag == "--config" or flag.startswith("--config=") for flag in flags):
-        flags = ["--config", str(config_of_run(recording_in(Path(place[1])))), *flags]
-    given = read_given(known, [*flags, *place]).right()
-    chosen = not {"reward", "reward_fn"}.isdisjoint(of_flags)
-    values = {name: value for name, value in given.items() if not chosen or name not in _REWARDS or name in of_flags}
-    replay, script, config = made_of((ReplayArguments, ScriptArguments, ReplayOptions), values)
-    runs = ((name, spec) for name, spec in _run_by(replay, values) if name not in of_flags)
-    its_own = [f"{spec} ({name})" for name, spec in runs if _lies_in(Path(place[1]), name, spec)]
+def replay_arguments(given: Given) -> tuple[ReplayArguments, ScriptArguments, ReplayOptions, Given]:
+    """Return the arguments of a replay, and what was given: to the command, over the run's own file."""
+    folder = Path(given.values.get("folder", ""))
+    if not given.complaints and given.file is None:
+        given = given.over(config_of_run(recording_in(folder)))
+    typed = given.values.keys() - given.places.keys()
+    if not typed.isdisjoint(("reward", "reward_fn")):
+        left = {name: value for name, value in given.values.items() if name not in _REWARDS or name in typed}
+        given = replace(given, values=left)
+    replay, script, config = given.made((ReplayArguments, ScriptArguments, ReplayOptions))
+    runs = ((name, spec) for name, spec in _run_by(replay, given.values) if name not in typed)
+    its_own = [f"{spec} ({name})" for name, spec in runs if _lies_in(folder, name, spec)]
     if its_own and not replay.run_its_files:
         raise ConfigError(
-            f"{place[1]} itself holds what the replay would run: {', '.join(its_own)}. Read it, and if you trust it give "
+            f"{folder} itself holds what the replay would run: {', '.join(its_own)}. Read it, and if you trust it give "
             f"--run_its_files"
         )
-    return replay, script, config, flags
+    return replay, script, config, given
 
 
 def _run_by(replay: ReplayArguments, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -111,7 +105,7 @@ class ReplayRun:
     replay: ReplayArguments
     script: ScriptArguments
     config: ReplayOptions
-    words: Sequence[str]
+    given: Given
     terminal: Terminal
 
     def __post_init__(self) -> None:
@@ -231,8 +225,7 @@ class ReplayRun:
         from toolgrpo.commands.parts import RunParts
         from toolgrpo.trainer.config import ModelConfig
 
-        kinds = (ReplayArguments, ScriptArguments, EvaluationConfig, ModelConfig)
-        *_, script, config, model = parse_checked(kinds, self.words, trains=False)
+        script, config, model = self.given.made((ScriptArguments, EvaluationConfig, ModelConfig))
         return RunParts(script, config, model, self.terminal.in_log_only())
 
     def _whole(self, model: str, tools: Toolbox | None, rewards: Sequence[Reward]) -> bool:
@@ -299,10 +292,10 @@ class ReplayRun:
         return not same
 
 
-def run_replay(words: Sequence[str], terminal: Terminal) -> int:
+def run_replay(given: Given, terminal: Terminal) -> int:
     """Run the command; its exit code says whether anything differs."""
     show_warnings(terminal.say)
-    return int(ReplayRun(*parse_replay_arguments(words), terminal).run())
+    return int(ReplayRun(*replay_arguments(given), terminal).run())
 
 
 def _short(answer: Answer) -> str:

@@ -24,11 +24,10 @@ from transformers import PrinterCallback, TrainerCallback, TrainerState, Trainin
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from toolgrpo.build import load_tokenizer, markers_line
-from toolgrpo.commands.arguments import SFTArguments, SFTOptions, is_missing
-from toolgrpo.commands.given import parse_args
+from toolgrpo.commands.given import Given, keep_run_config, resume_command, run_text
 from toolgrpo.commands.parts import init_kwargs_of, shape_of, with_lora_modules
 from toolgrpo.commands.plugins import open_tools
-from toolgrpo.commands.run_config import keep_run_config, resume_command, run_text
+from toolgrpo.commands.table import SFTArguments, SFTOptions
 from toolgrpo.data.load import hub_ids
 from toolgrpo.engines.policy import compute_dtype
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
@@ -112,16 +111,14 @@ class SFTResult:
     exit_code: int = 0  # 130 where Ctrl-C ended it before its last step
 
 
-def parse_sft_arguments(argv: Sequence[str]) -> tuple[SFTArguments, ToolSFTConfig, ModelConfig]:
-    """Read the command line over the YAML file over the defaults."""
-    sft, config, model = parse_args((SFTArguments, ToolSFTConfig, ModelConfig), list(argv))
-    for name, value in (
-        ("model_name_or_path", model.model_name_or_path),
-        ("dataset_id_or_path", sft.dataset_id_or_path),
-        ("output_dir", config.output_dir),
-    ):
-        if not value:
-            raise ConfigError(is_missing(name, "sft"))
+def run(given: Given) -> int:
+    """Run the command."""
+    return run_sft(*sft_arguments(given), Console(stderr=True, soft_wrap=True), given).exit_code
+
+
+def sft_arguments(given: Given) -> tuple[SFTArguments, ToolSFTConfig, ModelConfig]:
+    """Return the arguments of a supervised training."""
+    sft, config, model = given.made((SFTArguments, ToolSFTConfig, ModelConfig))
     return sft, _with_batch(sft, config), model
 
 
@@ -143,21 +140,21 @@ def _with_batch(sft: SFTArguments, config: ToolSFTConfig) -> ToolSFTConfig:
 
 
 def run_sft(
-    sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: Console, argv: Sequence[str] = ()
+    sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: Console, given: Given | None = None
 ) -> SFTResult:
     """Load, train, save. Meanwhile no other run may write into the output folder.
 
-    `argv`, the arguments of the command, are kept there for the command that resumes.
+    What was `given` to the command is kept there for the command that resumes.
     """
     claim = claim_folder(Path(config.output_dir), config.process_index)
     if claim.warning is not None:
         console.print(claim.warning, markup=False)
     try:
         folder, path = Path(config.output_dir), str(folder_of(str(model.model_name_or_path)))
-        text = run_text(argv, "sft")  # it may be read from a run that is set aside then
         say = partial(console.print, markup=False, highlight=False)
+        text = None if given is None else run_text(given)  # while the files of an earlier run are in place
         begun = begin_together(folder, config.resume_from_checkpoint, say, unsealed=True, model=path)
-        if argv and config.process_index == 0:
+        if text is not None and config.process_index == 0:
             keep_run_config(text, folder, begun.run)
         with library_bars_off():
             return _run(sft, config, model, console, begun)

@@ -11,16 +11,17 @@ It reads the recording alone, needs no PyTorch, and may look while a run writes.
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 
 from toolgrpo.calls import AttemptStatus
+from toolgrpo.commands.given import Given
+from toolgrpo.commands.table import ShowArguments
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.episode_view import causes_of, conversation, episode_table, group_table, tokens
@@ -33,46 +34,13 @@ _WIDTH_OF_A_PIPE = 160
 _SHOWN = 5  # episodes, where nobody says how many
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message.removeprefix('argument episode: ')} (toolgrpo show --help)")
-
-
-def run_show(argv: Sequence[str], console: Console | None = None) -> None:
+def run_show(given: Given, console: Console | None = None) -> None:
     """Run the command, without handling errors."""
-    parser = _Parser(prog="toolgrpo show", description="Look at the episodes that a run recorded.")
-    add = parser.add_argument
-    add("folder", type=Path, help="the run's output folder")
-    add("episode", type=_number, nargs="?", help="the number of one episode")
-    add(
-        "--step",
-        type=int,
-        help="this step, the first is 1; default: the last one, with --cause or --successes all",
-    )
-    for name, which in (("worst", "least"), ("best", "most")):
-        said = f"the N of the step with the {which} reward"
-        add(f"--{name}", type=int, nargs="?", const=_SHOWN, metavar="N", help=said)
-    add("--cause", help="only those that ended so or met this, e.g. timeout, length, invalid_json")
-    add("--successes", action="store_true", help="only those that succeeded")
-    add(
-        "--as_examples",
-        type=Path,
-        metavar="FILE",
-        help="write the successes of any step into a .jsonl file, for `toolgrpo sft`",
-    )
-    add("--tokens", action="store_true", help="tokens in colours of their probability")
-    asked = parser.parse_args(list(argv))
-    for name in ("worst", "best"):
-        if getattr(asked, name) is not None and getattr(asked, name) < 1:
-            raise ConfigError(f"--{name} must be at least 1, got {getattr(asked, name)}")
-    if asked.worst and asked.best:
-        raise ConfigError("--worst and --best exclude each other; give one")
-    if asked.as_examples and not asked.successes:
-        raise ConfigError("--as_examples writes what a model will imitate; give --successes with it")
+    (asked,) = given.made((ShowArguments,))
     if console is None:
         width = None if sys.stdout.isatty() else _WIDTH_OF_A_PIPE  # which has none of its own
         console = SteadyConsole(highlight=False, width=width)
-    folder = recording_in(asked.folder)
+    folder = recording_in(Path(asked.folder))
     if asked.episode is not None:
         _show_one(find_episode(folder, asked.episode), folder, console, as_tokens=asked.tokens)
     elif asked.as_examples:
@@ -81,12 +49,6 @@ def run_show(argv: Sequence[str], console: Console | None = None) -> None:
         _show_chosen(folder, asked, console)
     else:
         _show_groups(folder, asked.step, console)
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no episode; give an episode's number, e.g. toolgrpo show DIR 17")
-    return int(text)
 
 
 def recording_in(folder: Path) -> Path:
@@ -122,7 +84,7 @@ def _show_one(record: dict[str, Any], folder: Path, console: Console, *, as_toke
     console.print(tokens(record, read_vocabulary(folder)) if as_tokens else conversation(record))
 
 
-def _show_chosen(folder: Path, asked: argparse.Namespace, console: Console) -> None:
+def _show_chosen(folder: Path, asked: ShowArguments, console: Console) -> None:
     of_last = asked.step is None and asked.cause is None and not asked.successes
     n = asked.worst or asked.best or _SHOWN
     choose = heapq.nlargest if asked.best else heapq.nsmallest
@@ -163,9 +125,9 @@ def _matching(
             yield record
 
 
-def _write_examples(folder: Path, asked: argparse.Namespace, console: Console) -> None:
+def _write_examples(folder: Path, asked: ShowArguments, console: Console) -> None:
     """Write each different conversation once; one with a call that could not be run teaches a wrong form."""
-    path, n_found, written = asked.as_examples, 0, dict[str, None]()
+    path, n_found, written = Path(str(asked.as_examples)), 0, dict[str, None]()
     check_output(path, "the examples", "--as_examples", CONVERSATIONS)
     for record in _matching(folder, asked.step, asked.cause, successes=True):
         n_found += 1
@@ -212,10 +174,10 @@ def _say(console: Console, text: str) -> None:
     console.print(plain(text), markup=False)
 
 
-def show(argv: Sequence[str]) -> int:
+def show(given: Given) -> int:
     """Run the command; a file that cannot be read is one sentence."""
     try:
-        run_show(argv)
+        run_show(given)
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,10 +23,10 @@ from datasets import Dataset
 from rich.table import Table
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
+from toolgrpo.commands.arguments import ScriptArguments, training_arguments
+from toolgrpo.commands.given import Given, keep_run_config, resume_command, run_text
+from toolgrpo.commands.look import report_line
 from toolgrpo.commands.parts import HELDOUT_ROWS, TRAINING_ROWS, RunParts
-from toolgrpo.commands.report import report_line
-from toolgrpo.commands.run_config import keep_run_config, resume_command, run_text
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.load import hub_ids
 from toolgrpo.data.rows import n_trained_on, trained_on_line
@@ -93,10 +93,10 @@ def outcome_line(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | N
     return f"{said}: see {page_here('held-out-success-does-not-rise')}"
 
 
-def run_train(words: Sequence[str], terminal: Terminal) -> int:
+def run_train(given: Given, terminal: Terminal) -> int:
     """Run the command; 130 says that Ctrl-C ended it before its last step."""
-    script, config, model = parse_arguments(words)
-    text = run_text(words)  # it may be read from a run that is set aside then
+    script, config, model = training_arguments(given)
+    text = run_text(given)  # while the files of an earlier run are in place
     run = TrainingRun(script, config, model, terminal)
     with terminal.writing_into_folder(config, dry_run=script.dry_run, begins=run.begin) as config:
         if run.begun is not None and terminal.is_main_process():
