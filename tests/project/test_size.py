@@ -21,7 +21,7 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2900,
-    "commands": 5785,
+    "commands": 5780,
     "data": 1545,
     "engines": 3900,
     "evaluation": 1260,
@@ -37,7 +37,7 @@ LINES = {
     "testing": 1000,
     "tools": 5210,
     "trainer": 5335,
-    "(itself)": 2800,
+    "(itself)": 2810,
 }
 MOST = {
     "modules": 220,
