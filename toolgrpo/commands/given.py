@@ -253,9 +253,6 @@ def _unknown_flag(flag: str, known: Iterable[str]) -> str:
 def _file_values(path: Path, known: Mapping[str, Flag]) -> Given:
     """Return the values of a YAML file by known key, and all that is wrong with it, a line for each."""
     content = _keys_in(path, known)
-    for variable, value in next((one.value for one in content if _sets_variables(one)), {}).items():
-        os.environ[str(variable)] = str(value)
-    content = [one for one in content if not _sets_variables(one)]
     if path.name == RUN_FILE:
         content = [one for one in content if _key_for(one, known) in known or not _of_another_command(one.name)]
     complaints = _unknown_keys(content, known)
@@ -285,11 +282,6 @@ def _of_another_command(name: str) -> bool:
     return any(name in flags_of(command) for command in ("train", "sft", "evaluate"))
 
 
-def _sets_variables(given: GivenKey) -> bool:
-    """Return whether a key is TRL's `env`, the variables of the environment."""
-    return given.name == "env" and isinstance(given.value, Mapping)
-
-
 def _unknown_keys(content: Iterable[GivenKey], known: Mapping[str, Flag]) -> list[str]:
     """Return what is said of the keys and headings that nobody knows."""
     complaints = []
@@ -315,7 +307,7 @@ def _key_for(given: GivenKey, known: Mapping[str, Flag]) -> str:
 
 
 def _keys_in(path: Path, known: Mapping[str, Flag]) -> list[GivenKey]:
-    """Return the keys of a YAML file, without its headings."""
+    """Return the keys of a YAML file without its headings, and set TRL's `env`, the variables of the environment."""
     found = []
     content, lines = _load_yaml(path)
 
@@ -326,9 +318,11 @@ def _keys_in(path: Path, known: Mapping[str, Flag]) -> list[GivenKey]:
     for name, value in content.items():
         if name == _RUN_ID:
             continue
-        if isinstance(value, Mapping) and name in HEADINGS:
+        if isinstance(value, Mapping) and name == "env":
+            os.environ.update({str(variable): str(text) for variable, text in value.items()})
+        elif isinstance(value, Mapping) and name in HEADINGS:
             found += [key(name, inner, of) for inner, of in value.items()]
-        elif isinstance(value, Mapping) and name not in (*known, "env"):
+        elif isinstance(value, Mapping) and name not in known:
             meant = nearest(str(name), HEADINGS)[0]
             found += [key(None, name, value), *(key(meant, inner, of, under=name) for inner, of in value.items())]
         elif value is None and name in HEADINGS and name not in known:
