@@ -28,7 +28,9 @@ _MOST_BYTES = 4 * 1024 * 1024
 _LEAST_MARKS = 65_536
 _HALF_A_CHARACTER = re.compile(r"\\ud[89a-f]", re.IGNORECASE)  # or one of a pair, which is looked into
 
-_threads = ThreadPoolExecutor(4, thread_name_prefix="toolgrpo-gateway-reader")
+_threads = ThreadPoolExecutor(
+    2, thread_name_prefix="toolgrpo-gateway-reader"
+)  # more would make the loop wait longer for the interpreter
 P = ParamSpec("P")
 T = TypeVar("T")
 
