@@ -45,7 +45,7 @@ def toolgrpo(site: Path, folder: Path, *words: str) -> subprocess.CompletedProce
 
 def test_the_files_that_a_newcomer_needs_are_in_it(installed: Path) -> None:
     shipped = installed / "toolgrpo" / "shipped"
-    for name in ("docs", "recipes", "tools_funcs", "rewards"):
+    for name in ("docs", "recipes", "tools_funcs", "rewards", "skills"):
         here = {file.relative_to(ROOT) for file in (ROOT / name).rglob("*") if file.is_file()}
         here = {file for file in here if "__pycache__" not in file.parts}
         assert here <= {file.relative_to(shipped) for file in shipped.rglob("*")}

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Literal
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "recipes" / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = [ROOT / "README.md", ROOT / "recipes" / "README.md", *(ROOT / "docs").rglob("*.md")]
+PAGES = sorted([*PAGES, *(ROOT / "skills").rglob("*.md")])
 SHELL = frozenset({"", "bash", "console", "sh"})
 Doing = Literal["file", "run", "not run", "unsaid"]
 
@@ -42,7 +43,7 @@ class Block:
 
     @property
     def where(self) -> str:
-        return f"{self.page.name}:{self.line}"
+        return f"{self.page.parent.name}/{self.page.name}:{self.line}"
 
 
 Commands = list[list[str]]

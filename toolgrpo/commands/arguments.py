@@ -305,6 +305,8 @@ def parse_checked(kinds: Sequence[type[Any]], argv: Sequence[str], *, trains: bo
     given = read_given(flags_of_classes(kinds), argv)
     made = given.made(kinds)
     script, config, model = made[-3:]
+    if "lora_dropout" not in given.values:
+        model.lora_dropout = 0.0  # TRL's 0.05 would score another policy than the one that sampled
     check_arguments(script, config, model, given.values, trains=trains)
     return given.values, *made
 

@@ -90,7 +90,7 @@ _IN_SHORT = {
     "use_peft": "Train a LoRA adapter instead of all weights.",
     "lora_r": "Rank of the adapter.",
     "lora_alpha": "Scale of the adapter.",
-    "lora_dropout": "Dropout of the adapter.",
+    "lora_dropout": "Dropout of the adapter; default: 0, for TRL's 0.05 scores another policy than sampled (sft: 0.05).",
     "lora_target_modules": "Modules that get one; default: the projections of every layer.",
     "load_in_4bit": "Hold the base model in 4 bits (with use_peft).",
     "reward_weights": "One for each reward: --reward, then files.",

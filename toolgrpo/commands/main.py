@@ -117,6 +117,8 @@ def init(words: list[str]) -> int:
     """Copy a task to begin with into a new folder."""
     from toolgrpo.observe.doctor import page_here
 
+    if words[:1] == ["--skills"]:
+        return _copy_skills(*map(Path, words[1:2]))
     name = words[0] if words else _TASKS[0]
     folder = Path(words[1] if len(words) == 2 else name)
     if len(words) > 2 or name.startswith("-"):
@@ -130,6 +132,15 @@ def init(words: list[str]) -> int:
     print(f"{folder}/ has {', '.join(sorted(file.name for file in folder.iterdir()))}")
     page = page_here(page="docs/tutorials/half_an_hour.md") if name == "shop" else folder / "README.md"
     print(f"Go on with {page}")
+    return 0
+
+
+def _copy_skills(folder: Path = Path("skills")) -> int:
+    """Copy the skills for coding agents into a new folder."""
+    check_output_folder(folder, "the skills", "toolgrpo init --skills FOLDER")
+    shutil.copytree(shipped_root() / "skills", folder, dirs_exist_ok=True)
+    print(f"{folder}/ has {', '.join(sorted(file.name for file in folder.iterdir()))}; each has a SKILL.md")
+    print(f"The pages that they name as docs/... are in {shipped_root() / 'docs'}.")
     return 0
 
 
@@ -226,7 +237,9 @@ def _run(name: str, words: list[str]) -> int:
 
 
 COMMANDS: Mapping[str, Command] = {
-    "init": Command("write a task to begin with into a folder", "main:init", usage=f"[{'|'.join(_TASKS)}] [FOLDER]"),
+    "init": Command(
+        "write a task to begin with into a folder", "main:init", usage=f"[{'|'.join(_TASKS)}|--skills] [FOLDER]"
+    ),
     "train": Command("teach a model to use tools by reinforcement learning", "train:run_train", on_terminal=True),
     "check": Command(
         "look at all that a training needs, draw some episodes, do one step", "check:run_check", on_terminal=True

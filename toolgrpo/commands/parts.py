@@ -242,6 +242,11 @@ class RunParts:
             names = (*tuner.targeted_module_names, *tuner.targeted_parameter_names)  # the latter: experts kept in one
             adapted = {name.rpartition(".")[2] for name in names}
             self.terminal.say(f"          LoRA of rank {self.model.lora_r} on {', '.join(sorted(adapted))}")
+            if self.model.lora_dropout:
+                self.terminal.say(
+                    f"          with lora_dropout {self.model.lora_dropout:g} the training pass scores another policy than "
+                    f"the one that sampled; 0 scores the same"
+                )
         choice = trainer.engine_choice
         self.terminal.say(f"engine    {choice.name} ({choice.why}), {trainer.chat.name} chat format")
         if trainer.engine_context is not None:
