@@ -1,9 +1,13 @@
-"""Fit the repository's Markdown to the site: two READMEs are pages of it, other files outside docs/ are named and not linked."""
+"""Fit the repository's Markdown to the site: two READMEs are pages of it, other files outside docs/ are named and not linked.
+
+`llms.txt` and `llms-full.txt` are made beside it (`llms.py`).
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,13 @@ def on_files(files: Any, config: Any) -> Any:
     for path, uri in ELSEWHERE.items():
         files.append(File.generated(config, uri, content=(ROOT / path).read_text("utf-8")))
     return files
+
+
+def on_post_build(config: Any) -> None:
+    """Write llms.txt and llms-full.txt into the site."""
+    made = runpy.run_path(str(ROOT / ".ci" / "llms.py"))["files"](lambda page: page.replace(".md", ".html"))
+    for name, text in made.items():
+        Path(config.site_dir, name).write_text(text, "utf-8")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:

@@ -120,7 +120,11 @@ def test_a_call_that_is_whole_but_not_closed_is_shown_and_one_that_was_cut_is_no
 
 
 @pytest.mark.parametrize(
-    "broken", ["", "{", '{"name": "calculator"', '{"name": calculator, "arguments": {}}', "[" * 20_000]
+    "broken",  # a stray \m in a program may be a new line, a backslash or nothing
+    [
+        *("", "{", '{"name": "calculator"', '{"name": calculator, "arguments": {}}', "[" * 20_000),
+        *(CALL.replace("2", odd) for odd in ("2\\m", "\\1", "\\x32")),
+    ],
 )
 def test_what_a_call_meant_is_not_guessed(broken: str) -> None:
     assert unreadable(broken, "it is no JSON", HERMES).detail.endswith(f"a call is {FORM}")

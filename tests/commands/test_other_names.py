@@ -57,10 +57,9 @@ def test_an_older_file_is_understood(tmp_path: Path) -> None:
 )
 def test_lora_of_a_model_is_lora(tmp_path: Path, keys: str) -> None:
     text = f"model: {{name: nano, {keys}}}\ndata: {{dataset: arithmetic}}\nreward: gsm8k\n"
-    assert (
-        parse(tmp_path, text)[2].use_peft
-        and read("train", ["--config", str(tmp_path / "recipe.yaml")]).values["use_peft"]
-    )
+    model = parse(tmp_path, text)[2]
+    assert model.use_peft and model.lora_dropout == (0.1 if "dropout" in keys else 0.0)  # TRL's is 0.05
+    assert read("train", ["--config", str(tmp_path / "recipe.yaml")]).values["use_peft"]
     assert not parse(tmp_path, text, "--use_peft", "false")[2].use_peft, "a flag wins"
     assert not parse(tmp_path, text.replace(keys, f"{keys}, use_peft: false"))[2].use_peft
     with pytest.raises(ConfigError, match="but not use_peft"):

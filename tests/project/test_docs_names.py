@@ -40,12 +40,8 @@ GUIDES = [
 ]
 TRL_SOURCE = Path(trl.trainer.grpo_trainer.__file__).read_text()
 KEYS = ("prompts", "completions", "completion_ids", "trajectories")
-NOT_OURS = {
-    *(f"--{name}" for name in LAUNCHER_FLAGS),
-    "--dtype",
-    "--help",
-    "--no",
-}  # of `vllm serve` (it is ours too), of argparse, of pip (`--no-deps`)
+# of `vllm serve` (it is ours too), of argparse, of pip (`--no-deps`)
+NOT_OURS = {*(f"--{name}" for name in LAUNCHER_FLAGS), "--dtype", "--help", "--no"}
 
 
 def own_fields() -> list[dataclasses.Field[object]]:

@@ -89,10 +89,11 @@ def test_both_wheels_work_together(installed: Path, tmp_path: Path) -> None:
 
 def test_the_files_that_a_newcomer_needs_are_in_it(installed: Path) -> None:
     shipped = installed / "toolgrpo" / "shipped"
-    for name in ("docs", "recipes", "tools_funcs", "rewards"):
+    for name in ("docs", "recipes", "tools_funcs", "rewards", "skills"):
         here = {file.relative_to(ROOT) for file in (ROOT / name).rglob("*") if file.is_file()}
         here = {file for file in here if "__pycache__" not in file.parts}
         assert here <= {file.relative_to(shipped) for file in shipped.rglob("*")}
+    assert "(docs/start.md)" in (shipped / "llms.txt").read_text() and (shipped / "llms-full.txt").is_file()
 
 
 def test_the_first_page_is_walked_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:

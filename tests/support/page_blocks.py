@@ -22,7 +22,7 @@ from typing import Literal
 
 ROOT = Path(__file__).parents[2]
 _READMES = [ROOT / folder / "README.md" for folder in ("", "recipes", "confined-python")]
-PAGES = sorted([*_READMES, *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*_READMES, *(page for name in ("docs", "skills") for page in (ROOT / name).rglob("*.md"))])
 SHELL = frozenset({"", "bash", "console", "sh"})
 Doing = Literal["file", "run", "not run", "unsaid"]
 
@@ -43,7 +43,7 @@ class Block:
 
     @property
     def where(self) -> str:
-        return f"{self.page.name}:{self.line}"
+        return f"{self.page.parent.name}/{self.page.name}:{self.line}"
 
 
 Commands = list[list[str]]

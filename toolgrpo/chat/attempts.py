@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn
 
 from confined_python import parse_python
@@ -26,6 +27,8 @@ _LONGEST_MENDED = 10_000  # characters
 _XML = re.compile(r"\s*<name>\s*([^<>\s]+)\s*</name>\s*<(arguments|parameters)>(.*)</\2>\s*", re.DOTALL)
 _DEEPEST = 64  # far beyond any tool's arguments; what nests deeper cannot be recorded or shown
 _HALF = "a \\u escape stands for half a character"
+_BACKSLASHES = "in a string a backslash is \\\\ and a new line \\n; "
+_ODD_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\(?![\"'/\\bfnrtu])")  # `\m`: a backslash or a new line was meant
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +98,10 @@ def unclosed(raw: str, form: CallForm, name: str | None = None) -> CallAttempt:
 
 def unreadable(raw: str, why: str, form: CallForm, name: str | None = None) -> CallAttempt:
     meant = _meant(raw, form, mend=True)
-    shown = (
-        f"a call is {form.text}" if meant is None else f"write it as {written(form.text, meant.name, meant.arguments)}"
-    )
-    detail = f"the call cannot be read: {why}; {shown}"
-    return malformed(AttemptStatus.INVALID_JSON, raw, detail, name)
+    shown = f"{_BACKSLASHES if _ODD_ESCAPE.search(raw) else ''}a call is {form.text}"
+    if meant is not None:
+        shown = f"write it as {written(form.text, meant.name, meant.arguments)}"
+    return malformed(AttemptStatus.INVALID_JSON, raw, f"the call cannot be read: {why}; {shown}", name)
 
 
 def load_json(text: str, *, strict: bool = True) -> Any:
@@ -210,21 +212,19 @@ def _meant(text: str, form: CallForm, *, mend: bool = False) -> CallAttempt | No
 
     `mend`: brackets left open or closed twice, a comma too many, Python's spelling. Not where a call may have been cut.
     """
-    if len(text) > _LONGEST_MENDED or "{...}" not in form.text:
+    if len(text) > _LONGEST_MENDED or "{...}" not in form.text or _ODD_ESCAPE.search(text):
         return None
     text = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```").strip()
     closed = _closed(text) if mend else text
-    for read in (_load_loosely, lambda text: ast.literal_eval(parse_python(text, "eval"))):
+    loose, python = partial(load_json, strict=False), lambda text: ast.literal_eval(parse_python(text, "eval"))
+    readers: tuple[Callable[[str], Any], ...] = (loose, python)
+    for read in readers:
         with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             value = read(closed)
             if is_call(value):
                 (meant,) = json_attempts(text, value, form)
                 return meant if meant.status is AttemptStatus.OK else None
     return None
-
-
-def _load_loosely(text: str) -> Any:
-    return load_json(text, strict=False)
 
 
 def _closed(text: str) -> str:

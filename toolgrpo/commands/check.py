@@ -234,7 +234,7 @@ class CheckRun:
         )
         model, choice = trainer.policy.get_model(), trainer.engine_choice
         n = sum(parameter.numel() for parameter in model.parameters())
-        report.add("model", f"{parts.model_name}: {n / 1e6:.3g} M parameters", parameters=n)
+        report.add("model", f"{parts.model_name}: {n / 1e6:.3g} M parameters", warning=parts.dropout, parameters=n)
         report.add("engine", f"{choice.name} ({choice.why}), a window of {trainer.engine.max_model_len} tokens")
         report.add("chat", f"the {trainer.chat.name} format is proven on conversations of these rows")
         if trainer.markers_line is not None:

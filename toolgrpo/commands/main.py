@@ -174,6 +174,8 @@ def init(given: Given) -> int:
     """Copy a task to begin with into a new folder."""
     from toolgrpo.observe.doctor import page_here
 
+    if given.values.get("skills"):
+        return _copy_skills(Path(given.values.get("task", "skills")))
     name = given.values.get("task", TASKS[0])
     folder = Path(given.values.get("folder", name))
     if name not in TASKS:
@@ -185,6 +187,15 @@ def init(given: Given) -> int:
     print(f"{folder}/ has {', '.join(sorted(file.name for file in folder.iterdir()))}")
     page = page_here(page="docs/tutorials/half_an_hour.md") if name == "shop" else folder / "README.md"
     print(f"Go on with {page}")
+    return 0
+
+
+def _copy_skills(folder: Path) -> int:
+    """Copy the skills for coding agents into a new folder."""
+    check_output_folder(folder, "the skills", "toolgrpo init --skills FOLDER")
+    shutil.copytree(shipped_root() / "skills", folder, dirs_exist_ok=True)
+    print(f"{folder}/ has {', '.join(sorted(file.name for file in folder.iterdir()))}; each has a SKILL.md")
+    print(f"The pages that they name as docs/... are in {shipped_root() / 'docs'}.")
     return 0
 
 

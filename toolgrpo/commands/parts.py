@@ -242,6 +242,8 @@ class RunParts:
             names = (*tuner.targeted_module_names, *tuner.targeted_parameter_names)  # the latter: experts kept in one
             adapted = {name.rpartition(".")[2] for name in names}
             self.terminal.say(f"          LoRA of rank {self.model.lora_r} on {', '.join(sorted(adapted))}")
+            if self.dropout:
+                self.terminal.say(f"          {self.dropout}")
         choice = trainer.engine_choice
         self.terminal.say(f"engine    {choice.name} ({choice.why}), {trainer.chat.name} chat format")
         if trainer.engine_context is not None:
@@ -287,6 +289,11 @@ class RunParts:
             model, trainer.chat, trainer.toolbox, rows, heldout, dtype=policy.dtype, engine=engine, device=device
         )
         return found
+
+    @property
+    def dropout(self) -> str:
+        said = f"lora_dropout {self.model.lora_dropout:g}: the training pass scores another policy than sampled; 0 is exact"
+        return said if self.model.use_peft and self.model.lora_dropout else ""
 
     def peft_config(self) -> Any:
         """Return LoRA on the projections of every layer, unless the user names other modules."""

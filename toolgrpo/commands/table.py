@@ -82,6 +82,18 @@ _SOME_TEXT: dict[str, Any] = {
 }
 
 
+TASKS = ("my_task", "shop")  # of `init`, the first where none is named
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitArguments(Options, theme="written"):
+    """Arguments of `init`."""
+
+    task: str = option(TASKS[0], f"Task to begin with: {' or '.join(TASKS)}.")
+    folder: str | None = option(None, "Folder to write; default: the task's name.")
+    skills: bool = option(False, "Write the skills for coding agents instead, into FOLDER or skills/.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckArguments(Options, theme="samples"):
     """Arguments of `check`."""
@@ -264,7 +276,6 @@ _GRPO = (*_TRAINING, ("trl", "trainer/grpo_config.py", "GRPOConfig"), _MODEL)
 _SFT = (*_TRAINING, ("trl", "trainer/sft_config.py", "SFTConfig"), _MODEL)
 _OF_TRAINING = (LearningOptions, DrawingOptions, OverlapOptions, PassOptions)
 _OUTPUT = {"output_dir": "trainer_output"}  # Transformers' own
-TASKS = ("my_task", "shop")  # of `init`, the first where none is named
 
 COMMANDS: Mapping[str, Command] = {
     one.name: one
@@ -275,6 +286,8 @@ COMMANDS: Mapping[str, Command] = {
             run="main:init",
             positional={"task": f"[{'|'.join(TASKS)}]", "folder": "[FOLDER]"},
             asks=f"say which task, and into which folder: toolgrpo init [{'|'.join(TASKS)}] [FOLDER]",
+            classes=(InitArguments,),
+            themes=("written",),
         ),
         Command(
             name="train",
