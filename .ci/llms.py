@@ -22,7 +22,7 @@ def pages() -> dict[str, list[str]]:
         assert entry is not None, f"mkdocs.yml: {line!r} is no entry of the nav"
         if entry[2] is None:
             heading = entry[1]
-        elif entry[2] != "index.md":  # README, which begins the files
+        elif (ROOT / "docs" / entry[2]).is_file():  # not the two READMEs; ours begins the files
             found.setdefault(heading or "Start", []).append(entry[2])
     return found
 
