@@ -21,6 +21,7 @@ from toolgrpo.commands.help_page import PAGES, asked_for, completion, help_text
 from toolgrpo.commands.terminal import LOADING, Terminal
 from toolgrpo.errors import ConfigError, ToolGRPOError, UserError
 from toolgrpo.named_files import LAUNCH_FILES, located, nearest_is, shipped_names, shipped_root
+from toolgrpo.observe.console import plain_warnings
 from toolgrpo.plain_text import plain
 from toolgrpo.settings_files import BadSettings, read_yaml
 from toolgrpo.startup import prepare
@@ -208,6 +209,7 @@ def _run(name: str, words: list[str]) -> int:
         except UserError as error:
             sys.excepthook(type(error), error, error.__traceback__)  # the terminal's, which also logs it
             return 2
+    plain_warnings()
     try:
         done = getattr(import_module(f"toolgrpo.commands.{module}"), function)(words)
         if isinstance(done, int):

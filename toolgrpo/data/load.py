@@ -34,6 +34,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -56,7 +57,7 @@ from toolgrpo.data.rows import (
     with_opening,
 )
 from toolgrpo.data.sources import FORMATS, HubSplit, embedded_rows, file_rows, gym_rows, hub_rows
-from toolgrpo.errors import DataError
+from toolgrpo.errors import DataError, UserError
 from toolgrpo.named_files import located
 from toolgrpo.settings_files import BadSettings, read_yaml
 
@@ -123,16 +124,21 @@ def place_of(rows: Any, number: int) -> str:
     The source is read again up to the row, which costs time only where something is wrong.
     """
     files = getattr(rows, "cache_files", ())
-    source = next((_SOURCES[file["filename"]] for file in files if file["filename"] in _SOURCES), None)
-    if source is not None:
-        spec, split = source
-        wanted = {name: value for name, value in rows[number].items() if value is not None}
-        for part in [task.data for task in Mixture.from_file(located(spec)).tasks] if is_mixture(spec) else [spec]:
-            found = _resolve(part, split, None)
-            for raw in found.rows if found.place is None else ():  # not the hub's, which is asked once
-                if raw.columns is not None and _is_row(raw.columns, found.convert, wanted):
-                    return raw.where
-    return f"row {number + 1}"
+    sources = [_SOURCES[file["filename"]] for file in files if file["filename"] in _SOURCES]
+    return (place_of_row(rows[number], sources) if sources else None) or f"row {number + 1}"
+
+
+def place_of_row(row: Mapping[str, Any], sources: Iterable[tuple[str, str]] | None = None) -> str | None:
+    """Return file and line of a row of these sources, else of any that was loaded; None where it is in none of them."""
+    wanted = {name: value for name, value in row.items() if value is not None}
+    for spec, split in dict.fromkeys(_SOURCES.values() if sources is None else sources):
+        with suppress(UserError, OSError):  # its files are not there any more
+            for part in [task.data for task in Mixture.from_file(located(spec)).tasks] if is_mixture(spec) else [spec]:
+                found = _resolve(part, split, None)
+                for raw in found.rows if found.place is None else ():  # not the hub's, which is asked once
+                    if raw.columns is not None and _is_row(raw.columns, found.convert, wanted):
+                        return raw.where
+    return None
 
 
 def _is_row(columns: Mapping[str, Any], convert: Convert, wanted: Mapping[str, Any]) -> bool:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import sysconfig
+import warnings
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
 _LONGEST = 2000  # characters of what is printed at a time
+_PACKAGE = Path(__file__).parents[1]
+_PRINTERS = {"logging", "traceback", "warnings"}  # modules by which a file prints
 
 
 class SteadyConsole(Console):
@@ -56,6 +64,41 @@ def are_shown(logger: logging.Logger) -> bool:
     return any(not isinstance(one, WarningLines) for name in (logger, logger.root) for one in name.handlers)
 
 
+def plain_warnings() -> None:
+    """Let Python's warnings of this package be one sentence from now on, and those of files show no line of code."""
+
+    def line(message: Warning | str, category: type[Warning], file: str, number: int, code: str | None = None) -> str:
+        ours = file.startswith(str(_PACKAGE))
+        return f"warning   {message}\n" if ours else f"{file}:{number}: {category.__name__}: {message}\n"
+
+    warnings.formatwarning = line
+
+
+def prints_for(frame: FrameType | None) -> str | None:
+    """Return `user` if a user's file prints, logs or warns here, `ours` if this package warns, else None."""
+    through: set[str] = set()
+    while frame is not None and (module := _top_module(frame)) in _PRINTERS:
+        through.add(module)
+        frame = frame.f_back
+    if frame is None:
+        return None
+    if "warnings" in through and Path(frame.f_code.co_filename).is_relative_to(_PACKAGE):
+        return "ours"
+    return "user" if _is_of_user(frame.f_code.co_filename) else None
+
+
+def _top_module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0].removeprefix("_py_")
+
+
+@cache
+def _is_of_user(file: str) -> bool:
+    """Return whether a file is a user's plugin, and not Python's, a package's or ours."""
+    place = os.path.realpath(file)
+    installed = (sysconfig.get_path("stdlib"), str(_PACKAGE))
+    return os.path.isfile(place) and "-packages/" not in place and not place.startswith(installed)
+
+
 class FewLines:
     """Shows the first lines of what a user's files print, and then one that says where all of it is."""
 
@@ -68,6 +111,10 @@ class FewLines:
             if self._left >= 0:
                 self._show(line if self._left else f"(what your files print from here on is in {self._rest()})")
             self._left -= 1
+
+    def whole(self, text: str) -> None:
+        """Show all of it."""
+        self._show(text.rstrip("\n"))
 
 
 class WarningLines(logging.Handler):

@@ -22,6 +22,7 @@ from fractions import Fraction
 from typing import Any
 
 from toolgrpo.errors import RewardError
+from toolgrpo.rewards.base import row_name
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import boxed, last_number, marked_answer
 from toolgrpo.sandbox.client.pool import DEFAULT_PRELOAD, SharedSandbox
@@ -53,7 +54,7 @@ def gsm8k(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwa
     for row, (completion, expected) in enumerate(zip(completions, answer, strict=True)):
         wanted = last_number(marked_answer(str(expected)))
         if wanted is None:
-            raise RewardError(f"reward gsm8k: the answer of row {row} holds no number: {str(expected)[:80]!r}")
+            raise RewardError(f"reward gsm8k: the answer of {row_name.get()(row)} holds no number: {str(expected)[:80]!r}")
         scores.append(float(last_number(marked_answer(final_answer(completion))) == wanted))
     return scores
 
