@@ -53,4 +53,4 @@ def test_the_lines_of_its_readme_run(folder: Path) -> None:
     for words in lines(folder / "README.md"):
         fewer = FEWER.get(words[1], "").split()
         subprocess.run([sys.executable, "-m", *words, *fewer], input="/quit\n", text=True, cwd=folder, check=True)
-    assert (folder / "my_model" / "tools.json").is_file()
+    assert (folder / "outputs" / "my_task" / "Modelfile").is_file()

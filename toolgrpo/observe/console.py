@@ -17,7 +17,7 @@ from rich.console import Console
 
 _LONGEST = 2000  # characters of what is printed at a time
 _PACKAGE = Path(__file__).parents[1]
-_PRINTERS = {"logging", "traceback", "warnings"}  # modules by which a file prints
+_PRINTERS = {"logging", "traceback", "warnings", "wandb"}  # by which a file prints; wandb wraps the streams
 
 
 class SteadyConsole(Console):
@@ -65,11 +65,16 @@ def are_shown(logger: logging.Logger) -> bool:
 
 
 def plain_warnings() -> None:
-    """Let Python's warnings of this package be one sentence from now on, and those of files show no line of code."""
+    """Let Python's warnings be one line each from now on, of this package one sentence, and none be shown twice."""
+    shown: set[str] = set()  # Python forgets what it showed when a library changes the filters
 
     def line(message: Warning | str, category: type[Warning], file: str, number: int, code: str | None = None) -> str:
         ours = file.startswith(str(_PACKAGE))
-        return f"warning   {message}\n" if ours else f"{file}:{number}: {category.__name__}: {message}\n"
+        text = f"warning   {message}\n" if ours else f"{file}:{number}: {category.__name__}: {message}\n"
+        if text in shown:
+            return ""
+        shown.add(text)
+        return text
 
     warnings.formatwarning = line
 
