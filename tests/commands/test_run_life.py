@@ -197,5 +197,10 @@ def test_a_run_that_is_stopped_says_each_thing_once(mini_nano: Path, tmp_path: P
         assert re.findall(r"^ *(\d)/4 ", text, re.MULTILINE) == ["1", "2"], "no step is shown twice"
         assert text.count(f"{name}: the current step is finished and saved") == 1
         assert text.count("go on     ") == 1
-        said = ("the reward is loaded", "the unit is unclear", "the price is missing", "WandbCallback failed and is switched off")
+        said = (
+            "the reward is loaded",
+            "the unit is unclear",
+            "the price is missing",
+            "WandbCallback failed and is switched off",
+        )
         assert [text.count(one) for one in said] == [1] * 4, text

@@ -151,17 +151,20 @@ def raises(completions: list[Any], answer: list[str], **_: object) -> list[float
         (returns_nan, {}),
         (raises, {}),
         (get_reward("gsm8k"), {"answer": "no number"}),
+        (get_reward("code_exec"), {"tests": " "}),
         (get_reward("by_task"), {"answer": "no number", "reward": "gsm8k"}),
         (get_reward("by_task"), {"reward": None}),
     ],
-    ids=["returns", "raises", "built in", "of a part of the batch", "by task"],
+    ids=["returns", "raises", "built in", "a program", "of a part of the batch", "by task"],
 )
 @pytest.mark.parametrize("timeout_s", [None, 60.0])
 def test_an_error_about_a_row_names_its_file_and_line(
     tmp_path: Path, reward: Any, columns: dict[str, Any], timeout_s: float | None
 ) -> None:
     file = tmp_path / "rows.jsonl"
-    rows = [{"prompt": f"question {n}", "answer": str(n), "reward": "exact_match"} for n in range(4)]
+    rows = [
+        {"prompt": f"question {n}", "answer": str(n), "reward": "exact_match", "tests": "assert f"} for n in range(4)
+    ]
     rows[2] |= columns
     file.write_text("\n" + "".join(json.dumps(row) + "\n" for row in rows))
     loaded = list(load_tasks(str(file)))

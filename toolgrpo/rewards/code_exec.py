@@ -33,7 +33,7 @@ from typing import Any
 from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import DataError, RewardError, SandboxError, WorkerLostError
 from toolgrpo.plain_text import parse_python
-from toolgrpo.rewards.base import Score
+from toolgrpo.rewards.base import Score, row_name
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.sandbox import Sandbox
 from toolgrpo.sandbox.client.pool import SHARED_WORKERS, SharedSandbox

@@ -54,7 +54,9 @@ def gsm8k(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwa
     for row, (completion, expected) in enumerate(zip(completions, answer, strict=True)):
         wanted = last_number(marked_answer(str(expected)))
         if wanted is None:
-            raise RewardError(f"reward gsm8k: the answer of {row_name.get()(row)} holds no number: {str(expected)[:80]!r}")
+            raise RewardError(
+                f"reward gsm8k: the answer of {row_name.get()(row)} holds no number: {str(expected)[:80]!r}"
+            )
         scores.append(float(last_number(marked_answer(final_answer(completion))) == wanted))
     return scores
 
