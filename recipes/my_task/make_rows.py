@@ -1,4 +1,4 @@
-"""Make data.jsonl, rows to train on, and examples.jsonl, conversations for `toolgrpo sft`. Yours may come from anywhere."""
+"""Make data.jsonl, rows for the reward, and examples.jsonl, other questions with their conversations, for `toolgrpo sft`."""
 
 import json
 import random
@@ -25,8 +25,8 @@ def example(question, tool, part, answer):
 def main():
     every = [(words.format(part), tool, part) for tool, asked in QUESTIONS.items() for words in asked for part in PARTS]
     random.Random(1).shuffle(every)
-    rows = [{"prompt": question, "answer": str(tool(part))} for question, tool, part in every]
     shown = [{"messages": example(*one, str(one[1](one[2])))} for one in every[:96]]
+    rows = [{"prompt": question, "answer": str(tool(part))} for question, tool, part in every[96:]]
     for name, lines in (("data.jsonl", rows), ("examples.jsonl", shown)):
         Path(name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 

@@ -1,6 +1,6 @@
 """Your tools: functions with types and a docstring, both of which the model reads. They run in worker processes."""
 
-PARTS = {110 + 37 * number: (3 + number % 41, 40 + 13 * number % 90) for number in range(24)}  # number: (price, stock)
+PARTS = {110 + 17 * number: (3 + number % 41, 40 + 13 * number % 90) for number in range(48)}  # number: (price, stock)
 
 
 def find(part: int) -> tuple[int, int]:

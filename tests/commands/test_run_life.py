@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
+import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -156,3 +160,48 @@ def test_a_resumed_run_counts_its_own_steps_and_keeps_the_first_table(mini_nano:
     assert [run["after"] for run in again["earlier_runs"]] == [first["after"]] and first["earlier_runs"] == []
     card = (tmp_path / "out" / "README.md").read_text()
     assert "before (greedy)" in card and "after (sampled)" in card and f"`{mini_nano}`" in card
+
+
+STOPPED = """
+import logging, signal, warnings
+
+print("the reward is loaded")
+
+def reward_func(completions, trainer_state, **kwargs):
+    warnings.warn("the unit is unclear")
+    if trainer_state.global_step == 1:  # it is asked in the second step
+        logging.getLogger(__name__).warning("the price is missing")
+        signal.raise_signal(signal.{name})
+    return [float(i % 2) for i in range(len(completions))]
+"""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 0)])
+def test_a_run_that_is_stopped_says_each_thing_once(mini_nano: Path, tmp_path: Path, name: str, code: int) -> None:
+    words = [*arguments(mini_nano, tmp_path), "--max_steps", "4", "--report_to", "wandb", "--logging_steps", "1"]
+    (tmp_path / "reward.py").write_text(STOPPED.format(name=name))
+    done = subprocess.run(
+        [sys.executable, "-m", "toolgrpo", "train", *words],
+        cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path), "WANDB_API_KEY": "", "WANDB_MODE": "online", "NETRC": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    out = tmp_path / "out"
+    logged = (out / "train.log").read_text()
+    assert done.returncode == code, done.stdout + done.stderr
+    assert [path.name for path in out.glob("checkpoint-*")] == ["checkpoint-2"]
+    for text in (done.stdout, logged):
+        assert re.findall(r"^ *(\d)/4 ", text, re.MULTILINE) == ["1", "2"], "no step is shown twice"
+        assert text.count(f"{name}: the current step is finished and saved") == 1
+        assert text.count("go on     ") == 1
+        said = (
+            "the reward is loaded",
+            "the unit is unclear",
+            "the price is missing",
+            "WandbCallback failed and is switched off",
+        )
+        assert [text.count(one) for one in said] == [1] * 4, text

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from toolgrpo.errors import ConfigError, DataError, RewardError
 from toolgrpo.evaluation.grading import Grading, grade, success_at
 from toolgrpo.ledger import Ledger
 from toolgrpo.rewards import get_reward
+from toolgrpo.rewards.base import watched
 from toolgrpo.rollout.batch import RolloutBatch, Scored
 from toolgrpo.trajectory import Message, StopReason, Trajectory
 
@@ -128,3 +132,45 @@ def test_rounding_of_fp32_decides_nothing() -> None:
     assert success_at(0.9)(Scored({}, said("x"), total=total))
     assert not success_at(0.9)(Scored({}, said("x"), total=0.89))
     assert not success_at(0.9)(Scored({}, said("x")))
+
+
+def returns_nan(completions: list[Any], **_: object) -> list[float]:
+    return [math.nan if c[-1]["content"] == "wrong" else 1.0 for c in completions]
+
+
+def raises(completions: list[Any], answer: list[str], **_: object) -> list[float]:
+    def of_one(completion: list[Any]) -> float:
+        return 1 / (completion[-1]["content"] != "wrong")
+
+    return [of_one(completion) for completion in completions]
+
+
+@pytest.mark.parametrize(
+    ("reward", "columns"),
+    [
+        (returns_nan, {}),
+        (raises, {}),
+        (get_reward("gsm8k"), {"answer": "no number"}),
+        (get_reward("code_exec"), {"tests": " "}),
+        (get_reward("by_task"), {"answer": "no number", "reward": "gsm8k"}),
+        (get_reward("by_task"), {"reward": None}),
+    ],
+    ids=["returns", "raises", "built in", "a program", "of a part of the batch", "by task"],
+)
+@pytest.mark.parametrize("timeout_s", [None, 60.0])
+def test_an_error_about_a_row_names_its_file_and_line(
+    tmp_path: Path, reward: Any, columns: dict[str, Any], timeout_s: float | None
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [
+        {"prompt": f"question {n}", "answer": str(n), "reward": "exact_match", "tests": "assert f"} for n in range(4)
+    ]
+    rows[2] |= columns
+    file.write_text("\n" + "".join(json.dumps(row) + "\n" for row in rows))
+    loaded = list(load_tasks(str(file)))
+    batch = asked(*((loaded[n], said("wrong" if n == 2 else "1")) for n in (0, 3, 2, 1)))
+    with pytest.raises(RewardError, match=f"{file}, line 4\\b"):
+        grade(batch, watched([reward], timeout_s), threshold=1.0)
+    file.unlink()
+    with pytest.raises(RewardError, match=r"\brow 2\b"):
+        grade(batch, watched([reward], timeout_s), threshold=1.0)

@@ -36,7 +36,7 @@ def test_its_files_fit_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     runpy.run_path("make_rows.py", run_name="__main__")
     assert rows == {name: (folder / name).read_text() for name in rows}
     with load_tools("my_tools.py") as tools:
-        assert run_tool(tools, {"name": "price", "arguments": {"part": 147}}).content == "4"
+        assert run_tool(tools, {"name": "price", "arguments": {"part": 127}}).content == "4"
         assert "there is no part 1" in run_tool(tools, {"name": "stock", "arguments": {"part": 1}}).content
     reward = runpy.run_path("my_reward.py")["reward_func"]
     said = [[{"role": "assistant", "content": text}] for text in ("It costs 7.", "47", "7.5 and 70", "")]
@@ -53,4 +53,4 @@ def test_the_lines_of_its_readme_run(folder: Path) -> None:
     for words in lines(folder / "README.md"):
         fewer = FEWER.get(words[1], "").split()
         subprocess.run([sys.executable, "-m", *words, *fewer], input="/quit\n", text=True, cwd=folder, check=True)
-    assert (folder / "my_model" / "tools.json").is_file()
+    assert (folder / "outputs" / "my_task" / "Modelfile").is_file()

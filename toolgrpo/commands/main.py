@@ -26,6 +26,7 @@ from toolgrpo.commands.table import COMMANDS, TASKS, Command, flags_of
 from toolgrpo.commands.terminal import LOADING, Terminal
 from toolgrpo.errors import ConfigError, ToolGRPOError, UserError
 from toolgrpo.named_files import LAUNCH_FILES, located, nearest_is, shipped_names, shipped_root
+from toolgrpo.observe.console import plain_warnings
 from toolgrpo.plain_text import plain
 from toolgrpo.settings_files import BadSettings, read_yaml
 from toolgrpo.startup import prepare
@@ -242,6 +243,7 @@ def _run(command: Command, given: Given) -> int:
         except UserError as error:
             sys.excepthook(type(error), error, error.__traceback__)  # the terminal's, which also logs it
             return 2
+    plain_warnings()
     try:
         if command.loads and Terminal.is_main_process():
             print(LOADING, file=sys.stderr, flush=True)

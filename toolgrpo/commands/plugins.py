@@ -40,8 +40,6 @@ def load_toolbox(script: ScriptArguments, config: Any, terminal: Terminal) -> To
     sources = [str(one) for one in (_file_or_module(script), script.environment, script.mcp_config) if one]
     signatures = signatures_text(toolbox.schemas, indent=" " * 10)
     terminal.say(f"tools     {signatures} from {', '.join(sources)}")
-    for notice in toolbox.notices:
-        terminal.say(f"          {notice}")
     return toolbox
 
 

@@ -25,13 +25,11 @@ import os
 import select
 import shutil
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -41,7 +39,14 @@ from rich.spinner import Spinner
 
 from toolgrpo.errors import ToolGRPOError, UserError
 from toolgrpo.folder_claim import claim_folder
-from toolgrpo.observe.console import FewLines, SteadyConsole, show_tool_output, show_warnings
+from toolgrpo.observe.console import (
+    FewLines,
+    SteadyConsole,
+    plain_warnings,
+    prints_for,
+    show_tool_output,
+    show_warnings,
+)
 from toolgrpo.plain_text import plain
 from toolgrpo.storage import opened_to_append
 
@@ -73,7 +78,7 @@ class RunLog:
         self.path = path
         self._limit = limit_bytes
         self._moving = threading.RLock()
-        self.shows_printed: Callable[[str], object] = lambda text: None  # what a user's files print
+        self.shows_printed: FewLines | None = None  # what a user's files print, and what this package warns of
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = opened_to_append(path)
 
@@ -88,7 +93,7 @@ class RunLog:
             os.dup2(self._descriptor, number)
         # On a descriptor of their own: a plugin that closes 1 and 2 gets these numbers for the
         # files it opens next.
-        streams = [unfailing_stream(self._descriptor, "utf-8", lambda text: self.shows_printed(text)) for _ in (1, 2)]
+        streams = [unfailing_stream(self._descriptor, "utf-8", lambda: self.shows_printed) for _ in (1, 2)]
         sys.stdout, sys.stderr = streams
         atexit.register(_put_back, *streams)
         threading.Thread(target=self._watch, name="log limit", daemon=True).start()
@@ -182,6 +187,7 @@ class Terminal:
         terminal = cls(log, unfailing_stream(shown_on), quiet=not main_process)
         terminal._show_errors_on(errors)
         show_warnings(terminal.say)
+        plain_warnings()
         show_tool_output(lambda text: terminal.say(f"tools     {text}"))
         log.shows_printed = FewLines(
             lambda line: terminal.console.print(plain(line), markup=False), lambda: str(terminal.log_file)
@@ -321,11 +327,11 @@ _WAIT_S = 1.0  # for a terminal that takes nothing at the moment
 
 
 def unfailing_stream(
-    descriptor: int, encoding: str | None = None, shows: Callable[[str], object] | None = None
+    descriptor: int, encoding: str | None = None, shows: Callable[[], FewLines | None] = lambda: None
 ) -> TextIO:
     """Return a stream over `descriptor`, which it does not own: closing it has no effect.
 
-    `shows` gets what a user's files print, and nothing of what libraries do.
+    What `shows` returns gets what a user's files print and this package warns of, and nothing of what libraries do.
     """
     stream = _Stream(
         _Descriptor(descriptor),  # as `python -u` does: raw, without a buffer
@@ -336,14 +342,6 @@ def unfailing_stream(
     )
     stream.shows = shows
     return stream
-
-
-@cache
-def _is_of_user(file: str) -> bool:
-    """Return whether a file is a user's plugin, and not Python's, a package's or ours."""
-    place = os.path.realpath(file)
-    installed = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))
-    return os.path.isfile(place) and "-packages/" not in place and not place.startswith(installed)
 
 
 def write_all(descriptor: int, content: bytes | memoryview) -> bool:
@@ -375,13 +373,14 @@ class _Descriptor(io.FileIO):
 
 
 class _Stream(io.TextIOWrapper):
-    shows: Callable[[str], object] | None = None
+    shows: Callable[[], FewLines | None]
 
     def write(self, text: str, /) -> int:
         written = super().write(text)
-        if self.shows is not None and _is_of_user(sys._getframe(1).f_code.co_filename):
+        shown = self.shows()
+        if shown is not None and (who := prints_for(sys._getframe(1))) is not None:
             with contextlib.suppress(Exception):  # the log has it
-                self.shows(text)
+                (shown if who == "user" else shown.whole)(text)
         return written
 
     def close(self) -> None:

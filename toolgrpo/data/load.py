@@ -34,7 +34,7 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -59,7 +59,7 @@ from toolgrpo.data.rows import (
     with_opening,
 )
 from toolgrpo.data.sources import FORMATS, HubSplit, embedded_rows, file_rows, gym_rows, hub_rows
-from toolgrpo.errors import DataError
+from toolgrpo.errors import DataError, UserError
 from toolgrpo.named_files import located
 from toolgrpo.settings_files import BadSettings, read_yaml
 
@@ -114,27 +114,37 @@ def places_of(rows: Any, numbers: Iterable[int]) -> dict[int, str]:
 
     The source is read again up to the last of them, which costs time only where something is wrong.
     """
-    places = {number: f"row {number + 1}" for number in numbers}
     files = getattr(rows, "cache_files", ())
-    source = next((_SOURCES[file["filename"]] for file in files if file["filename"] in _SOURCES), None)
-    if source is None:
-        return places
+    sources = [_SOURCES[file["filename"]] for file in files if file["filename"] in _SOURCES]
+    places = {number: f"row {number + 1}" for number in numbers}
+    return places | (_places({number: rows[number] for number in places}, sources) if sources else {})
+
+
+def place_of_row(row: Mapping[str, Any]) -> str | None:
+    """Return file and line of a row of anything that was loaded; None where it is in none of it."""
+    return _places({0: row}, _SOURCES.values()).get(0)
+
+
+def _places(rows: Mapping[int, Mapping[str, Any]], sources: Iterable[tuple[str, str]]) -> dict[int, str]:
+    """Return where rows stand in these sources, those that are found there."""
     wanted: defaultdict[str, list[int]] = defaultdict(list)
-    for number in places:
-        wanted[_key_in_source(rows[number])].append(number)
-    for part in _parts(source[0]):
-        found = _resolve(part, source[1], None)
-        for raw in found.rows:
-            with suppress(RowError):
-                alike = wanted.get(_key_in_source(check_row(found.convert(raw.columns))) if raw.columns else "")
-                if alike:
-                    places[alike.pop(0)] = raw.where  # the next row that is the same stands elsewhere
-            if not any(wanted.values()):
-                return places
+    for number, row in rows.items():
+        wanted[_key_in_source(row)].append(number)
+    places: dict[int, str] = {}
+    for spec, split in dict.fromkeys(sources):
+        with suppress(UserError, OSError):  # its files are not there any more
+            for found in [_resolve(part, split, None) for part in _parts(spec)]:
+                for raw in found.rows if found.place is None else ():  # not the hub's, which is asked once
+                    with suppress(RowError):
+                        alike = wanted.get(_key_in_source(check_row(found.convert(raw.columns))) if raw.columns else "")
+                        if alike:
+                            places[alike.pop(0)] = raw.where  # the next row that is the same stands elsewhere
+                    if len(places) == len(rows):
+                        return places
     return places
 
 
-def _key_in_source(row: Row) -> str:
+def _key_in_source(row: Mapping[str, Any]) -> str:
     """Return what a row has in common with its source, which has no opening, no columns of a mixture, and all digits."""
     columns = {
         name: value for name, value in row.items() if value is not None and name not in ("prompt", *_OF_MIXTURES)

@@ -22,7 +22,7 @@ from typing import Any
 from toolgrpo.data.arithmetic import measure_of
 from toolgrpo.drops import Drop, DropCause, DropEpisode
 from toolgrpo.errors import ConfigError
-from toolgrpo.rewards.base import Reward, watched
+from toolgrpo.rewards.base import Reward, rows_named, watched
 from toolgrpo.rewards.guard import asked_in_thread
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Row, Scored, Success
 from toolgrpo.rollout.scheduler import run_blocking, timers_held
@@ -137,6 +137,7 @@ class _Question:
 
     def __init__(self, grading: Grading, rows: Sequence[Row], trajectories: Sequence[Trajectory], step: int) -> None:
         self._rewards = watched(grading.rewards)
+        self._rows = rows
         self._ask_model = grading.ask_model
         self._values: dict[int, list[float]] = {}
         self._drops: dict[int, DropEpisode] = {}
@@ -168,6 +169,11 @@ class _Question:
         in_order = [self._values[number] for number in range(len(self._rewards))]
         return Answers(tuple(zip(*in_order, strict=True)), self._drops, dict(self._columns), dict(self._metrics))
 
+    def _row_name(self, place: int) -> str:
+        from toolgrpo.data.load import place_of_row  # a trainer that is given its rows needs no reader of files
+
+        return place_of_row(self._rows[place]) or f"row {place}"
+
     def _ask(self, number: int) -> None:
         reward = self._rewards[number]
         if not isinstance(reward, Reward):
@@ -177,7 +183,8 @@ class _Question:
                 )
             self._values[number] = self._ask_model(number, self._arguments["prompts"], self._arguments["completions"])
             return
-        scores = reward(**self._arguments)
+        with rows_named(self._row_name):
+            scores = reward(**self._arguments)
         for place, score in enumerate(scores):
             if isinstance(score, DropEpisode):
                 self._drops.setdefault(place, score)

@@ -19,7 +19,9 @@ import inspect
 import linecache
 import logging
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
@@ -45,6 +47,25 @@ CALL_MARKERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<|tool_call")
 """What opens a call in the text of most chat templates. No message has one: calls stand in `tool_calls`."""
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+row_name: ContextVar[Callable[[int], str]] = ContextVar("row_name", default="row {}".format)
+"""How an error names the row of the episode at a place of what a reward was asked: by file and line where they are known."""
+
+
+@contextmanager
+def rows_named(name: Callable[[int], str]) -> Iterator[None]:
+    """Let errors of the rewards that are asked meanwhile name rows so."""
+    token = row_name.set(name)
+    try:
+        yield
+    finally:
+        row_name.reset(token)
+
+
+def rows_named_as_of(rows: Sequence[int]) -> AbstractContextManager[None]:
+    """Let errors name the rows of a part, whose places in the whole are `rows`, as they name those of the whole."""
+    whole = row_name.get()
+    return rows_named(lambda place: whole(rows[place]))
 
 
 @dataclass(frozen=True)
@@ -99,11 +120,12 @@ class Reward:
         given = arguments_for(self._signature, available, self._where())
         guard = RewardGuard(self._where(), self.source, self.timeout_s, self.say)
         try:
-            return guard.ask(
-                lambda: self.function(**given),
-                lambda returned: self._checked(returned, available, rows),
-                lambda error: _place(error, available, rows),
-            )
+            with rows_named_as_of(rows):
+                return guard.ask(
+                    lambda: self.function(**given),
+                    lambda returned: self._checked(returned, available, len(rows)),
+                    lambda error: _place(error, available, len(rows)),
+                )
         except DropEpisode as drop:
             if len(rows) == 1:
                 return [drop]
@@ -139,25 +161,25 @@ class Reward:
         """Raise RewardError if the function needs an argument that neither the trainer nor these columns give."""
         check_has(self._signature, {*_GIVEN, *columns}, self._where())
 
-    def _checked(self, returned: Any, available: Mapping[str, Any], rows: Sequence[int]) -> list[Score]:
+    def _checked(self, returned: Any, available: Mapping[str, Any], n: int) -> list[Score]:
         values = listed(returned)
         if values is None:
             raise RewardError(
-                f"{self._where()} returned {short(returned)}; it must return a list of {len(rows)} numbers, one per completion"
+                f"{self._where()} returned {short(returned)}; it must return a list of {n} numbers, one per completion"
             )
-        if len(values) != len(rows):
+        if len(values) != n:
             raise RewardError(
-                f"{self._where()} returned {len(values)} rewards for {len(rows)} completions; it must return one per completion"
+                f"{self._where()} returned {len(values)} rewards for {n} completions; it must return one per completion"
             )
-        return [self._score(value, place, available, rows) for place, value in enumerate(values)]
+        return [self._score(value, place, available) for place, value in enumerate(values)]
 
-    def _score(self, value: Any, place: int, available: Mapping[str, Any], rows: Sequence[int]) -> Score:
+    def _score(self, value: Any, place: int, available: Mapping[str, Any]) -> Score:
         if value is None or isinstance(value, DropEpisode):
             return value
         number = finite(value)
         if number is None:
             raise RewardError(
-                f"{self._where()} returned {short(value)} for row {rows[place]}{_prompt_end(place, available)}; every reward "
+                f"{self._where()} returned {short(value)} for {row_name.get()(place)}{_prompt_end(place, available)}; every reward "
                 f"must be a finite number (at most 3.4e+38). Where nothing can be scored, return None or raise DropEpisode."
             )
         return number
@@ -255,7 +277,7 @@ def takes_all(signature: inspect.Signature) -> bool:
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
 
 
-def _place(error: BaseException, available: Mapping[str, Any], rows: Sequence[int]) -> str:
+def _place(error: BaseException, available: Mapping[str, Any], n: int) -> str:
     """Return at which row a function failed, if that can be seen: a variable then holds the row's messages or episode."""
     held = {
         id(one): place
@@ -263,11 +285,11 @@ def _place(error: BaseException, available: Mapping[str, Any], rows: Sequence[in
         for place, one in enumerate(available.get(name) or ())
         if isinstance(one, list | Trajectory)
     }
-    place = 0 if len(rows) == 1 else None
+    place = 0 if n == 1 else None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         found = {held[id(value)] for value in frame.f_locals.values() if id(value) in held}
         place = found.pop() if len(found) == 1 else place
-    return "" if place is None else f" at row {rows[place]}{_prompt_end(place, available)}"
+    return "" if place is None else f" at {row_name.get()(place)}{_prompt_end(place, available)}"
 
 
 def _prompt_end(row: int, available: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from toolgrpo.errors import RewardError
-from toolgrpo.rewards.base import Reward, Score, only_rows
+from toolgrpo.rewards.base import Reward, Score, only_rows, row_name, rows_named_as_of
 from toolgrpo.trajectory import Message
 
 
@@ -32,13 +32,14 @@ class ByTask:
         for name in dict.fromkeys(reward):
             if name is None:
                 raise RewardError(
-                    f"reward by_task: row {list(reward).index(None)} names no reward in its column 'reward'"
+                    f"reward by_task: {row_name.get()(list(reward).index(None))} names no reward in its column 'reward'"
                 )
             rows = [row for row, wanted in enumerate(reward) if wanted == name]
             own = only_rows(columns, rows, len(completions))
             if log_metric is not None:
                 own["log_metric"] = log_metric
-            values = self.reward(name)(completions=[completions[row] for row in rows], **own)
+            with rows_named_as_of(rows):
+                values = self.reward(name)(completions=[completions[row] for row in rows], **own)
             for row, value in zip(rows, values, strict=True):
                 scores[row] = value
             numbers = [value for value in values if isinstance(value, float)]

@@ -34,7 +34,7 @@ from confined_python import SHARED_WORKERS, Sandbox, SharedSandbox, parse_python
 from confined_python.grading import Suite, forgeable_because, grade, is_program, plan
 from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import RewardError, SandboxError, UserError, WorkerLostError
-from toolgrpo.rewards.base import Score
+from toolgrpo.rewards.base import Score, row_name
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.trajectory import Message
 
@@ -215,12 +215,12 @@ def _read(
     cells = (tests,) if isinstance(tests, str) else tuple(tests or ())
     if not cells or not all(isinstance(test, str) and test.strip() for test in cells):
         raise RewardError(
-            f"reward code_exec: the tests of row {row} must be a text or a list of texts, at least one; "
+            f"reward code_exec: the tests of {row_name.get()(row)} must be a text or a list of texts, at least one; "
             f"got {str(tests)[:80]!r}"
         )
     if allow_forgeable is not None and not isinstance(allow_forgeable, bool):
         raise RewardError(
-            f"reward code_exec: allow_forgeable of row {row} must be true, false or absent; got {allow_forgeable!r}"
+            f"reward code_exec: allow_forgeable of {row_name.get()(row)} must be true, false or absent; got {allow_forgeable!r}"
         )
     suite = Suite(cells, imports or "", setup or "", entry_point or None)
     reference = program_of(answer, _wanted(suite)) if isinstance(answer, str) else None

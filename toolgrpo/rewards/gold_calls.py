@@ -29,6 +29,7 @@ from typing import Any
 
 from toolgrpo.calls import READABLE, CallAttempt
 from toolgrpo.errors import RewardError
+from toolgrpo.rewards.base import row_name
 from toolgrpo.trajectory import Trajectory
 
 _MOST_CALLS = 200  # of one episode; those after it count as calls of no tool
@@ -94,7 +95,7 @@ def listed_calls(value: Any, row: int) -> list[GoldCall]:
         return found
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RewardError(
-            f"reward gold_calls: the column gold_calls of row {row} cannot be read as a list of calls such as {_FORM} "
+            f"reward gold_calls: the column gold_calls of {row_name.get()(row)} cannot be read as a list of calls such as {_FORM} "
             f"({type(error).__name__}: {error}); mend the row"
         ) from error
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from confined_python import DEFAULT_PRELOAD, SharedSandbox
 from toolgrpo.errors import RewardError
+from toolgrpo.rewards.base import row_name
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import boxed, last_number, marked_answer
 from toolgrpo.trajectory import Message
@@ -53,7 +54,9 @@ def gsm8k(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwa
     for row, (completion, expected) in enumerate(zip(completions, answer, strict=True)):
         wanted = last_number(marked_answer(str(expected)))
         if wanted is None:
-            raise RewardError(f"reward gsm8k: the answer of row {row} holds no number: {str(expected)[:80]!r}")
+            raise RewardError(
+                f"reward gsm8k: the answer of {row_name.get()(row)} holds no number: {str(expected)[:80]!r}"
+            )
         scores.append(float(last_number(marked_answer(final_answer(completion))) == wanted))
     return scores
 
