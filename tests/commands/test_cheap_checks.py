@@ -41,7 +41,7 @@ TABLE = [
     (f"train {JOB} --engine vlm_colocate", "got 'vlm_colocate'; the nearest is 'vllm_colocate'"),
     (f"train {JOB} exact_mach", "there is no built-in reward 'exact_mach'; the nearest is 'exact_match'"),
     ("init sop", "there is no task 'sop'; the nearest is 'shop'"),
-    ("init --shop", "say which task"),
+    ("init --shop", "unknown flag --shop"),
     ("completion fsh", "give bash, zsh or fish"),
     ("env now", "toolgrpo env takes no words (got 'now')"),
     # values of a file
