@@ -180,10 +180,7 @@ class EvaluationRun:
 def parse_evaluation_arguments(
     argv: Sequence[str],
 ) -> tuple[EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig]:
-    """Read the command line over the YAML file over the defaults.
-
-    The YAML file may be the one of the training.
-    """
+    """Read the command line over the YAML file over the defaults. The YAML file may be the one of the training."""
     kinds = (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig)
     _, evaluation, script, config, model = parse_checked(kinds, argv, trains=False)
     return evaluation, script, config, model

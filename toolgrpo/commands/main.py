@@ -18,10 +18,9 @@ from pathlib import Path
 
 from toolgrpo.commands.early import early_errors
 from toolgrpo.commands.help_page import PAGES, asked_for, completion, help_text
-from toolgrpo.commands.terminal import LOADING, Terminal
+from toolgrpo.commands.terminal import LOADING, Terminal, plain_warnings
 from toolgrpo.errors import ConfigError, ToolGRPOError, UserError
 from toolgrpo.named_files import LAUNCH_FILES, located, nearest_is, shipped_names, shipped_root
-from toolgrpo.observe.console import plain_warnings
 from toolgrpo.plain_text import plain
 from toolgrpo.settings_files import BadSettings, read_yaml
 from toolgrpo.startup import prepare

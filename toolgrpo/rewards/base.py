@@ -23,7 +23,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -68,12 +68,6 @@ def rows_named(name: Callable[[int], str]) -> Iterator[None]:
         yield
     finally:
         row_name.reset(token)
-
-
-def rows_named_as_of(rows: Sequence[int]) -> AbstractContextManager[None]:
-    """Let errors name the rows of a part, whose places in the whole are `rows`, as they name those of the whole."""
-    whole = row_name.get()
-    return rows_named(lambda place: whole(rows[place]))
 
 
 def check_weights(weights: Sequence[float] | None, names: Sequence[str]) -> None:
@@ -147,9 +141,9 @@ class Reward:
     def _ask(self, available: dict[str, Any], rows: Sequence[int]) -> list[Score]:
         """Return the scores of these episodes, which have these numbers in their batch."""
         given = arguments_for(self._signature, available, self._where())
-        guard = RewardGuard(self._where(), self.source, self.timeout_s, self.say)
+        guard, of_batch = RewardGuard(self._where(), self.source, self.timeout_s, self.say), row_name.get()
         try:
-            with rows_named_as_of(rows):
+            with rows_named(lambda place: of_batch(rows[place])):
                 return guard.ask(
                     lambda: self.function(**given),
                     lambda returned: self._checked(returned, available, len(rows)),
@@ -187,10 +181,7 @@ class Reward:
         )
 
     def check_columns(self, columns: Iterable[str]) -> None:
-        """Raise RewardError if the function needs an argument that nobody will give.
-
-        Arguments come from the trainer and from these columns.
-        """
+        """Raise RewardError if the function needs an argument that neither the trainer nor these columns give."""
         check_has(self._signature, {*_GIVEN, *columns}, self._where())
 
     def _checked(self, returned: Any, available: Mapping[str, Any], n: int) -> list[Score]:
@@ -283,10 +274,7 @@ def only_rows(arguments: Mapping[str, Any], rows: Sequence[int], n: int) -> dict
 
 
 def load_reward(path: str | Path, name: str = "reward_func") -> Reward:
-    """Load the function `name` of a Python file, and check it.
-
-    The file may import its neighbours.
-    """
+    """Load the function `name` of a Python file, which may import its neighbours, and check it."""
     file = Path(path)
     module = import_file(file)
     if not hasattr(module, name):
