@@ -45,14 +45,8 @@ def reward_func(completions, **kwargs):
 def arguments(mini_nano: Path, folder: Path, trouble: str = "pass") -> list[str]:
     (folder / "reward.py").write_text(REWARD.format(trouble=trouble))
     return [
-        *(
-            "--model_name_or_path",
-            str(mini_nano),
-            "--dataset_id_or_path",
-            "arithmetic",
-            "--output_dir",
-            str(folder / "out"),
-        ),
+        *("--model_name_or_path", str(mini_nano), "--output_dir", str(folder / "out")),
+        *("--dataset_id_or_path", "arithmetic"),
         *("--reward_fn", str(folder / "reward.py"), "--eval_questions", "2", "--max_steps", "1", "--use_cpu", "true"),
         *("--per_device_train_batch_size", "4", "--num_generations", "4", "--max_completion_length", "8"),
         *("--engine", "transformers", "--save_strategy", "no", "--report_to", "none", "--learning_rate", "0.01"),
@@ -179,29 +173,16 @@ def reward_func(completions, trainer_state, **kwargs):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 0)])
 def test_a_run_that_is_stopped_says_each_thing_once(mini_nano: Path, tmp_path: Path, name: str, code: int) -> None:
-    words = [*arguments(mini_nano, tmp_path), "--max_steps", "4", "--report_to", "wandb", "--logging_steps", "1"]
+    flags = [*arguments(mini_nano, tmp_path), "--max_steps", "4", "--report_to", "wandb", "--tools_script", "tools.py"]
     (tmp_path / "reward.py").write_text(STOPPED.format(name=name))
-    done = subprocess.run(
-        [sys.executable, "-m", "toolgrpo", "train", *words],
-        cwd=tmp_path,
-        env={**os.environ, "HOME": str(tmp_path), "WANDB_API_KEY": "", "WANDB_MODE": "online", "NETRC": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
-    )
-    out = tmp_path / "out"
-    logged = (out / "train.log").read_text()
+    (tmp_path / "tools.py").write_text("def f(bare: int) -> int:\n    'Double.'\n\nTOOL_FUNCTIONS = [f]\n")
+    without_login = {"HOME": str(tmp_path), "NETRC": str(tmp_path), "WANDB_API_KEY": "", "WANDB_MODE": "online"}
+    words, env = [sys.executable, "-m", "toolgrpo", "train", *flags], {**os.environ, **without_login}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == code, done.stdout + done.stderr
-    assert [path.name for path in out.glob("checkpoint-*")] == ["checkpoint-2"]
-    for text in (done.stdout, logged):
-        assert re.findall(r"^ *(\d)/4 ", text, re.MULTILINE) == ["1", "2"], "no step is shown twice"
-        assert text.count(f"{name}: the current step is finished and saved") == 1
-        assert text.count("go on     ") == 1
-        said = (
-            "the reward is loaded",
-            "the unit is unclear",
-            "the price is missing",
-            "WandbCallback failed and is switched off",
-        )
-        assert [text.count(one) for one in said] == [1] * 4, text
+    assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-2"]
+    for text in (done.stdout, (tmp_path / "out" / "train.log").read_text()):
+        assert re.findall(r"^ *(\d)/4 ", text, re.MULTILINE) == ["1", "2"]
+        said = [f"{name}: the current step is finished", "go on     ", "warning   the model will see only"]
+        said += ["the reward is loaded", "the unit is unclear", "the price is missing", "WandbCallback failed"]
+        assert [text.count(one) for one in said] == [1] * 7, text

@@ -219,13 +219,7 @@ WARNED = """
 import logging
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.steps import StepLog
-(folder / "reward.py").write_text('''
-import logging, warnings
-def f(n):
-    warnings.warn("the unit is unclear")
-    logging.getLogger(__name__).warning("the price is missing")
-    for i in range(n): print('score', i)
-''')
+(folder / "reward.py").write_text("def f(n):\\n    for i in range(n): print('score', i)\\n")
 sys.path.insert(0, str(folder))
 import reward
 progress = RunProgress(terminal.console, say=terminal.say)
@@ -234,9 +228,6 @@ progress.start_steps(3)
 logging.getLogger("toolgrpo.observe.trackers").warning("wandb is switched off")
 reward.f(9)
 print("a library prints")
-(folder / "tools.py").write_text("def f(bare: int) -> int:\\n    'Double.'\\n    return 2 * bare\\nTOOL_FUNCTIONS = [f]\\n")
-from toolgrpo.tools import load_tools
-load_tools(folder / "tools.py").close()
 progress.stop_steps()
 log.close()
 logging.getLogger("toolgrpo").warning("after it")
@@ -254,7 +245,6 @@ def test_warnings_are_on_the_terminal_and_in_the_log_once_and_a_plugin_prints_in
         shown = on_a_terminal(WARNED, tmp_path).terminal
     logged = (tmp_path / "train.log").read_text()
     for text in (shown, logged):
-        once = ("wandb is switched off", "after it", "score 2", "the unit is unclear", "the price is missing")
-        assert [text.count(one) for one in (*once, "the model will see only")] == [1] * 6
-    assert "score 3" not in shown and shown.count(f"print from here on is in {tmp_path / 'train.log'}") == 1
+        assert text.count("wandb is switched off") == text.count("after it") == text.count("score 4") == 1
+    assert "score 5" not in shown and shown.count(f"print from here on is in {tmp_path / 'train.log'}") == 1
     assert "score 8" in logged and "a library prints" not in shown

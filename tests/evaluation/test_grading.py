@@ -138,11 +138,8 @@ def returns_nan(completions: list[Any], **_: object) -> list[float]:
     return [math.nan if c[-1]["content"] == "wrong" else 1.0 for c in completions]
 
 
-def raises(completions: list[Any], answer: list[str], **_: object) -> list[float]:
-    def of_one(completion: list[Any]) -> float:
-        return 1 / (completion[-1]["content"] != "wrong")
-
-    return [of_one(completion) for completion in completions]
+def raises(completions: list[Any], **_: object) -> list[float]:
+    return [(lambda c: 1 / (c[-1]["content"] != "wrong"))(completion) for completion in completions]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2900,
-    "commands": 5805,
+    "commands": 5830,
     "data": 1545,
     "engines": 3900,
     "evaluation": 1260,

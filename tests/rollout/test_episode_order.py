@@ -175,12 +175,7 @@ def test_a_result_that_had_lost_its_middle_already_is_cut_with_one_notice_that_c
 
 def test_results_stand_in_call_order_malformed_ones_included() -> None:
     trajectory, _ = run(['call add {"a": 1, "b": 2}\ncall\ncall nope {}\ncall add {"a": 5, "b": 5}', "done"])
-    assert [r.error for r in trajectory.results] == [
-        None,
-        ToolErrorKind.MISSING_NAME,
-        ToolErrorKind.UNKNOWN_TOOL,
-        None,
-    ]
+    assert [r.error for r in trajectory.results] == [None, ToolErrorKind.MISSING_NAME, ToolErrorKind.UNKNOWN_TOOL, None]
     assert [m["role"] for m in trajectory.messages] == ["assistant", "tool", "tool", "tool", "tool", "assistant"]
 
 

@@ -9,15 +9,7 @@ import pytest
 from tests.support.rollouts import scripted_rollouts
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import ConfigError, EngineError, PluginError
-from toolgrpo.rollout import (
-    EpisodeDone,
-    Observer,
-    RolloutBatch,
-    RolloutBegan,
-    RolloutEnded,
-    Rollouts,
-    TurnDone,
-)
+from toolgrpo.rollout import EpisodeDone, Observer, RolloutBatch, RolloutBegan, RolloutEnded, Rollouts, TurnDone
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
 

@@ -12,12 +12,7 @@ from tests.support.rollouts import run_together
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import EngineError, PluginError
-from toolgrpo.rollout import (
-    Episode,
-    EpisodeRunner,
-    RolloutResult,
-    Scheduler,
-)
+from toolgrpo.rollout import Episode, EpisodeRunner, RolloutResult, Scheduler
 from toolgrpo.rollout.scheduler import run_all
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools, scripted_runner
 from toolgrpo.trajectory import StopReason

@@ -54,12 +54,7 @@ def test_a_missing_description_is_a_warning_that_says_what_the_model_will_not_se
 
 @pytest.mark.parametrize(
     ("a", "b", "says"),
-    [
-        (20, 22, "Sum: 42"),
-        ("20", "22", "Sum: 42"),
-        (20.0, 22, "Sum: 42.0"),
-        (2**53 + 1, 0, f"Sum: {2**53 + 1}"),
-    ],
+    [(20, 22, "Sum: 42"), ("20", "22", "Sum: 42"), (20.0, 22, "Sum: 42.0"), (2**53 + 1, 0, f"Sum: {2**53 + 1}")],
 )
 def test_an_integer_reaches_a_float_as_the_integer_it_was(toolbox: Toolbox, a: object, b: object, says: str) -> None:
     assert run_tool(toolbox, {"name": "calculate_sum", "arguments": {"a": a, "b": b}}).content == says

@@ -90,12 +90,7 @@ DROPPING_JOBS: dict[str, dict[str, Any]] = {
     # a group a step: process 0 runs it, and each process trains on a half
     "dropping_drawn": {
         **DROPPING,
-        "config": {
-            **STILL,
-            "max_dropped_share": 1.0,
-            "per_device_train_batch_size": 2,
-            "dynamic_sampling": "backfill",
-        },
+        "config": {**STILL, "max_dropped_share": 1.0, "per_device_train_batch_size": 2, "dynamic_sampling": "backfill"},
     },
 }
 BY_TURN = {"engine": "scripted_of_group", "keep_gradients": True}

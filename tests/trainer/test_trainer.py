@@ -34,11 +34,7 @@ def config(folder: Path, **changes: Any) -> ToolGRPOConfig:
 
 
 def make(
-    folder: Path,
-    reward: Callable[..., Any],
-    script: Any = call_and_answer,
-    kind: type = LossInputs,
-    **changes: Any,
+    folder: Path, reward: Callable[..., Any], script: Any = call_and_answer, kind: type = LossInputs, **changes: Any
 ) -> Any:
     parts = {"eval_dataset": rows(4), "tools": ScriptedTools({"add": lambda a, b: str(a + b)})}
     return tiny_trainer(folder, reward, script, kind=kind, parts=parts, **{"learning_rate": 1e-3, **changes})

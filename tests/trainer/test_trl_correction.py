@@ -137,12 +137,7 @@ def test_bypass_makes_the_engine_the_old_policy(tmp_path: Path) -> None:
 
 def test_geo_tis_counts_episodes_near_the_policy_by_truncated_ratios(tmp_path: Path) -> None:
     trainer, logs, _ = trained(
-        tmp_path,
-        LateEngine,
-        num_iterations=2,
-        max_steps=4,
-        learning_rate=3e-4,
-        correction_band=[0.999, 1.001],
+        tmp_path, LateEngine, num_iterations=2, max_steps=4, learning_rate=3e-4, correction_band=[0.999, 1.001]
     )
     assert trainer.correction.method == "geo_tis" and trainer.without_gradient == 2
     inputs = trainer.seen[2]

@@ -119,9 +119,7 @@ class ScriptArguments(Options, theme="tools"):
         return spec, split
 
     def _choose_reward(self) -> None:
-        """Take a function name without a file as a built-in reward, and a default where there is
-        none.
-        """
+        """Take a function name without a file as a built-in reward, and a default where there is none."""
         self.reward_is_default = False
         if self.reward_fn:
             return

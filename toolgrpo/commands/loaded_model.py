@@ -56,10 +56,7 @@ class LoadedModel:
 def load_model(
     run: RunParts, name: str, *, toolbox: ToolProvider | None = None, player: Player | None = None
 ) -> LoadedModel:
-    """Load this model, whole in each process.
-
-    An adapter's folder is loaded with its base model.
-    """
+    """Load this model, whole in each process. An adapter's folder is loaded with its base model."""
     config, init_kwargs, path = run.config, init_kwargs_of(run.model), Path(run.model_path(name))
     check_backend(Accelerator(cpu=config.use_cpu))
     unset_hf_deepspeed_config()  # else ZeRO-3 would split the parameters while they are loaded

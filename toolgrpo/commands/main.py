@@ -23,10 +23,9 @@ from toolgrpo.commands.given import RUN_FILE, Given, read_given, split_words
 from toolgrpo.commands.help_page import asked_for, completion, help_text
 from toolgrpo.commands.other_names import question_iterations
 from toolgrpo.commands.table import COMMANDS, TASKS, Command, flags_of
-from toolgrpo.commands.terminal import LOADING, Terminal
+from toolgrpo.commands.terminal import LOADING, Terminal, plain_warnings
 from toolgrpo.errors import ConfigError, ToolGRPOError, UserError
 from toolgrpo.named_files import LAUNCH_FILES, located, nearest_is, shipped_names, shipped_root
-from toolgrpo.observe.console import plain_warnings
 from toolgrpo.plain_text import plain
 from toolgrpo.settings_files import BadSettings, read_yaml
 from toolgrpo.startup import prepare

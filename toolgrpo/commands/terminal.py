@@ -25,13 +25,16 @@ import os
 import select
 import shutil
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.live import Live
@@ -39,14 +42,7 @@ from rich.spinner import Spinner
 
 from toolgrpo.errors import ToolGRPOError, UserError
 from toolgrpo.folder_claim import claim_folder
-from toolgrpo.observe.console import (
-    FewLines,
-    SteadyConsole,
-    plain_warnings,
-    prints_for,
-    show_tool_output,
-    show_warnings,
-)
+from toolgrpo.observe.console import FewLines, SteadyConsole, show_tool_output, show_warnings
 from toolgrpo.plain_text import plain
 from toolgrpo.storage import opened_to_append
 
@@ -69,6 +65,8 @@ LOADING = "toolgrpo: loading PyTorch, TRL and the engine (about 20 s, longer on 
 
 _LIMIT_BYTES = 64 << 20
 _LOOK_EVERY_S = 1.0
+_PACKAGE = str(Path(__file__).parents[1])
+_PRINTERS = ("logging", "traceback", "warnings", "_py_warnings", "wandb")  # by which files print; wandb wraps streams
 
 
 class RunLog:
@@ -83,9 +81,7 @@ class RunLog:
         self._descriptor = opened_to_append(path)
 
     def take_standard_output(self) -> None:
-        """Let everything that this process prints from now on go to the log,
-        and keep the log within its limit.
-        """
+        """Let everything that this process prints from now on go to the log, and keep the log within its limit."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # it may be closed, full, or None
                 stream.flush()
@@ -357,6 +353,40 @@ def write_all(descriptor: int, content: bytes | memoryview) -> bool:
     except OSError:
         return False
     return True
+
+
+def plain_warnings() -> None:
+    """Let Python show each warning once, in one line: it forgets what it showed when a library changes its filters."""
+    shown: set[str] = set()
+
+    def one_line(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
+        ours = filename.startswith(_PACKAGE)
+        text = f"warning   {message}\n" if ours else f"{filename}:{lineno}: {category.__name__}: {message}\n"
+        if text in shown:
+            return ""
+        shown.add(text)
+        return text
+
+    warnings.formatwarning = one_line
+
+
+def prints_for(frame: FrameType | None) -> str | None:
+    """Return `user` if a user's file prints, logs or warns here, `ours` if this package warns, else None."""
+    warns = False
+    while frame is not None and (module := str(frame.f_globals.get("__name__")).partition(".")[0]) in _PRINTERS:
+        warns, frame = warns or "warnings" in module, frame.f_back
+    file = "" if frame is None else frame.f_code.co_filename
+    if warns and file.startswith(_PACKAGE):
+        return "ours"
+    return "user" if _is_of_user(file) else None
+
+
+@cache
+def _is_of_user(file: str) -> bool:
+    """Return whether a file is a user's plugin, and not Python's, a package's or ours."""
+    place = os.path.realpath(file)
+    installed = (sysconfig.get_path("stdlib"), _PACKAGE)
+    return os.path.isfile(place) and "-packages/" not in place and not place.startswith(installed)
 
 
 class _Descriptor(io.FileIO):

@@ -29,18 +29,14 @@ from toolgrpo.rollout.scheduler import run_blocking, timers_held
 from toolgrpo.trajectory import Trajectory
 
 Grader = Callable[..., Any]
-"""A reward in TRL's form:
-`grader(prompts=, completions=, completion_ids=, **columns) -> list[float | None]`.
-"""
+"""A reward in TRL's form: `grader(prompts=, completions=, completion_ids=, **columns) -> list[float | None]`."""
 
 _ROUNDING = 1e-6  # rewards are added up in fp32 in training
 _NO_COLUMNS = ("prompt", "completion", "completion_ids", "trajectories")
 
 
 def success_at(threshold: float) -> Success:
-    """Return the one meaning of success: the measure that the row brings,
-    else a reward of at least `threshold`.
-    """
+    """Return the one meaning of success: the measure that the row brings, else a reward of at least `threshold`."""
 
     def succeeded(episode: Scored) -> bool:
         measure = measure_of(episode.row)
@@ -53,9 +49,7 @@ def success_at(threshold: float) -> Success:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Rewards of some episodes: per episode a value of each function (NaN: it does not
-    score it), which of them they dropped, and what they logged.
-    """
+    """Rewards of some episodes: a value of each function (NaN: it does not score it), what they dropped and logged."""
 
     values: tuple[tuple[float, ...], ...] = ()
     drops: Mapping[int, DropEpisode] = field(default_factory=dict)  # by the place of the episode

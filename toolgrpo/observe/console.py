@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import sysconfig
-import warnings
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
 _LONGEST = 2000  # characters of what is printed at a time
-_PACKAGE = Path(__file__).parents[1]
-_PRINTERS = {"logging", "traceback", "warnings", "wandb"}  # by which a file prints; wandb wraps the streams
 LOGGERS = [logging.getLogger(name) for name in ("toolgrpo", "confined_python")]  # ours, and the sandbox's
 
 
@@ -65,48 +57,6 @@ def are_shown(logger: logging.Logger) -> bool:
     return any(not isinstance(one, WarningLines) for name in (logger, logger.root) for one in name.handlers)
 
 
-def plain_warnings() -> None:
-    """Let Python's warnings be one line each from now on, of this package one sentence, and none be shown twice."""
-    shown: set[str] = set()  # Python forgets what it showed when a library changes the filters
-
-    def one_line(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-    ) -> str:
-        ours = filename.startswith(str(_PACKAGE))
-        text = f"warning   {message}\n" if ours else f"{filename}:{lineno}: {category.__name__}: {message}\n"
-        if text in shown:
-            return ""
-        shown.add(text)
-        return text
-
-    warnings.formatwarning = one_line
-
-
-def prints_for(frame: FrameType | None) -> str | None:
-    """Return `user` if a user's file prints, logs or warns here, `ours` if this package warns, else None."""
-    through: set[str] = set()
-    while frame is not None and (module := _top_module(frame)) in _PRINTERS:
-        through.add(module)
-        frame = frame.f_back
-    if frame is None:
-        return None
-    if "warnings" in through and Path(frame.f_code.co_filename).is_relative_to(_PACKAGE):
-        return "ours"
-    return "user" if _is_of_user(frame.f_code.co_filename) else None
-
-
-def _top_module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0].removeprefix("_py_")
-
-
-@cache
-def _is_of_user(file: str) -> bool:
-    """Return whether a file is a user's plugin, and not Python's, a package's or ours."""
-    place = os.path.realpath(file)
-    installed = (sysconfig.get_path("stdlib"), str(_PACKAGE))
-    return os.path.isfile(place) and "-packages/" not in place and not place.startswith(installed)
-
-
 class FewLines:
     """Shows the first lines of what a user's files print, and then one that says where all of it is."""
 
@@ -121,7 +71,6 @@ class FewLines:
             self._left -= 1
 
     def whole(self, text: str) -> None:
-        """Show all of it."""
         self._show(text.rstrip("\n"))
 
 

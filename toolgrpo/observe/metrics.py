@@ -250,10 +250,7 @@ def dropped_metrics(batch: RolloutBatch) -> Metrics:
 
 
 def groups_without_spread(rewards: Sequence[float | None], group_size: int) -> float:
-    """Return the share of groups whose combined rewards are all alike.
-
-    The rewards of a group stand together.
-    """
+    """Return the share of groups whose combined rewards are all alike. The rewards of a group stand together."""
     groups = [rewards[start : start + group_size] for start in range(0, len(rewards), group_size)]
     return sum(is_dead(group) for group in groups) / len(groups)
 

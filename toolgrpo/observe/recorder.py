@@ -55,10 +55,7 @@ _NUMBERS = ("prompt_ids", "ids", "mask", "logprobs")
 
 
 def batch_records(batch: RolloutBatch, first_number: int = 0) -> list[dict[str, Any]]:
-    """Return a record of each episode.
-
-    An episode without a number of its own gets one, from `first_number` on.
-    """
+    """Return a record of each episode. An episode without a number of its own gets one, from `first_number` on."""
     return [
         _record(batch, episode, _number(batch, place, first_number), group_number(batch, place, first_number), question)
         for place, (episode, question) in enumerate(zip(batch.episodes, _prompt_ids(batch), strict=True))

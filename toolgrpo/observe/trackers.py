@@ -163,9 +163,7 @@ class TrackerGuard(TrainerCallback):  # type: ignore[misc]  # transformers ships
 
 
 class RolloutTables(Observer, TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
-    """Sends what Transformers' callbacks do not: the versions,
-    and the episodes of the last batch as a table.
-    """
+    """Sends what Transformers' callbacks do not: the versions, and the episodes of the last batch as a table."""
 
     def __init__(self, callbacks: list[Any], *, with_tables: bool) -> None:
         self._guards = [callback for callback in callbacks if isinstance(callback, TrackerGuard)]

@@ -20,7 +20,7 @@ import linecache
 import logging
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import CodeType
@@ -60,12 +60,6 @@ def rows_named(name: Callable[[int], str]) -> Iterator[None]:
         yield
     finally:
         row_name.reset(token)
-
-
-def rows_named_as_of(rows: Sequence[int]) -> AbstractContextManager[None]:
-    """Let errors name the rows of a part, whose places in the whole are `rows`, as they name those of the whole."""
-    whole = row_name.get()
-    return rows_named(lambda place: whole(rows[place]))
 
 
 @dataclass(frozen=True)
@@ -118,9 +112,9 @@ class Reward:
     def _ask(self, available: dict[str, Any], rows: Sequence[int]) -> list[Score]:
         """Return the scores of these episodes, which have these numbers in their batch."""
         given = arguments_for(self._signature, available, self._where())
-        guard = RewardGuard(self._where(), self.source, self.timeout_s, self.say)
+        guard, of_batch = RewardGuard(self._where(), self.source, self.timeout_s, self.say), row_name.get()
         try:
-            with rows_named_as_of(rows):
+            with rows_named(lambda place: of_batch(rows[place])):
                 return guard.ask(
                     lambda: self.function(**given),
                     lambda returned: self._checked(returned, available, len(rows)),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from toolgrpo.errors import RewardError
-from toolgrpo.rewards.base import Reward, Score, only_rows, row_name, rows_named_as_of
+from toolgrpo.rewards.base import Reward, Score, only_rows, row_name, rows_named
 from toolgrpo.trajectory import Message
 
 
@@ -29,6 +29,7 @@ class ByTask:
         **columns: Any,
     ) -> list[Score]:
         scores: list[Score] = [None] * len(completions)
+        of_batch = row_name.get()
         for name in dict.fromkeys(reward):
             if name is None:
                 raise RewardError(
@@ -38,7 +39,7 @@ class ByTask:
             own = only_rows(columns, rows, len(completions))
             if log_metric is not None:
                 own["log_metric"] = log_metric
-            with rows_named_as_of(rows):
+            with rows_named(lambda place, rows=rows: of_batch(rows[place])):  # type: ignore[misc]
                 values = self.reward(name)(completions=[completions[row] for row in rows], **own)
             for row, value in zip(rows, values, strict=True):
                 scores[row] = value
