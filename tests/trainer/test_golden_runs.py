@@ -28,6 +28,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
+from tests.support.trainings import CREDIT_BY_TURN, STAGES, stage_file
 from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.engines.transformers import ReplicaEngine
@@ -161,11 +162,30 @@ def with_staleness(folder: Path) -> dict[str, Any]:
         return train(folder, max_staleness=1, max_steps=4)
 
 
-def in_two_processes(folder: Path) -> dict[str, Any]:
+def with_stages(folder: Path) -> dict[str, Any]:
+    """Record what `--penalty`, `--overlong` and `--void_turns` gave, before these were stages."""
+    overlong = stage_file(folder, "overlong", BUFFER=64)
+    return train(folder, stage_fn=[f"{STAGES}/length_penalty.py", overlong, f"{STAGES}/void_turns.py"])
+
+
+def several_steps_with_stages(folder: Path) -> dict[str, Any]:
+    files = [stage_file(folder, "length_penalty", WEIGHTS={"calls": 0.2}), *CREDIT_BY_TURN["stage_fn"]]
+    sizes = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 4}
+    return train(folder, advantage="loo", stage_fn=files, **sizes)
+
+
+HALF_GROUPS: dict[str, Any] = {  # of each process
+    "per_device_train_batch_size": 2,
+    "stage_fn": [f"{STAGES}/length_penalty.py", *CREDIT_BY_TURN["stage_fn"]],
+}
+
+
+def in_two_processes(folder: Path, settings: Mapping[str, Any] = {}) -> dict[str, Any]:
     """Run this file under `accelerate launch`."""
     command = [
         *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "recipes/accelerate/cpu_ddp.yaml"),
         *("--main_process_port", "0", "-m", "tests.trainer.test_golden_runs", str(folder)),
+        json.dumps(settings),
     ]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600
@@ -196,6 +216,10 @@ RUNS: dict[str, Callable[[Path], dict[str, Any]]] = {
         folder, per_device_train_batch_size=4, steps_per_generation=2, num_iterations=2, max_steps=8
     ),
     "two_processes": in_two_processes,
+    "stage_turn_credit": lambda folder: train(folder, **CREDIT_BY_TURN),
+    "stages_lengths_void_turns": with_stages,
+    "stages_over_several_steps": several_steps_with_stages,
+    "stages_in_two_processes": lambda folder: in_two_processes(folder, HALF_GROUPS),
 }
 
 
@@ -227,7 +251,9 @@ def near(expected: Any, tolerance: float = 1e-6) -> Any:
 if __name__ == "__main__":
     if len(sys.argv) > 1:  # one of two processes
         folder = Path(sys.argv[1])
-        (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(train(folder / "run")))
+        (folder / f"rank{os.environ['RANK']}.json").write_text(
+            json.dumps(train(folder / "run", **json.loads(sys.argv[2])))
+        )
         gc.collect()  # a reducer of DDP that outlives the group may hang (tests/shared_pass/test_hybrids.py)
         torch.distributed.destroy_process_group()
     else:

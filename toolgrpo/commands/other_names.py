@@ -82,6 +82,16 @@ ANSWERS: Mapping[str, str] = {
         ("reward_model", "reward_model_path", "reward_model_name_or_path"),
         "the commands take functions (reward_fn, reward); a reward model is given to ToolGRPOTrainer in Python",
     ),
+    # of this package, before stages
+    **{
+        name: f"write stage_fn: recipes/stages/{file}.py, and set what it takes in a copy of that file"
+        for name, file in {
+            "penalty": "length_penalty",
+            "overlong": "overlong",
+            "void_turns": "void_turns",
+            **dict.fromkeys(("credit", "turn_reward", "turn_reward_fn", "turn_reward_weights"), "turn_credit"),
+        }.items()
+    },
 }
 
 _MOST_ITERATIONS = 8
