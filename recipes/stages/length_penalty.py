@@ -29,15 +29,17 @@ KINDS: Mapping[str, Callable[[Trajectory], int]] = {
 WEIGHTS = {"output_tokens": 0.1, "turns": 0.1}
 
 
-def taken_off(rewards: Sequence[float | None], sizes: Sequence[Mapping[str, int]]) -> list[float]:
+def taken_off(
+    rewards: Sequence[float | None], sizes: Sequence[Mapping[str, int]], weights: Mapping[str, float]
+) -> list[float]:
     """Return what each episode of one group loses."""
     scored = [(reward, size) for reward, size in zip(rewards, sizes, strict=True) if reward is not None]
     mean = max(0.0, fmean(reward for reward, _ in scored)) if scored else 0.0
-    largest = {kind: max((size[kind] for _, size in scored), default=0) for kind in WEIGHTS}
+    largest = {kind: max((size[kind] for _, size in scored), default=0) for kind in weights}
     return [
         0.0
         if reward is None
-        else mean * sum(weight * size[kind] / largest[kind] for kind, weight in WEIGHTS.items() if largest[kind])
+        else mean * sum(weight * size[kind] / largest[kind] for kind, weight in weights.items() if largest[kind])
         for reward, size in zip(rewards, sizes, strict=True)
     ]
 
@@ -49,7 +51,7 @@ def stage(batch: TrainBatch, facts: Facts) -> TrainBatch:
     taken: list[float] = []
     for start in range(0, len(rewards), facts.group_size):
         group = slice(start, start + facts.group_size)
-        taken += taken_off(rewards[group], all_sizes[group])
+        taken += taken_off(rewards[group], all_sizes[group], WEIGHTS)
     of_scored = [loss for loss, reward in zip(taken, rewards, strict=True) if reward is not None]
     own = zip(batch.rewards, taken[facts.own], strict=True)
     shaped = batch.with_rewards(facts, [None if reward is None else reward - loss for reward, loss in own])

@@ -155,7 +155,6 @@ TABLE: list[tuple[str, str]] = [
     ("--chat_template_kwargs thinking", "must be a dictionary (on the command line in JSON), got 'thinking'"),
     ("--record_tokens -1", "record_tokens must be a number of episodes, 0 or more, got -1"),
     # stages, and tokens of another policy
-    ("--stage_fn DIR/none.py", "none.py"),
     ("--credit turns", "unknown flag --credit; write stage_fn: recipes/stages/turn_credit.py"),
     ('--penalty {"turns":2}', "unknown flag --penalty; write stage_fn: recipes/stages/length_penalty.py"),
     ("--max_staleness 1 --vllm_enable_sleep_mode true", "vllm_enable_sleep_mode gives the engine's memory"),
@@ -263,10 +262,7 @@ def test_a_mistake_is_one_clear_error(wrong_files: Path, flags: str, says: str) 
 def test_the_model_flag(wrong_files: Path, flags: str, says: str) -> None:
     with pytest.raises(ToolGRPOError) as caught:
         run = load(flags, wrong_files)
-        run.parts.trainer(
-            reward_funcs=run.parts.rewards(),
-            train_dataset=run.parts.training_rows(),
-        )
+        run.parts.trainer(reward_funcs=run.parts.rewards(), train_dataset=run.parts.training_rows())
     assert says in str(caught.value)
 
 

@@ -17,10 +17,6 @@ def member(total: float | None, rewards: tuple[float, ...] = ()) -> Member:
     return Member(total, LOST if total is None else None, rewards)
 
 
-def test_without_shaping_they_are_the_weighted_sums() -> None:
-    assert Shaping().rewards([member(1.0), member(0.5), member(None), member(0.0)], 2) == [1.0, 0.5, None, 0.0]
-
-
 def test_where_each_reward_is_normalized_first_they_are_the_sums_of_those_in_each_group() -> None:
     """Both groups have alike sums; the second one's rewards differ once each is normalised. One was dropped."""
     shaping = Shaping(normalize_first=True, weights=(1.0, 0.5))

@@ -37,23 +37,18 @@ def teaches(group: list[Any]) -> bool:
     return any(map(any, turn_advantages(group, len(group), "none")))
 
 
-def test_a_penalty_is_beside_the_largest_of_the_group_and_times_its_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_penalty_is_beside_the_largest_of_the_group_and_times_its_mean() -> None:
     sizes = [{"output_tokens": n, "turns": t, "calls": 0} for n, t in ((10, 1), (40, 4), (20, 2))]
-    monkeypatch.setattr(LENGTHS, "WEIGHTS", {"output_tokens": 0.3, "turns": 0.1, "calls": 0.5})
-    mean = 2 / 3
-    assert LENGTHS.taken_off([1.0, 1.0, 0.0], sizes) == pytest.approx([mean * 0.1, mean * 0.4, mean * 0.2])
-    assert LENGTHS.taken_off([0.0, 0.0, 0.0], sizes) == [0.0] * 3  # nothing succeeds
-    assert LENGTHS.taken_off([-1.0, -2.0, 0.0], sizes) == [0.0] * 3
-    monkeypatch.setattr(LENGTHS, "WEIGHTS", {"turns": 1.0})
-    alone = LENGTHS.taken_off([1.0, None, 1.0], sizes)
+    taken = LENGTHS.taken_off([1.0, 1.0, 0.0], sizes, {"output_tokens": 0.3, "turns": 0.1, "calls": 0.5})
+    assert taken == pytest.approx([2 / 3 * 0.1, 2 / 3 * 0.4, 2 / 3 * 0.2])  # calls: nobody made one
+    assert LENGTHS.taken_off([0.0, 0.0, 0.0], sizes, {"turns": 1.0}) == [0.0] * 3  # nothing succeeds
+    assert LENGTHS.taken_off([-1.0, -2.0, 0.0], sizes, {"turns": 1.0}) == [0.0] * 3
+    alone = LENGTHS.taken_off([1.0, None, 1.0], sizes, {"turns": 1.0})
     assert alone == pytest.approx([0.5, 0.0, 1.0])  # the largest of those that are scored
 
 
-@pytest.mark.parametrize(
-    ("n_tokens", "taken"), [(0, 0.0), (744, 0.0), (808, 0.25), (872, 0.5), (1000, 1.0), (1024, 1.0)]
-)
-def test_overlong_goes_in_a_straight_line(n_tokens: int, taken: float) -> None:
-    assert OVERLONG.taken_off(n_tokens, 1000) == taken
+def test_overlong_goes_in_a_straight_line() -> None:
+    assert [OVERLONG.taken_off(n, 1000) for n in (0, 744, 808, 872, 1000, 1024)] == [0.0, 0.0, 0.25, 0.5, 1.0, 1.0]
 
 
 def test_gold_call_pays_for_each_gold_call_once() -> None:
