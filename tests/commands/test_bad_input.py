@@ -200,6 +200,8 @@ TABLE += [
 
 MODELS: list[tuple[str, str]] = [
     ("--model DIR/plain", "is a file; give the folder"),
+    ("--stage_fn DIR/none.py", "No such file"),
+    ("--stage_fn DIR/good.py", "needs a function `stage` or a list of them"),
     ("--model_name_or_path ''", "--model_name_or_path is missing"),
     ("--model_name_or_path ./no_such_model", "there is no such folder"),
     ("--model_name_or_path outputs/not_made_yet", "there is no such folder (the working folder is"),

@@ -48,7 +48,6 @@ TOLD_EARLY = [
     "--agent DIR/none.py",
     "--mcp_config DIR/none.json",
     "--reward_fn DIR/good.py DIR/none.py",
-    "--stage_fn DIR/none.py",
     "--dataset_id_or_path DIR/none.jsonl",
     "--reward acuracy",
     "--reward accuracy accuracy",

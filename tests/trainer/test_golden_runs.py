@@ -164,8 +164,8 @@ def with_staleness(folder: Path) -> dict[str, Any]:
 
 def with_stages(folder: Path) -> dict[str, Any]:
     """Record what `--penalty`, `--overlong` and `--void_turns` gave, before these were stages."""
-    overlong = stage_file(folder, "overlong", BUFFER=64)
-    return train(folder, stage_fn=[f"{STAGES}/length_penalty.py", overlong, f"{STAGES}/void_turns.py"])
+    files = [f"{STAGES}/length_penalty.py", stage_file(folder, "overlong", BUFFER=64), f"{STAGES}/void_turns.py"]
+    return train(folder, stage_fn=files)
 
 
 def several_steps_with_stages(folder: Path) -> dict[str, Any]:
