@@ -82,7 +82,7 @@ def estimate(advantages: Advantages) -> tuple[float, float]:
 
 
 def by_turns(group: Sequence[Any]) -> list[tuple[float, ...]]:
-    return CREDIT.turn_advantages(group, len(group), "none")  # type: ignore[no-any-return]
+    return CREDIT.turn_advantages(group, len(group), "none")
 
 
 def normalised_turn_by_turn(group: Sequence[Any]) -> list[tuple[float, ...]]:

@@ -170,7 +170,7 @@ def with_stages(folder: Path) -> dict[str, Any]:
 
 def several_steps_with_stages(folder: Path) -> dict[str, Any]:
     files = [stage_file(folder, "length_penalty", WEIGHTS={"calls": 0.2}), *CREDIT_BY_TURN["stage_fn"]]
-    sizes = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 4}
+    sizes: Any = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 4}
     return train(folder, advantage="loo", stage_fn=files, **sizes)
 
 

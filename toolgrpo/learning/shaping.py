@@ -1,4 +1,4 @@
-"""What advantages are made from: the combined rewards of the episodes of whole groups."""
+"""Combined rewards of the episodes of whole groups, which advantages are made from."""
 
 from __future__ import annotations
 
