@@ -27,7 +27,10 @@ from _reporting import benchmark, parser_of
 from _rows import Figure, Row
 
 from toolgrpo.learning.advantages import grouped_advantages
-from toolgrpo.learning.turns import EpisodeTurns, turn_advantages
+from toolgrpo.named_files import shipped_root
+from toolgrpo.plugin_files import import_file
+
+CREDIT = import_file(shipped_root() / "recipes/stages/turn_credit.py")
 
 CALLS, MOST_TURNS, WRONG = 4, 8, 8
 ANSWER = 1 + WRONG  # action 0 is the right call
@@ -111,7 +114,8 @@ def _learn(way: str, rate: float, seed: int, steps: int) -> dict[float, int | No
 
 def _advantages(way: str, walks: Sequence[Walk]) -> list[tuple[float, ...]]:
     if way == "gold_call":
-        return turn_advantages([EpisodeTurns(one.reward, one.gold_calls()) for one in walks], GROUP)
+        episodes = [CREDIT.EpisodeTurns(one.reward, one.gold_calls()) for one in walks]
+        return CREDIT.turn_advantages(episodes, GROUP)  # type: ignore[no-any-return]
     of_episodes = grouped_advantages([one.reward for one in walks], GROUP, "grpo")
     return [(value,) * len(one.actions) for value, one in zip(of_episodes, walks, strict=True)]
 

@@ -266,41 +266,16 @@ class LearningOptions(Options, theme="credit"):
         "Advantage estimator (docs/background/dead_groups.md).",
         choices=tuple(ESTIMATORS),
     )
-    penalty: dict[str, float] | str | None = option(
-        None,
-        "Weights of the penalties on output_tokens, context_tokens, turns and calls, each relative to the group's largest "
-        "and scaled by its mean reward, e.g. '{\"turns\": 0.1}'.",
-    )
-    overlong: dict[str, float] | str | None = option(
-        None,
-        'Penalty that rises over the last `buffer` tokens before max_completion_length, e.g. \'{"buffer": 256, "penalty": 1.0}\'.',
-    )
-    void_turns: str = option(
-        "keep",
-        "Treatment of episodes with a turn that has neither a call nor a final answer: keep, or mask_episode (do not train "
-        "on them).",
-        choices=("keep", "mask_episode"),
-    )
     max_dropped_share: float = option(
         0.25,
         "Largest share of a batch's episodes that may go without a reward; above it the run stops and names the causes.",
         allowed=lambda share: 0 <= share <= 1,
         wrong="{name} must be between 0 and 1, got {value}",
     )
-    credit: str = option(
-        "episode",
-        "Advantage of a turn: episode (its episode's advantage) or turns (computed from turn_reward or turn_reward_fn).",
-        choices=("episode", "turns"),
-    )
-    turn_reward: list[str] | None = option(
-        None, "Built-in rewards per turn, with credit turns: gold_call, environment."
-    )
-    turn_reward_fn: list[str] | None = option(None, "Python files that export turn_reward_func.")
-    turn_reward_weights: list[float] | None = option(
+    stage_fn: list[str] | None = option(
         None,
-        "Weights of the turn rewards relative to the episode's reward, in this order; default: 1 each.",
-        allowed=lambda weights: all(map(math.isfinite, weights or ())),
-        wrong="{name} must be finite, got {value}",
+        "Python files that export STAGES or stage: functions that change advantages and masks before the loss "
+        "(docs/how-to/stages.md).",
     )
     rollout_correction: str = option(
         "auto",

@@ -154,11 +154,9 @@ TABLE: list[tuple[str, str]] = [
     ("--max_tool_calling_iterations 5", "has no effect here; use max_turns"),
     ("--chat_template_kwargs thinking", "must be a dictionary (on the command line in JSON), got 'thinking'"),
     ("--record_tokens -1", "record_tokens must be a number of episodes, 0 or more, got -1"),
-    # credit by turn, and tokens of another policy
-    ("--credit turns --turn_reward good_call", "there is no turn reward 'good_call'; there are gold_call"),
-    ("--credit turns --turn_reward gold_call --turn_reward_weights 1 2", "has 2 numbers for 1 turn rewards"),
-    ("--turn_reward_fn DIR/none.py", "which uses none; set credit to turns"),
-    ("--credit turns --turn_reward gold_call gold_call", "'gold_call' is given twice"),
+    # stages, and tokens of another policy
+    ("--credit turns", "unknown flag --credit; write stage_fn: recipes/stages/turn_credit.py"),
+    ('--penalty {"turns":2}', "unknown flag --penalty; write stage_fn: recipes/stages/length_penalty.py"),
     ("--max_staleness 1 --vllm_enable_sleep_mode true", "vllm_enable_sleep_mode gives the engine's memory"),
     ("--max_staleness -1", "max_staleness must be at least 0, got -1"),
     ("--carry_over 0.5 --num_generations 8", "at least 2 a step"),
@@ -171,8 +169,6 @@ TABLE: list[tuple[str, str]] = [
     ("--max_infrastructure_failures 2", "max_infrastructure_failures must be"),
     # what a step teaches
     ("--max_groups_drawn 0.5", "max_groups_drawn must be at least 1 times the groups of a step, got 0.5"),
-    ('--penalty {"turns":2}', "the penalty on turns must be between 0 and 1, got 2"),
-    ('--overlong {"buffer":8}', "overlong needs buffer (tokens) and penalty, and nothing else; got buffer"),
     ('--context {"max_tokens":0}', "max_tokens of context must be a whole number of at least 1, got 0"),
     ('--context {"strategy":"summarize"}', "context needs max_tokens, and knows max_tokens, keep_last_turns, strategy"),
     ("--max_dropped_share 2", "max_dropped_share must be between 0 and 1, got 2"),
@@ -204,6 +200,8 @@ TABLE += [
 
 MODELS: list[tuple[str, str]] = [
     ("--model DIR/plain", "is a file; give the folder"),
+    ("--stage_fn DIR/none.py", "No such file"),
+    ("--stage_fn DIR/good.py", "needs a function `stage` or a list of them"),
     ("--model_name_or_path ''", "--model_name_or_path is missing"),
     ("--model_name_or_path ./no_such_model", "there is no such folder"),
     ("--model_name_or_path outputs/not_made_yet", "there is no such folder (the working folder is"),
@@ -266,10 +264,7 @@ def test_a_mistake_is_one_clear_error(wrong_files: Path, flags: str, says: str) 
 def test_the_model_flag(wrong_files: Path, flags: str, says: str) -> None:
     with pytest.raises(ToolGRPOError) as caught:
         run = load(flags, wrong_files)
-        run.parts.trainer(
-            reward_funcs=run.parts.rewards(),
-            train_dataset=run.parts.training_rows(),
-        )
+        run.parts.trainer(reward_funcs=run.parts.rewards(), train_dataset=run.parts.training_rows())
     assert says in str(caught.value)
 
 

@@ -100,12 +100,20 @@ def test_what_trains_nothing_refuses_the_flags_of_a_training_and_takes_its_file(
     command: str, allowed: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text("learning_rate: 1e-5\ncredit: episode\nmax_staleness: 1\n" + "temperature: 0.5\n")
+    file.write_text(
+        "learning_rate: 1e-5\nstage_fn: recipes/stages/overlong.py\nmax_staleness: 1\n" + "temperature: 0.5\n"
+    )
     needed = ["--model", "nano", *(["--dataset_id_or_path", "arithmetic"] if command == "evaluate" else [])]
     words = ["--config", str(file), *needed, *allowed.split(), "--vllm_max_model_length", "512"]
     if command == "evaluate":
         assert mistakes(read(command, words)) == []
-    for flag in ("credit=turns", "max_staleness=1", "learning_rate=1e-5", "num_generations=4", "prefix_sharing=off"):
+    for flag in (
+        "stage_fn=mine.py",
+        "max_staleness=1",
+        "learning_rate=1e-5",
+        "num_generations=4",
+        "prefix_sharing=off",
+    ):
         (said,) = [str(one) for one in mistakes(read(command, [*needed, f"--{flag}"]))]
         assert said.startswith(f"--{flag.partition('=')[0]} is read by a training alone; leave it out here")
 

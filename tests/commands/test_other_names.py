@@ -68,11 +68,11 @@ def test_lora_of_a_model_is_lora(tmp_path: Path, keys: str) -> None:
 
 def test_every_key_that_is_not_understood_is_answered_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(tmp_path, OLDER + "  batch_size: 4\n  max_new_tokens: 256\n  wombat: 1\n")
+        parse(tmp_path, OLDER + "  batch_size: 4\n  max_new_tokens: 256\n  wombat: 1\npenalty: {turns: 0.1}\n")
     said = str(caught.value)
     for words in ("'batch_size'; write per_device_train_batch_size", "'max_new_tokens'; write max_completion_length"):
         assert words in said
-    assert "'wombat'; the nearest known key is" in said
+    assert "'wombat'; the nearest known key is" in said and "recipes/stages/length_penalty.py" in said
 
 
 def test_a_key_and_its_other_name_exclude_each_other(tmp_path: Path) -> None:

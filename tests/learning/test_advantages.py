@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from toolgrpo.errors import RewardError
 from toolgrpo.learning.advantages import ESTIMATORS, grouped_advantages
-from toolgrpo.learning.shaping import EpisodeSize, Overlong, overlong_penalty, relative_penalties
 
 GROUPS = [1.0, 0.0, 0.0, 3.0, 1.0, 1.0, 1.0, None]  # two of four; in the second all are alike
 
@@ -49,19 +48,3 @@ def test_advantages_of_a_group_add_up_to_nothing_and_keep_the_order(estimator: s
     pairs = [(r, a) for r, a in zip(group, advantages, strict=True) if r is not None]
     assert [a for _, a in sorted(pairs)] == pytest.approx(sorted(a for _, a in pairs), abs=1e-9)
     assert all(a == 0 for r, a in zip(group, advantages, strict=True) if r is None)
-
-
-def test_a_penalty_is_beside_the_largest_of_the_group_and_times_its_mean() -> None:
-    sizes = [EpisodeSize(output_tokens=n, context_tokens=0, turns=t, calls=0) for n, t in ((10, 1), (40, 4), (20, 2))]
-    taken = relative_penalties([1.0, 1.0, 0.0], sizes, 3, {"output_tokens": 0.3, "turns": 0.1, "calls": 0.5})
-    mean = 2 / 3
-    assert taken == pytest.approx([mean * 0.1, mean * 0.4, mean * 0.2])  # calls: nobody made one
-    assert relative_penalties([0.0, 0.0, 0.0], sizes, 3, {"turns": 1.0}) == [0.0] * 3  # nothing succeeds
-    assert relative_penalties([-1.0, -2.0, 0.0], sizes, 3, {"turns": 1.0}) == [0.0] * 3
-    alone = relative_penalties([1.0, None, 1.0], sizes, 3, {"turns": 1.0})
-    assert alone == pytest.approx([0.5, 0.0, 1.0])  # the largest of those that are scored
-
-
-@pytest.mark.parametrize(("n_tokens", "taken"), [(0, 0.0), (60, 0.0), (80, 0.25), (100, 0.5), (120, 0.5)])
-def test_overlong_goes_in_a_straight_line(n_tokens: int, taken: float) -> None:
-    assert overlong_penalty(n_tokens, 100, Overlong(buffer=40, penalty=0.5)) == taken

@@ -7,27 +7,30 @@ import random
 from collections.abc import Callable, Sequence
 from math import exp, sqrt
 from statistics import fmean
+from typing import Any
 
 import pytest
 
-from toolgrpo.learning.turns import EpisodeTurns, turn_advantages
+from tests.support.trainings import STAGES
+from toolgrpo.plugin_files import import_file
 
+CREDIT = import_file(STAGES / "turn_credit.py")
 LOGIT = 0.4  # of going on; the other action is to stop
 MOST_TURNS = 3
 GROUP = 4
 N = 100_000  # episodes
 
 GO, STOP = 1, 0
-Advantages = Callable[[Sequence[EpisodeTurns]], list[tuple[float, ...]]]
+Advantages = Callable[[Sequence[Any]], list[tuple[float, ...]]]
 
 
 def chance() -> float:
     return 1 / (1 + exp(-LOGIT))
 
 
-def episode(actions: Sequence[int]) -> EpisodeTurns:
+def episode(actions: Sequence[int]) -> Any:
     """Each turn costs 0.5; the outcome is better by 0.2 for each time that one went on."""
-    return EpisodeTurns(1.0 + 0.2 * sum(actions), (-0.5,) * len(actions))
+    return CREDIT.EpisodeTurns(1.0 + 0.2 * sum(actions), (-0.5,) * len(actions))
 
 
 def scores(actions: Sequence[int]) -> list[float]:
@@ -78,11 +81,11 @@ def estimate(advantages: Advantages) -> tuple[float, float]:
     return mean, sqrt(fmean((value - mean) ** 2 for value in values) / len(values))
 
 
-def by_turns(group: Sequence[EpisodeTurns]) -> list[tuple[float, ...]]:
-    return turn_advantages(group, len(group), "none")
+def by_turns(group: Sequence[Any]) -> list[tuple[float, ...]]:
+    return CREDIT.turn_advantages(group, len(group), "none")
 
 
-def normalised_turn_by_turn(group: Sequence[EpisodeTurns]) -> list[tuple[float, ...]]:
+def normalised_turn_by_turn(group: Sequence[Any]) -> list[tuple[float, ...]]:
     """The naive form: the outcome less its mean, and each turn's rewards less theirs over who has that
     turn, added up from each turn on.
     """
@@ -95,7 +98,7 @@ def normalised_turn_by_turn(group: Sequence[EpisodeTurns]) -> list[tuple[float, 
     return [
         tuple(
             by * ((one.total or 0.0) - outcome + sum(r - means[k] for k, r in enumerate(one.rewards) if k >= t))
-            for t in range(one.n_turns)
+            for t in range(len(one.rewards))
         )
         for one in group
     ]

@@ -7,36 +7,14 @@ from math import nan
 import pytest
 
 from toolgrpo.drops import Drop, DropCause
-from toolgrpo.learning.advantages import grouped_advantages, is_dead, normalized_rewards, weighted_sums
-from toolgrpo.learning.shaping import EpisodeSize, Member, Overlong, Shaping
+from toolgrpo.learning.advantages import is_dead, normalized_rewards, weighted_sums
+from toolgrpo.learning.shaping import Member, Shaping
 
 LOST = Drop(DropCause.TOOL, "no network")
 
 
-def member(total: float | None, tokens: int = 4, rewards: tuple[float, ...] = ()) -> Member:
-    return Member(total, LOST if total is None else None, EpisodeSize(tokens, 0, 1, 0), rewards)
-
-
-def test_without_shaping_they_are_the_weighted_sums() -> None:
-    assert Shaping().rewards([member(1.0), member(0.5), member(None), member(0.0)], 2) == [1.0, 0.5, None, 0.0]
-
-
-@pytest.mark.parametrize(
-    "shaping",
-    [
-        Shaping(penalty={"output_tokens": 0.5}),
-        Shaping(overlong=Overlong(buffer=10, penalty=1.0), limit=12),
-        Shaping(advantage="loo", penalty={"output_tokens": 0.5}),
-    ],
-)
-def test_a_group_of_equal_rewards_and_unequal_lengths_is_live_if_length_costs(shaping: Shaping) -> None:
-    group = [member(1.0, 4), member(1.0, 8), member(None, 9), member(1.0, 4)]
-    combined = shaping.rewards(group, 4)
-    assert not is_dead(combined) and combined[2] is None
-    advantages = shaping.advantages(group, 4).advantages
-    assert list(advantages) == grouped_advantages(combined, 4, shaping.advantage) and any(advantages)
-    alike = [member(1.0, 8)] * 4
-    assert is_dead(shaping.rewards(alike, 4)) and not any(shaping.advantages(alike, 4).advantages)
+def member(total: float | None, rewards: tuple[float, ...] = ()) -> Member:
+    return Member(total, LOST if total is None else None, rewards)
 
 
 def test_where_each_reward_is_normalized_first_they_are_the_sums_of_those_in_each_group() -> None:

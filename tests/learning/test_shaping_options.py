@@ -1,4 +1,4 @@
-"""The fields that shape rewards: what is parsed, which tokens are trained on."""
+"""Void turns and copied results, as they are counted and flagged."""
 
 from __future__ import annotations
 
@@ -6,22 +6,13 @@ import json
 
 import pytest
 
-from toolgrpo import ToolGRPOConfig
 from toolgrpo.calls import AttemptStatus, CallAttempt
-from toolgrpo.learning.shaping import Overlong, loss_mask
 from toolgrpo.observe.metrics import rollout_metrics
 from toolgrpo.report.episode_data import COPIED, VOID, flags_of
 from toolgrpo.rollout.batch import RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
 from toolgrpo.testing.engine import run_episode
 from toolgrpo.trajectory import Turn, copies_result, is_void, is_void_record
-
-
-def test_what_is_asked_for_is_one_value() -> None:
-    assert ToolGRPOConfig(report_to="none", use_cpu=True).shaping().is_of_trl
-    asked = {"penalty": '{"turns": 0.25, "calls": 0}', "overlong": {"buffer": 10, "penalty": 0.5}}
-    shaping = ToolGRPOConfig(report_to="none", use_cpu=True, **asked).shaping()
-    assert shaping.penalty == {"turns": 0.25} and shaping.overlong == Overlong(10, 0.5) and not shaping.is_of_trl
 
 
 def attempt(status: AttemptStatus) -> CallAttempt:
@@ -50,17 +41,16 @@ def test_a_void_turn_has_neither_a_call_nor_an_answer(turn: Turn, void: bool) ->
 SCRIPT = ["call add {", 'call add {"a": 1, "b": 2}', "3"]
 
 
-def test_an_episode_with_a_void_turn_may_be_masked() -> None:
+def test_an_episode_with_a_void_turn_is_flagged() -> None:
     tools = ScriptedTools({"add": lambda a, b: str(a + b)})
     whole = run_episode(ScriptedEngine([ByteChat.say(text) for text in SCRIPT]), tools)
     assert [is_void(turn) for turn in whole.turns] == [True, False, False]
     record = json.loads(json.dumps(whole.to_record()))
     assert [is_void_record(turn) for turn in record["turns"]] == [True, False, False] and flags_of(record) & VOID
-    assert loss_mask(whole, "keep") == whole.mask and not any(loss_mask(whole, "mask_episode"))
     metrics = rollout_metrics(RolloutBatch(episodes=(Scored({}, whole),)))
     assert metrics["turns/void"].value == pytest.approx(1 / 3)
     fine = run_episode(ScriptedEngine([ByteChat.say("3")]))
-    assert loss_mask(fine, "mask_episode") == fine.mask and not flags_of(fine.to_record()) & VOID
+    assert not flags_of(fine.to_record()) & VOID
 
 
 @pytest.mark.parametrize(

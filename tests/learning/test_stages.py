@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from toolgrpo.drops import Drop, DropCause
+from toolgrpo.errors import PluginError, RewardError
 from toolgrpo.learning.correction import Correction
-from toolgrpo.learning.shaping import EpisodeSize, Member, Shaping
+from toolgrpo.learning.shaping import Member, Shaping
 from toolgrpo.learning.stages import (
     LOSS,
     WORTH,
@@ -25,21 +27,19 @@ from toolgrpo.learning.stages import (
     estimator,
     is_live,
     left_out,
-    turn_credit,
+    user_stages,
 )
-from toolgrpo.learning.turns import Credit, EpisodeTurns
 
 LOST = Drop(DropCause.TOOL, "no network")
 
 
 def member(total: float | None) -> Member:
-    return Member(total, LOST if total is None else None, EpisodeSize(1, 0, 1, 0), ())
+    return Member(total, LOST if total is None else None)
 
 
 def facts(*totals: float | None, own: slice = slice(0, 2), **changes: Any) -> Facts:
     rule: dict[str, Any] = {
         "shaping": Shaping(),
-        "credit": Credit(),
         "correction": Correction(method="off", why="a test"),
         "skips_rows": True,
     }
@@ -83,15 +83,50 @@ def test_a_dead_group_has_no_advantage_but_where_rewards_are_normalised_one_by_o
     assert dead_rows(facts(1.0, 1.0, shaping=Shaping(normalize_first=True))) == [False, False]
 
 
-def test_each_turn_has_its_own_advantage_on_its_own_tokens() -> None:
-    turns = [EpisodeTurns(None, (0.0, 1.0)), EpisodeTurns(None, (0.0,))]
-    known = facts(0.0, 0.0, turns=turns, spans=[[(0, 1), (2, 3)], [(0, 3)]], credit=Credit(by_turn=True, scale="none"))
-    after = turn_credit(batch(), known)
-    assert after.of_turns is not None
-    (first, second), (other,) = after.of_turns
-    assert after.advantages.tolist() == [[first, 0.0, second], [other] * 3] and first > other
-    assert "credit/turn_reward" in after.metrics
-    assert turn_credit(batch(), facts(0.0, 1.0)).advantages.dim() == 1
+def written(folder: Path, text: str) -> str:
+    (folder / "mine.py").write_text(f"from dataclasses import replace\nimport torch\n{text}\n")
+    return str(folder / "mine.py")
+
+
+def test_stages_of_files_come_in_their_order_and_then_those_that_were_given(tmp_path: Path) -> None:
+    file = written(
+        tmp_path,
+        "def double(batch, facts): return batch.with_rewards(facts, [2 * one for one in batch.rewards])\n"
+        "def masked(batch, facts): return replace(batch, mask=0 * batch.mask).told(seen=batch.rewards[1])\n"
+        "STAGES = [double, masked]",
+    )
+    stages = user_stages([file], [lambda batch, facts: batch.told(last=float(batch.mask.sum()))])
+    known = facts(0.0, 1.0, shaping=Shaping(advantage="loo"))
+    after = applied((*WORTH, *stages), batch(), known)
+    assert after.advantages.tolist() == [-2.0, 2.0] and after.metrics == {"seen": 2.0, "last": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return None", r"returned NoneType None; return the batch"),
+        ("return replace(batch, advantages=torch.zeros(3))", r"advantages of shape \(3,\); .* 2 rows, .*\(2, 3\)"),
+        ("return replace(batch, advantages=batch.advantages / 0)", r"no finite number"),
+        ("return replace(batch, mask=torch.ones_like(batch.mask))", r"put tokens into the mask"),
+        ("return 1 / 0", r"raised ZeroDivisionError: division by zero \(line 4\)"),
+    ],
+)
+def test_what_a_stage_returns_is_checked_and_never_repaired(tmp_path: Path, body: str, said: str) -> None:
+    (stage,) = user_stages([written(tmp_path, f"def stage(batch, facts):\n    {body}")])
+    with pytest.raises(RewardError, match=rf"stage stage \(.*mine.py\) .*{said}"):
+        stage(batch(), facts(0.0, 1.0))
+
+
+@pytest.mark.parametrize("text", ["", "STAGES = []", "STAGES = 3", "stage = 3", "def stage(batch): 0", "1 / 0"])
+def test_what_is_no_stage_is_said_before_anything_runs(tmp_path: Path, text: str) -> None:
+    with pytest.raises(PluginError, match=r"mine.py"):
+        user_stages([written(tmp_path, text)])
+
+
+def test_a_stage_that_hangs_meets_the_deadline_of_rewards(tmp_path: Path) -> None:
+    (stage,) = user_stages([written(tmp_path, "import time\ndef stage(b, f): time.sleep(9)")], timeout_s=0.2)
+    with pytest.raises(RewardError, match=r"has not returned within 0.2 s"):
+        stage(batch(), facts(0.0, 1.0))
 
 
 OLD = torch.tensor([[-1.0, -1.0, -1.0], [-1.0, -1.0, -1.0]])

@@ -21,12 +21,12 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2900,
-    "commands": 5830,
+    "commands": 5835,
     "data": 1545,
     "engines": 3900,
     "evaluation": 1260,
     "gateway": 2350,
-    "learning": 1200,
+    "learning": 795,
     "models": 350,
     "observe": 3250,
     "report": 950,
@@ -36,19 +36,19 @@ LINES = {
     "shared_pass": 1400,
     "testing": 1000,
     "tools": 5210,
-    "trainer": 5335,
-    "(itself)": 2810,
+    "trainer": 5175,
+    "(itself)": 2785,
 }
 MOST = {
-    "modules": 220,
-    "modules with one importer": 47,
-    "modules that a trainer imports": 129,
-    "lines that a trainer imports": 24_050,
+    "modules": 218,
+    "modules with one importer": 41,
+    "modules that a trainer imports": 127,
+    "lines that a trainer imports": 23_500,
     "files that import TRL": 5,
-    "fields of our own": 45,
+    "fields of our own": 39,
     "lines of tests": 40_250,
     "lines of benchmarks": 5_700,
-    "lines of pages": 3_960,
+    "lines of pages": 3_955,
     "words of pages": 29_100,
 }
 SANDBOX = {"lines": 3_950, "lines of tests": 2_800}  # of confined-python, which is counted by itself

@@ -20,13 +20,10 @@ import pytest
 import torch
 
 from toolgrpo.errors import ConfigError, RewardError
-from toolgrpo.learning.turn_rewards import TurnReward
-from toolgrpo.ledger import Ledger
 from toolgrpo.rewards import get_reward, load_reward
 from toolgrpo.rewards.base import Reward, Score, watched
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rewards.guard import RewardGuard
-from toolgrpo.trajectory import StopReason
 
 COMPLETIONS = [[{"role": "assistant", "content": text}] for text in ("one", "two")]
 
@@ -207,12 +204,6 @@ def fails_with_it(completions: Any) -> None:
 def test_the_deadline_holds_for_reading_what_it_returned_too(function: Callable[..., Any]) -> None:
     with pytest.raises(RewardError, match=r"reward mine \(here.py\) has not returned within 0.2 s"):
         call(function, timeout_s=0.2)
-
-
-def test_it_holds_for_what_a_reward_by_turn_returned() -> None:
-    reward = TurnReward(lambda trajectories: [HangingList()], "mine", "here.py", timeout_s=0.2)
-    with pytest.raises(RewardError, match=r"turn reward mine \(here.py\) has not returned within 0.2 s"):
-        reward([{}], [Ledger([1]).finish(StopReason.FINISHED)])
 
 
 class Lying(list[float]):

@@ -9,11 +9,12 @@ import pytest
 
 from tests.support.chat_families import trl_tokenizer
 from tests.support.chat_samples import LOOK_UP
+from tests.support.trainings import STAGES
 from toolgrpo.calls import AttemptStatus, ToolErrorKind
 from toolgrpo.chat import resolve_format
 from toolgrpo.evaluation.before_training import untrained_facts
-from toolgrpo.learning.turn_rewards import gold_call
 from toolgrpo.observe.metrics import merged, rollout_metrics
+from toolgrpo.plugin_files import import_file
 from toolgrpo.report.episode_data import REPEATED, flags_of
 from toolgrpo.rewards.gold_calls import made_calls
 from toolgrpo.rewards.tool_use import tool_use
@@ -99,6 +100,6 @@ def test_what_was_accepted_is_a_call_to_whoever_reads_the_episode(policy: str, f
         [call.name for call in made_calls(trajectory.attempts)],
         untrained_facts(graded, 1).malformed.total(),
         bool(flags_of(trajectory.to_record()) & REPEATED),
-        gold_call([trajectory], [[json.loads(CALL)]])[0],
+        import_file(STAGES / "turn_credit.py").gold_call([trajectory], [[json.loads(CALL)]])[0],
         [call.ok for call in trajectory.calls],
     )

@@ -1,6 +1,7 @@
 """What tests keep of a training: its batches, what TRL's loss was given, gradients, and what was logged at each step."""
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +18,19 @@ from toolgrpo.testing import ByteChat
 
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 STILL: dict[str, Any] = {"learning_rate": 1e-12, "max_grad_norm": 0.0}  # every step has the first weights' gradient
-CREDIT_BY_TURN: dict[str, Any] = {
-    "credit": "turns",
-    "turn_reward_fn": [str(Path(__file__).parents[1] / "fixtures/rewards/calls_by_turn.py")],
-}
+CREDIT_BY_TURN: dict[str, Any] = {"stage_fn": [str(Path(__file__).parents[1] / "fixtures/stages/calls_by_turn.py")]}
+STAGES = Path(__file__).parents[2] / "recipes" / "stages"
+
+
+def stage_file(folder: Path, name: str, **constants: Any) -> str:
+    """Return a copy of a recipe's stage with other constants, as a user makes one."""
+    text = (STAGES / f"{name}.py").read_text()
+    for constant, value in constants.items():
+        text, n = re.subn(rf"^{constant} = .*$", f"{constant} = {value!r}", text, flags=re.MULTILINE)
+        assert n == 1, constant
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.py").write_text(text)
+    return str(folder / f"{name}.py")
 
 
 def call_and_answer(request: SampleRequest, number: int) -> list[int]:

@@ -18,8 +18,6 @@ from toolgrpo.options import THEMES, EpisodeOptions
 from toolgrpo.shared_pass.scoring import MODES
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
 
-TURNS = {"credit": "turns", "turn_reward": ["gold_call"]}
-
 
 def config(folder: Path, kind: type[ToolGRPOConfig] = ToolGRPOConfig, **fields: Any) -> ToolGRPOConfig:
     return kind(str(folder), report_to="none", use_cpu=True, **fields)
@@ -28,29 +26,10 @@ def config(folder: Path, kind: type[ToolGRPOConfig] = ToolGRPOConfig, **fields: 
 # What no flag of tests/commands/test_bad_input.py tries.
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"engine_timeout": float("nan")}, "engine_timeout must be a positive number of seconds, got nan"),
-    ({"penalty": {"tokens": 0.1}}, "penalty knows output_tokens, context_tokens, turns, calls; got 'tokens'"),
-    ({"penalty": {"turns": -0.1}}, "the penalty on turns must be between 0 and 1, got -0.1"),
-    ({"penalty": {"turns": float("nan")}}, "must be between 0 and 1, got nan"),
-    ({"penalty": {"turns": 0.6, "calls": 0.6}}, "add up to 1.2; above 1 an episode could lose more"),
-    ({"penalty": "turns"}, "penalty must be an object in JSON"),
-    ({"penalty": '{"turns": "much"}'}, "penalty must have a number behind each name"),
-    ({"overlong": {"buffer": 2000, "penalty": 1}}, "from 1 to max_completion_length (1024) tokens, got 2000"),
-    ({"overlong": {"buffer": 10, "penalty": 2}}, "above 0 and at most 1, got 2"),
     # combinations: a row of the table each
     ({"vllm_server_base_url": "http://a", "vllm_server_urls": ["http://b"]}, "both name servers"),
-    (
-        {"penalty": {"turns": 0.1}, "multi_objective_aggregation": "normalize_then_sum"},
-        "penalty works on the sum of an episode's rewards",
-    ),
-    ({"advantage": "max_rl", "penalty": {"turns": 0.1}}, "a penalty takes some below; leave out penalty"),
+    ({"advantage": "loo", "multi_objective_aggregation": "normalize_then_sum"}, "advantage loo works on the sum"),
     ({"advantage": "loo", "scale_rewards": "batch"}, "scale_rewards batch would do nothing"),
-    ({"turn_reward": ["gold"]}, "there is no turn reward 'gold'; there are gold_call, environment"),
-    ({**TURNS, "loss_type": "vespo"}, "vespo weighs a whole sequence by the sign of its one advantage"),
-    ({**TURNS, "importance_sampling_level": "sequence"}, "with sequence one ratio stands for all tokens"),
-    ({**TURNS, "off_policy_mask_threshold": 0.5}, "cannot be used with off_policy_mask_threshold"),
-    ({**TURNS, "multi_objective_aggregation": "normalize_then_sum"}, "credit turns works on the sum"),
-    ({**TURNS, "advantage": "max_rl"}, "returns of turns may be below; use grpo or loo"),
-    ({"turn_reward": ["gold_call"]}, "the turn reward gold_call is given, but credit is episode"),
 ]
 
 

@@ -28,6 +28,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
+from tests.support.trainings import CREDIT_BY_TURN, STAGES, stage_file
 from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.engines.transformers import ReplicaEngine
@@ -91,7 +92,7 @@ def row_of(
         "ids": " ".join(map(str, ids[:n])),
         "mask": "".join(map(str, mask[:n])),
         "segments": [[at, size] for at, size in enumerate(starts) if size],
-        "advantage": adv,
+        "advantage": adv[:n] if isinstance(adv, list) else adv,
     }
 
 
@@ -161,11 +162,29 @@ def with_staleness(folder: Path) -> dict[str, Any]:
         return train(folder, max_staleness=1, max_steps=4)
 
 
-def in_two_processes(folder: Path) -> dict[str, Any]:
+def with_stages(folder: Path) -> dict[str, Any]:
+    """Record what `--penalty`, `--overlong` and `--void_turns` gave, before these were stages."""
+    files = [f"{STAGES}/length_penalty.py", stage_file(folder, "overlong", BUFFER=64), f"{STAGES}/void_turns.py"]
+    return train(folder, stage_fn=files)
+
+
+def several_steps_with_stages(folder: Path) -> dict[str, Any]:
+    files = [stage_file(folder, "length_penalty", WEIGHTS={"calls": 0.2}), *CREDIT_BY_TURN["stage_fn"]]
+    sizes: Any = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 4}
+    return train(folder, advantage="loo", stage_fn=files, **sizes)
+
+
+def half_groups_with_stages(folder: Path) -> dict[str, Any]:
+    files = [f"{STAGES}/length_penalty.py", *CREDIT_BY_TURN["stage_fn"]]
+    return in_two_processes(folder, per_device_train_batch_size=2, stage_fn=files)
+
+
+def in_two_processes(folder: Path, **settings: Any) -> dict[str, Any]:
     """Run this file under `accelerate launch`."""
     command = [
         *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "recipes/accelerate/cpu_ddp.yaml"),
         *("--main_process_port", "0", "-m", "tests.trainer.test_golden_runs", str(folder)),
+        json.dumps(settings),
     ]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600
@@ -196,6 +215,10 @@ RUNS: dict[str, Callable[[Path], dict[str, Any]]] = {
         folder, per_device_train_batch_size=4, steps_per_generation=2, num_iterations=2, max_steps=8
     ),
     "two_processes": in_two_processes,
+    "stage_turn_credit": lambda folder: train(folder, **CREDIT_BY_TURN),
+    "stages_lengths_void_turns": with_stages,
+    "stages_over_several_steps": several_steps_with_stages,
+    "stages_in_two_processes": half_groups_with_stages,
 }
 
 
@@ -213,8 +236,8 @@ def check(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
         at = f"pass {number}, in step {other['step']}"
         for key in ("prompt", "ids", "mask", "segments"):
             assert [row[key] for row in one["rows"]] == [row[key] for row in other["rows"]], f"{key} of {at}"
-        advantages = [row["advantage"] for row in other["rows"]]
-        assert [row["advantage"] for row in one["rows"]] == near(advantages), f"advantages of {at}"
+        for row, other_row in zip(one["rows"], other["rows"], strict=True):
+            assert row["advantage"] == near(other_row["advantage"]), f"advantages of {at}"
         assert one["loss"] == near(other["loss"]), f"loss of {at}"
     assert found["logs"] == [near(log, 1e-4) for log in expected["logs"]]
     assert found["weights"] == near(expected["weights"])
@@ -227,7 +250,9 @@ def near(expected: Any, tolerance: float = 1e-6) -> Any:
 if __name__ == "__main__":
     if len(sys.argv) > 1:  # one of two processes
         folder = Path(sys.argv[1])
-        (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(train(folder / "run")))
+        (folder / f"rank{os.environ['RANK']}.json").write_text(
+            json.dumps(train(folder / "run", **json.loads(sys.argv[2])))
+        )
         gc.collect()  # a reducer of DDP that outlives the group may hang (tests/shared_pass/test_hybrids.py)
         torch.distributed.destroy_process_group()
     else:

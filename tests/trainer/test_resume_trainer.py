@@ -72,7 +72,7 @@ class Run:
         assert self.train(signalled(step)).state.global_step == step
 
     def episodes(self) -> list[Any]:
-        return recorded(self.out, "mask", "logprobs", *(["turn_advantages"] if "credit" in self.changes else []))
+        return recorded(self.out, "mask", "logprobs", *(["turn_advantages"] if "stage_fn" in self.changes else []))
 
 
 def assert_same(resumed: ToolGRPOTrainer, whole: ToolGRPOTrainer) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.trainings import CREDIT_BY_TURN, STILL, LossInputs, run_to_end
+from tests.support.trainings import CREDIT_BY_TURN, STAGES, STILL, LossInputs, run_to_end
 from toolgrpo.engines.base import SampleRequest
-from toolgrpo.learning.stages import ROW_LOSSES, TOKEN_LOSSES
-from toolgrpo.learning.turns import LOSSES_BY_TOKEN
+from toolgrpo.errors import ConfigError, RewardError
+from toolgrpo.learning.stages import LOSSES_BY_TOKEN, ROW_LOSSES, TOKEN_LOSSES
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 
@@ -95,15 +95,30 @@ def test_each_loss_weighs_each_token_by_its_turns_advantage(tmp_path: Path, loss
     assert max(apart) > 1, "turns of one episode are weighed differently"
 
 
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"loss_type": "vespo"}, "vespo takes one for each episode"),
+        ({"importance_sampling_level": "sequence"}, "sequence has one ratio for all tokens"),
+        ({"off_policy_mask_threshold": 0.5}, "leave it out"),
+        ({"multi_objective_aggregation": "normalize_then_sum", "stage_fn": [f"{STAGES}/overlong.py"]}, "makes none"),
+    ],
+)
+def test_a_stage_that_does_not_go_with_the_loss_ends_the_run(tmp_path: Path, changes: Any, said: str) -> None:
+    with pytest.raises((ConfigError, RewardError), match=said):
+        trained(tmp_path, **changes)
+
+
 def test_every_loss_but_one_is_by_token() -> None:
-    """What is refused is in `test_config.py`."""
     assert set(LOSSES_BY_TOKEN) | {"vespo"} == TOKEN_LOSSES | ROW_LOSSES | {"bnpo"}
 
 
 @pytest.mark.e2e
-def test_without_rewards_by_turn_the_batch_is_todays_bit_for_bit(tmp_path: Path) -> None:
-    today = trained(tmp_path / "today", credit="episode", turn_reward_fn=None)
-    turns = trained(tmp_path / "turns", turn_reward_fn=None)
+def test_with_a_stage_that_does_nothing_the_batch_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    (tmp_path / "same.py").write_text("def stage(batch, facts):\n    return batch\n")
+    today = trained(tmp_path / "today", stage_fn=None)
+    turns = trained(tmp_path / "turns", stage_fn=[str(tmp_path / "same.py")])
     assert today.batches[0].keys() == turns.batches[0].keys()
     for name, value in today.batches[0].items():
         assert torch.equal(value, turns.batches[0][name]), name

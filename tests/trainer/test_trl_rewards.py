@@ -11,7 +11,7 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from tests.support.trainings import LossInputs
+from tests.support.trainings import LossInputs, stage_file
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
 from toolgrpo.learning.advantages import grouped_advantages
@@ -81,8 +81,10 @@ def test_shaped_rewards_become_the_advantages_that_are_trained_on(tmp_path: Path
         max_steps=1,
         max_completion_length=6,
         advantage=advantage,
-        penalty={"output_tokens": 0.4},
-        overlong={"buffer": 4, "penalty": 0.5},
+        stage_fn=[
+            stage_file(tmp_path / "mine", "length_penalty", WEIGHTS={"output_tokens": 0.4}),
+            stage_file(tmp_path / "mine", "overlong", BUFFER=4, PENALTY=0.5),
+        ],
     )
     run.train()
     tokens = [2, 3, 4, 5]  # 1 to 4 letters and the end of the turn

@@ -390,7 +390,7 @@ def _data(value: str) -> None:
 
 
 FILES: Mapping[str, Callable[[str], None]] = {
-    **dict.fromkeys(("tools_script", "environment", "agent", "reward_fn"), _python),
+    **dict.fromkeys(("tools_script", "environment", "agent", "reward_fn", "stage_fn"), _python),
     "mcp_config": _mcp,
     "model_name_or_path": check_model,
     "baseline": partial(check_model, flag="baseline"),

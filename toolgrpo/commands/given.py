@@ -46,8 +46,8 @@ RUN_FILE = "run.yaml"  # which a command wrote; others that read it pass over wh
 _RUN_ID = "run_id"  # a key of that file, which says whose checkpoints are beside it, and which no command takes
 _MEAN_LORA = ("lora_r", "lora_alpha")  # where they describe the model, as other recipes have it
 _MAY_BE_PATHS = (
-    *("tools_script", "environment", "mcp_config", "reward_fn", "dataset_id_or_path", "eval_dataset_id_or_path"),
-    *("model_name_or_path", "output_dir"),
+    *("tools_script", "environment", "mcp_config", "reward_fn", "stage_fn", "dataset_id_or_path"),
+    *("eval_dataset_id_or_path", "model_name_or_path", "output_dir"),
 )
 _TEXTS = ("system_prompt",)  # they may speak of keys, and the model reads them as they are
 _PER_CALL = ("dry_run", "resume_from_checkpoint")  # of one call of the command, not of the run
@@ -288,7 +288,7 @@ def _unknown_keys(content: Iterable[GivenKey], known: Mapping[str, Flag]) -> lis
     for given in content:
         if _key_for(given, known) in known:
             continue
-        if given.heading is None and isinstance(given.value, Mapping):
+        if given.heading is None and isinstance(given.value, Mapping) and answer_to(given.name) is None:
             complaints.append(
                 f"{given.where}: unknown heading {given.name!r}; the headings are {', '.join(HEADINGS)} "
                 f"(the nearest is {nearest(given.name, HEADINGS)[0]!r})"

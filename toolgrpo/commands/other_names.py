@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-# Keys that can only mean one field of ours.
-MEANS: Mapping[str, str] = {
+MEANS: Mapping[str, str] = {  # keys that can only mean one field of ours
     "model_name": "model_name_or_path",
     "model_id": "model_name_or_path",
     "model_path": "model_name_or_path",
@@ -40,8 +39,7 @@ MEANS: Mapping[str, str] = {
     "reward_path": "reward_fn",
 }
 
-# Keys that only mean something under their heading.
-UNDER_HEADING: Mapping[tuple[str, str], str] = {
+UNDER_HEADING: Mapping[tuple[str, str], str] = {  # keys that only mean something under their heading
     ("model", "name"): "model_name_or_path",
     ("model", "path"): "model_name_or_path",
     ("model", "id"): "model_name_or_path",
@@ -53,8 +51,12 @@ UNDER_HEADING: Mapping[tuple[str, str], str] = {
     ("reward", "name"): "reward",
 }
 
-# Keys that may mean several things, or nothing here.
-ANSWERS: Mapping[str, str] = {
+_STAGES = {  # of this package once, and the stage that each became
+    **{"length_penalty": "penalty", "overlong": "overlong", "void_turns": "void_turns"},
+    "turn_credit": "credit turn_reward turn_reward_fn turn_reward_weights",
+}
+
+ANSWERS: Mapping[str, str] = {  # keys that may mean several things, or nothing here
     "batch_size": (
         "write per_device_train_batch_size, which counts episodes: prompts x num_generations (a batch of 4 prompts in "
         "groups of 8 is 32)"
@@ -82,6 +84,11 @@ ANSWERS: Mapping[str, str] = {
         ("reward_model", "reward_model_path", "reward_model_name_or_path"),
         "the commands take functions (reward_fn, reward); a reward model is given to ToolGRPOTrainer in Python",
     ),
+    **{
+        name: f"write stage_fn: recipes/stages/{file}.py, and set what it takes in a copy of that file"
+        for file, names in _STAGES.items()
+        for name in names.split()
+    },
 }
 
 _MOST_ITERATIONS = 8

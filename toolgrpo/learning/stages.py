@@ -1,24 +1,28 @@
 """From a graded batch to the loss: the stages between TRL's scoring and its loss, in their order.
 
 A stage is a pure function of the batch and of what is known of its episodes. `WORTH` says what each
-token is worth; `LOSS` says how much of that the loss sees. Nobody else writes advantages, masks,
-weights or the denominator of a loss.
+token is worth; then come the stages of the user, behind checks; `LOSS` says how much of that the loss
+sees. Nobody else writes advantages, masks, weights or the denominator of a loss.
 
 A row whose advantage is 0 on every token adds nothing to the loss of a policy: its pass can be left
 out, where nothing else wants it. `NEEDS_EVERY_ROW` is the list of what does.
 
-Invariant: without options of ours and without dropped episodes TRL's own tensors go through untouched.
+Invariant: without options of ours, stages of the user and dropped episodes TRL's own tensors go through untouched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from toolgrpo.learning.advantages import is_dead
+from toolgrpo.errors import ConfigError, PluginError, RewardError
+from toolgrpo.learning.advantages import ESTIMATORS, grouped_advantages, is_dead
 from toolgrpo.learning.correction import (
     Correction,
     EpisodeWeights,
@@ -28,7 +32,9 @@ from toolgrpo.learning.correction import (
     weights_of_rows,
 )
 from toolgrpo.learning.shaping import Member, Shaping
-from toolgrpo.learning.turns import Credit, EpisodeTurns, turn_advantages, turn_metrics
+from toolgrpo.plugin_files import import_file
+from toolgrpo.rewards.guard import RewardGuard, short
+from toolgrpo.rollout.batch import Scored
 
 TOKEN_LOSSES = frozenset(("dapo", "cispo", "vespo"))  # divided by the loss tokens of all processes
 ROW_LOSSES = frozenset(("grpo", "dr_grpo", "sapo", "luspo"))  # divided by a number of rows
@@ -43,19 +49,43 @@ for it. The load-balancing loss of a mixture of experts is known to the trainer 
 coefficient may stand in the model.
 """
 
+LOSSES_BY_TOKEN = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")
+"""The losses of TRL that take an advantage for each token."""
+
+_EXAMPLE = "def stage(batch, facts): return batch"
+
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """Input of TRL's loss: this process's part of a batch of B episodes of up to T tokens."""
+    """Input of TRL's loss: this process's part of a batch of B episodes of up to T tokens after their prompts.
 
-    advantages: torch.Tensor  # (B,), or (B, T)
-    mask: torch.Tensor  # (B, T), the tokens that are trained on
+    A stage of yours is a function `(TrainBatch, Facts) -> TrainBatch`. Do not change the tensors: return
+    `dataclasses.replace(batch, ...)` with other ones, of the same device and type. It may change
+
+    * `rewards`, with the advantages that follow from them: `batch.with_rewards(facts, rewards)`;
+    * `advantages`: (B,), or (B, T) for an advantage of each token, in a loss that takes these;
+    * `mask`, where it takes tokens out of the loss: put 0 for 1;
+    * `turn_rewards` and `turn_advantages`, which are recorded and shown;
+    * `metrics`, by `batch.told(name=number)`, the same names in every process.
+
+    It comes after dropped episodes (mask 0), `--advantage` and dead groups (advantages of 0), and before the
+    off-policy correction and the denominator, which follow from what it returns. Stages run in their order, once
+    a batch, also where several steps or passes use it. They keep nothing from one batch to the next: nothing of
+    a stage is in a checkpoint, so a resumed run goes on as it would have gone.
+    """
+
+    advantages: torch.Tensor
+    mask: torch.Tensor  # (B, T), the tokens that are trained on: 1 on tokens that the model sampled
     n_read: torch.Tensor  # (B,), the tokens that a pass reads
     denominator: torch.Tensor
+    rewards: tuple[float | None, ...] = ()  # the combined reward of each row; None: it is not scored
     old_logps: torch.Tensor | None = None  # (B, T), of the old policy
     engine_logps: torch.Tensor | None = None  # (B, T)
     weights: torch.Tensor | None = None  # (B, 1) or (B, T), by which the loss is multiplied
-    of_turns: tuple[tuple[float, ...], ...] | None = None  # advantages of each episode's turns, where these differ
+    turn_rewards: tuple[tuple[float, ...], ...] | None = None  # for each row, one for each turn
+    turn_advantages: tuple[tuple[float, ...], ...] | None = None  # likewise, where turns have their own
     weighted: tuple[EpisodeWeights, ...] = ()  # what the correction does, for those who watch
     metrics: Mapping[str, float] = field(default_factory=dict)
 
@@ -68,19 +98,32 @@ class TrainBatch:
         """Return the batch with these metrics, too."""
         return replace(self, metrics={**self.metrics, **metrics})
 
+    def with_rewards(self, facts: Facts, rewards: Iterable[float | None]) -> TrainBatch:
+        """Return the batch with these rewards, and the advantages that the run's estimator makes of them.
+
+        Every process must call it alike. Of the rewards of a dead group these are 0.
+        """
+        own = tuple(rewards)
+        if facts.rule.shaping.normalize_first:
+            raise ConfigError(
+                "this stage changes the sum of an episode's rewards, and multi_objective_aggregation normalize_then_sum "
+                "makes none; use sum_then_normalize, or leave the stage out"
+            )
+        return replace(self, rewards=own, advantages=facts.advantages(facts.gathered(own)).to(self.advantages))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRule:
     """Rule by which a run learns from its batches."""
 
     shaping: Shaping
-    credit: Credit
     correction: Correction
     skips_rows: bool  # those without an advantage
+    stages: tuple[Stage, ...] = ()  # of the user
 
     @property
     def dead_by_rewards_alone(self) -> bool:
-        """Return whether a group whose combined rewards are all alike has no advantage, whatever else.
+        """Return whether a group whose combined rewards are all alike has no advantage before the user's stages.
 
         Not where the rewards are normalised one by one: TRL compares those of the whole batch then.
         """
@@ -89,18 +132,42 @@ class LearningRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Facts about the episodes of a batch. `members` and `turns` are those of all processes, group by
-    group, and `own` is this process's part of them; no `turns`: each has the advantage of its episode.
+    """Facts about the episodes of a `TrainBatch`, for stages.
+
+    * `episodes[i]` is the episode of row i: its data `row`, its `trajectory` with its `turns` (each from token
+      `start` to `end` of the row), its `rewards`, `total` and `drop`.
+    * `group_size`, `max_completion_length` and `scale` (by what the estimator divides: group, batch or none) are
+      those of the run.
+    * `gathered(values)` returns such values, one for each row, of the rows of all processes, group by group; and
+      `gathered(values)[facts.own]` is this process's part again. Every process must call it equally often.
+
+    The rows are those of one process. Where `per_device_train_batch_size * steps_per_generation` is no multiple of
+    `num_generations`, a group is shared by several processes: whatever compares episodes of a group must gather
+    them. Groups have `group_size` rows and stand one after the other, in the order of `episodes`.
+
+    The rest is for the package's own stages.
     """
 
-    rule: LearningRule
+    episodes: Sequence[Scored] = ()
     group_size: int
-    members: Sequence[Member]
+    max_completion_length: int = 0
+    gathered: Callable[[Sequence[Any]], list[Any]] = list
     own: slice
-    turns: Sequence[EpisodeTurns] = ()
-    spans: Sequence[Sequence[tuple[int, int]]] = ()  # of the tokens of each turn of each own episode
+    rule: LearningRule
+    members: Sequence[Member]  # of all processes
     unread: torch.Tensor | None = None  # (B,), rows that the old policy has not read
     summed: Callable[[torch.Tensor], torch.Tensor] = lambda of_one_process: of_one_process  # over all processes
+
+    @property
+    def scale(self) -> str:
+        return self.rule.shaping.scale if ESTIMATORS[self.rule.shaping.advantage].divides_by_std else "none"
+
+    def advantages(self, rewards_of_all: Sequence[float | None]) -> torch.Tensor:
+        """Return the advantages of this process's rows, by the run's estimator."""
+        shaping = self.rule.shaping
+        return torch.tensor(
+            grouped_advantages(rewards_of_all, self.group_size, shaping.advantage, shaping.scale)[self.own]
+        )
 
 
 Stage = Callable[[TrainBatch, Facts], TrainBatch]
@@ -121,34 +188,17 @@ def drops(batch: TrainBatch, facts: Facts) -> TrainBatch:
 
 
 def estimator(batch: TrainBatch, facts: Facts) -> TrainBatch:
-    """Rewards less their penalties become advantages; TRL's own stay where nothing else is asked for."""
-    if facts.rule.shaping.is_of_trl:
+    """Rewards become advantages; TRL's own stay where its estimator is asked for."""
+    batch = replace(batch, rewards=tuple(combined_rewards(facts)[facts.own]))
+    if facts.rule.shaping.advantage == "grpo":
         return batch
-    shaped = facts.rule.shaping.advantages(facts.members, facts.group_size)
-    own = torch.tensor(shaped.advantages[facts.own]).to(batch.advantages)
-    return replace(batch, advantages=own).told(**shaped.metrics)
+    return replace(batch, advantages=facts.advantages(combined_rewards(facts)).to(batch.advantages))
 
 
 def dead_groups(batch: TrainBatch, facts: Facts) -> TrainBatch:
     """The advantages of a dead group are exactly 0: TRL's are what rounding left there."""
     dead = torch.tensor(dead_rows(facts), device=batch.advantages.device)
     return replace(batch, advantages=batch.advantages.masked_fill(dead, 0.0))
-
-
-def turn_credit(batch: TrainBatch, facts: Facts) -> TrainBatch:
-    """Each turn's tokens have its own advantage; tokens of no turn have 0."""
-    if not facts.turns:
-        return batch
-    outcomes = facts.rule.shaping.rewards(facts.members, facts.group_size)
-    turns = [replace(one, total=total) for one, total in zip(facts.turns, outcomes, strict=True)]
-    advantages = turn_advantages(turns, facts.group_size, facts.rule.credit.scale)
-    own = advantages[facts.own]
-    by_token = torch.zeros(batch.mask.shape, dtype=batch.advantages.dtype)
-    for row, (spans, of_turns) in enumerate(zip(facts.spans, own, strict=True)):
-        for (start, end), value in zip(spans, of_turns, strict=True):
-            by_token[row, start:end] = value
-    metrics = turn_metrics(turns, advantages, facts.group_size)
-    return replace(batch, advantages=by_token.to(batch.advantages.device), of_turns=tuple(own)).told(**metrics)
 
 
 def correction(batch: TrainBatch, facts: Facts) -> TrainBatch:
@@ -204,7 +254,7 @@ def denominator(batch: TrainBatch, facts: Facts) -> TrainBatch:
     return replace(batch, denominator=tokens).told(**shares)
 
 
-WORTH: tuple[Stage, ...] = (drops, estimator, dead_groups, turn_credit)
+WORTH: tuple[Stage, ...] = (drops, estimator, dead_groups)
 LOSS: tuple[Stage, ...] = (correction, left_out, denominator)
 
 
@@ -215,6 +265,11 @@ def applied(stages: Sequence[Stage], batch: TrainBatch, facts: Facts) -> TrainBa
     return batch
 
 
+def combined_rewards(facts: Facts) -> list[float | None]:
+    """Return the combined reward of each episode of all processes."""
+    return facts.rule.shaping.rewards(facts.members, facts.group_size)
+
+
 def dead_rows(facts: Facts) -> list[bool]:
     """Return which of this process's rows are of a dead group, by the combined rewards of all processes.
 
@@ -222,7 +277,7 @@ def dead_rows(facts: Facts) -> list[bool]:
     """
     if not facts.rule.dead_by_rewards_alone:
         return [False] * len(facts.members[facts.own])
-    combined, size = facts.rule.shaping.rewards(facts.members, facts.group_size), facts.group_size
+    combined, size = combined_rewards(facts), facts.group_size
     dead = [is_dead(combined[start : start + size]) for start in range(0, len(combined), size)]
     return [dead[place // size] for place in range(len(combined))][facts.own]
 
@@ -232,3 +287,80 @@ def why_every_row(args: Any) -> str | None:
     if args.skip_dead_rows == "off":
         return "skip_dead_rows is off"
     return next((reason for reason, asks in NEEDS_EVERY_ROW.items() if asks(args)), None)
+
+
+def check_by_token(args: Any) -> None:
+    """Raise ConfigError unless the loss takes an advantage for each token."""
+    why = (
+        f"loss_type {args.loss_type} takes one for each episode; use {', '.join(LOSSES_BY_TOKEN)}"
+        if args.loss_type not in LOSSES_BY_TOKEN
+        else f"importance_sampling_level {args.importance_sampling_level} has one ratio for all tokens; use token"
+        if args.importance_sampling_level != "token"
+        else "off_policy_mask_threshold drops a whole episode by the sign of its one advantage; leave it out"
+        if args.off_policy_mask_threshold is not None
+        else None
+    )
+    if why is not None:
+        raise ConfigError(f"a stage gave each token its own advantage, but {why}")
+
+
+@dataclass(frozen=True)
+class UserStage:
+    """A stage of the user, behind checks. `source` is its file; `timeout_s` is the config's `reward_timeout`."""
+
+    function: Callable[..., Any]
+    source: str
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise PluginError(
+                f"{self.source}: a stage must be a function, as in `{_EXAMPLE}`; got {short(self.function)}"
+            )
+        try:
+            inspect.signature(self.function).bind(None, None)
+        except (TypeError, ValueError) as error:
+            raise PluginError(
+                f"{self.source}: {self.name} must take batch and facts, as in `{_EXAMPLE}`: {error}"
+            ) from None
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.function, "__name__", type(self.function).__name__))
+
+    def __call__(self, batch: TrainBatch, facts: Facts) -> TrainBatch:
+        guard = RewardGuard(f"stage {self.name} ({self.source})", self.source, self.timeout_s, logger.warning)
+        return guard.ask(lambda: self.function(batch, facts), lambda after: self._checked(batch, after))
+
+    def _checked(self, before: TrainBatch, after: Any) -> TrainBatch:
+        if not isinstance(after, TrainBatch):
+            raise self._wrong(f"returned {short(after)}; return the batch, or dataclasses.replace(batch, ...)")
+        if after.advantages.shape not in (before.mask.shape, before.mask.shape[:1]):
+            raise self._wrong(
+                f"gave advantages of shape {tuple(after.advantages.shape)}; they must be one for each of the "
+                f"{len(before.mask)} rows, or one for each token, {tuple(before.mask.shape)}"
+            )
+        if not after.advantages.isfinite().all():
+            raise self._wrong("gave an advantage that is no finite number; for nothing to learn, give 0")
+        if after.mask.shape != before.mask.shape or ((after.mask != 0) & (before.mask == 0)).any():
+            raise self._wrong("put tokens into the mask; a stage may only take some out, by 0 for 1")
+        return after
+
+    def _wrong(self, what: str) -> RewardError:
+        return RewardError(f"stage {self.name} ({self.source}) {what}")
+
+
+def user_stages(
+    files: Iterable[str], functions: Iterable[Any] = (), timeout_s: float | None = None
+) -> tuple[Stage, ...]:
+    """Return the stages of these files, then these functions, checked. A file has a list `STAGES`, or one function `stage`."""
+    found = []
+    for file in files:
+        module = import_file(Path(file))
+        stages = getattr(module, "STAGES", [module.stage] if hasattr(module, "stage") else None)
+        if not isinstance(stages, list | tuple) or not stages:
+            raise PluginError(
+                f"{file} needs a function `stage` or a list of them, STAGES. Write one, e.g. `{_EXAMPLE}`"
+            )
+        found += [UserStage(one, file, timeout_s) for one in stages]
+    return (*found, *(UserStage(one, "stages", timeout_s) for one in functions))

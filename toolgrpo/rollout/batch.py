@@ -150,27 +150,22 @@ class RolloutBatch:
             ),
         )
 
-    def with_turn_rewards(self, rewards: Sequence[tuple[float, ...]]) -> RolloutBatch:
-        """Return the batch with what each turn of each episode was worth by itself."""
-        return replace(
-            self,
-            episodes=tuple(replace(one, turn_rewards=of) for one, of in zip(self.episodes, rewards, strict=True)),
-        )
-
     def with_advantages(
         self,
         advantages: Sequence[float | None],
         of_turns: Sequence[tuple[float, ...] | None] | None = None,
+        turn_rewards: Sequence[tuple[float, ...] | None] | None = None,
     ) -> RolloutBatch:
         """Return the batch with the advantage of each episode, and of its turns where these differ;
         None: it is not trained on.
         """
-        turns = of_turns or [None] * len(self.episodes)
+        nothing = [None] * len(self.episodes)
+        columns = (advantages, of_turns or nothing, turn_rewards or nothing)
         return replace(
             self,
             episodes=tuple(
-                replace(one, advantage=advantage, turn_advantages=by_turn)
-                for one, advantage, by_turn in zip(self.episodes, advantages, turns, strict=True)
+                replace(one, advantage=advantage, turn_advantages=by_turn, turn_rewards=given)
+                for one, advantage, by_turn, given in zip(self.episodes, *columns, strict=True)
             ),
         )
 

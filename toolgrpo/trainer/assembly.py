@@ -30,7 +30,6 @@ from toolgrpo.engines.base import CacheRoom, Engine, HasCache
 from toolgrpo.engines.build import BuiltEngine, EngineChoice
 from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ConfigError, DataError, ModelError
-from toolgrpo.learning.turn_rewards import TurnRewards, get_turn_reward, load_turn_reward
 from toolgrpo.models import folder_of, is_adapter
 from toolgrpo.observe.doctor import Finding
 from toolgrpo.observe.metrics import Known, MetricsLog
@@ -326,19 +325,6 @@ def open_watchers(
         tables=tables,
         doctor=DoctorWatch(progress.say, record=record),
     )
-
-
-def open_turn_rewards(args: ToolGRPOConfig, rows: Any) -> TurnRewards:
-    """Return the rewards by turn that the config asks for, in the order of their weights."""
-    sources = (
-        *(get_turn_reward(name, args.reward_timeout) for name in args.turn_reward or ()),
-        *(load_turn_reward(path, args.reward_timeout) for path in args.turn_reward_fn or ()),
-    )
-    columns = getattr(rows, "column_names", None)
-    if columns is not None:
-        for source in sources:
-            source.check_columns(columns)
-    return TurnRewards(sources, tuple(args.turn_reward_weights or (1.0,) * len(sources)))
 
 
 def loaded_parts(

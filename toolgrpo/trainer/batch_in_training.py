@@ -40,8 +40,7 @@ from toolgrpo.learning.correction import (
     weight_metrics,
 )
 from toolgrpo.learning.shaping import members_of
-from toolgrpo.learning.stages import LOSS, WORTH, Facts, TrainBatch, applied, dead_rows
-from toolgrpo.learning.turns import episode_turns
+from toolgrpo.learning.stages import LOSS, WORTH, Facts, TrainBatch, applied, check_by_token, dead_rows
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
 from toolgrpo.rollout.observers import Observers
@@ -238,7 +237,9 @@ class BatchInTraining:
         self._taken = None
         trl_batch.log_drawn(trainer, taken)
         scored = trl_batch.train_batch(output)
-        worth = applied(WORTH, scored, facts)
+        worth = applied((*WORTH, *self.rule.stages), scored, facts)
+        if worth.advantages.dim() > 1:
+            check_by_token(self._args)
         numbers = self._tell(taken, worth)
         learnt = applied(LOSS, worth, facts)
         trl_trainer.log_metrics(trainer, learnt.metrics)
@@ -257,7 +258,7 @@ class BatchInTraining:
         """Return the episodes of the batch that is being scored, in the form of TRL."""
         assert self._taken is not None and len(prompts) == len(self._taken.scored)
         pad_id = trl_trainer.pad_id(self._trainer)
-        return trl_batch.as_trl(self._taken.trajectories, pad_id, self._args.void_turns)
+        return trl_batch.as_trl(self._taken.trajectories, pad_id)
 
     def rewards(self) -> torch.Tensor:
         """Return the rewards of the batches that are being scored in all processes."""
@@ -312,27 +313,28 @@ class BatchInTraining:
     def _facts(self, taken: TakenBatch) -> Facts:
         n = len(taken.scored)
         first = self._batches.processes.index * n
-        by_turn = self.rule.credit.by_turn
         return Facts(
+            episodes=taken.scored,
             rule=self.rule,
             group_size=self._args.num_generations,
+            max_completion_length=self._args.max_completion_length,
             members=gather_object(members_of(taken.scored)),
+            gathered=lambda values: gather_object(list(values)),
             own=slice(first, first + n),
-            turns=gather_object(episode_turns(taken.scored)) if by_turn else (),
-            spans=[[(turn.start, turn.end) for turn in one.turns] for one in taken.trajectories] if by_turn else (),
             summed=partial(trl_batch.summed, self._trainer),
         )
 
     def _tell(self, taken: TakenBatch, worth: TrainBatch) -> list[int]:
         """Let observers hear of the batch, now that its advantages are known; return the numbers of what TRL scores."""
         numbers = [int(trajectory.metadata["episode"]) for trajectory in taken.trajectories]
-        of_turns = worth.of_turns or (None,) * len(numbers)
-        own = dict(zip(numbers, zip(trl_batch.advantages_of(worth), of_turns, strict=True), strict=True))
+        none = (None,) * len(numbers)
+        columns = (trl_batch.advantages_of(worth), worth.turn_advantages or none, worth.turn_rewards or none)
+        own = dict(zip(numbers, zip(*columns, strict=True), strict=True))
         # A group that was drawn may be trained on in another process than the one it ran in.
         parts = [own] if taken.metrics_of_all is None else gather_object([own])
         advantages = {number: advantage for part in parts for number, advantage in part.items()}
-        given = [advantages.get(int(t.metadata["episode"]), (None, None)) for t in taken.ran.trajectories]
-        batch = taken.ran.with_advantages([advantage for advantage, _ in given], [of for _, of in given])
+        given = [advantages.get(int(t.metadata["episode"]), (None,) * 3) for t in taken.ran.trajectories]
+        batch = taken.ran.with_advantages(*zip(*given, strict=True)) if given else taken.ran
         self._observers.batch_done(batch)
         self._token_tap.choose(batch)
         check_dropped_share(gather_object([one.drop for one in batch.episodes]), self._args.max_dropped_share)

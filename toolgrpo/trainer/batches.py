@@ -13,15 +13,13 @@ drawn the rows that were admitted; every process takes as many rows, and gathers
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 from toolgrpo.evaluation.grading import Answers, Grading
 from toolgrpo.learning.advantages import is_dead
 from toolgrpo.learning.shaping import Shaping, members_of
-from toolgrpo.learning.turn_rewards import TurnRewards
-from toolgrpo.learning.turns import Credit, episode_turns, teaches
 from toolgrpo.rollout.batch import Mode, RolloutBatch, Row, Scored
 from toolgrpo.rollout.group_queue import GroupSet, TakenGroups, as_it_is
 from toolgrpo.rollout.scheduler import timers_held
@@ -32,24 +30,14 @@ from toolgrpo.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class EpisodeGrading:
-    """Grading of episodes, and shaping of their rewards before a group is called dead."""
+    """Grading of episodes, and what a group is called dead by."""
 
     rewards: Grading
     shaping: Shaping
-    credit: Credit = field(default_factory=Credit)
-    turn_rewards: TurnRewards = field(default_factory=TurnRewards)
-
-    def graded(self, batch: RolloutBatch, answers: Answers) -> RolloutBatch:
-        """Return the batch with its rewards, in a training also those of its turns."""
-        batch = self.rewards.graded(batch, answers)
-        if not self.credit.by_turn or batch.mode != "train":
-            return batch
-        return batch.with_turn_rewards(self.turn_rewards([one.row for one in batch.episodes], batch.trajectories))
 
     def is_live(self, group: RolloutBatch) -> bool:
-        """Return whether a graded group teaches anything."""
-        combined = self.shaping.rewards(members_of(group.episodes), len(group))
-        return not is_dead(combined) or (self.credit.by_turn and teaches(episode_turns(group.episodes)))
+        """Return whether a graded group teaches anything, by its rewards alone: stages come later."""
+        return not is_dead(self.shaping.rewards(members_of(group.episodes), len(group)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +110,7 @@ class Batches:
         rows = [one.row for one in ran.episodes]
         with point_to_messages(rows):
             answers = self.grading.rewards.ask(rows, ran.trajectories, step=ran.step)
-        graded = self.grading.graded(ran, answers)
+        graded = self.grading.rewards.graded(ran, answers)
         self.processes.meet()  # rewards may take long too
         return TakenBatch(graded, graded.episodes, answers)
 
@@ -155,7 +143,7 @@ class Batches:
             episodes=tuple(Scored(row, one) for row, one in zip(group_set.rows, trajectories, strict=True))
         )
         with timers_held():
-            group = self.grading.graded(group, answers)
+            group = self.grading.rewards.graded(group, answers)
         return _Judged(group, answers, self.grading.is_live(group))
 
     def _judged(self, groups: TakenGroups[_Judged], n_rows: int, queue: RowQueue) -> TakenBatch:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -24,9 +24,7 @@ from toolgrpo.engines.vllm_options import ServerOptions, VLLMOptions
 from toolgrpo.errors import ConfigError
 from toolgrpo.learning.advantages import ESTIMATORS
 from toolgrpo.learning.correction import set_fields_of_trl
-from toolgrpo.learning.shaping import Shaping, overlong_of, penalty_of
-from toolgrpo.learning.turn_rewards import BUILT_IN_TURN_REWARDS
-from toolgrpo.learning.turns import LOSSES_BY_TOKEN, Credit
+from toolgrpo.learning.shaping import Shaping
 from toolgrpo.options import THEMES, RecordedShare, batch_of_parts, options_of, with_fields_of
 from toolgrpo.rollout.compaction import ContextLimit
 from toolgrpo.rollout.limits import EpisodeLimits
@@ -92,7 +90,6 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         for theme in THEMES:
             options_of(self, theme)
         self.episode_limits()
-        self.shaping()
         refuse_combinations(self)
 
     def _check_fields_of_trl(self) -> None:
@@ -224,27 +221,11 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
 
     def shaping(self) -> Shaping:
         """Return how rewards become advantages."""
-        limit = int(self.max_completion_length or 0)
         return Shaping(
             advantage=self.advantage,
             scale=str(self.scale_rewards),
-            penalty=penalty_of(self.penalty),
-            overlong=overlong_of(self.overlong, limit),
-            limit=limit,
-            void_turns=self.void_turns,
             normalize_first=self.multi_objective_aggregation == "normalize_then_sum",
             weights=tuple(self.reward_weights or ()),
-        )
-
-    def turn_reward_names(self) -> Sequence[str]:
-        """Return the names of all rewards by turn, in the order of their weights."""
-        return [*(self.turn_reward or ()), *(self.turn_reward_fn or ())]
-
-    def credits(self) -> Credit:
-        """Return how the turns of an episode share its reward; without rewards by turn nothing tells them apart."""
-        return Credit(
-            by_turn=self.credit == "turns" and bool(self.turn_reward_names()),
-            scale=str(self.scale_rewards) if ESTIMATORS[self.advantage].divides_by_std else "none",
         )
 
 
@@ -260,32 +241,12 @@ def _servers(c: Any) -> list[str]:
     return [name for name in ("vllm_server_urls", "vllm_server_base_url") if getattr(c, name)]
 
 
-def _taken_off(c: Any) -> str | None:
-    """Return the first field that takes something off a reward."""
-    shaping = c.shaping()
-    return "penalty" if shaping.penalty else "overlong" if shaping.overlong else None
-
-
 def _without_whole_groups(c: Any) -> tuple[int, int] | None:
     """Return how many whole groups a step needs at least and its rows, if there are fewer or one is not whole."""
     n_rows = c.per_device_train_batch_size * c.steps_per_generation
     if c.draws_ahead and (n_rows % c.num_generations or (c.carry_over and n_rows == c.num_generations)):
         return 2 if c.carry_over else 1, n_rows
     return None
-
-
-def _odd_weights(c: Any) -> tuple[int, int, str] | None:
-    """Return how many weights there are, how many turn rewards and their names, if the numbers differ."""
-    weights, names = c.turn_reward_weights, c.turn_reward_names()
-    return (
-        None
-        if weights is None or len(weights) == len(names)
-        else (len(weights), len(names), ", ".join(names) or "none")
-    )
-
-
-def _twice(names: Sequence[str]) -> str | None:
-    return next((name for place, name in enumerate(names) if name in names[:place]), None)
 
 
 # What cannot be asked for together: when it applies, and what is said. `{found}` is what the condition returned.
@@ -327,68 +288,12 @@ COMBINATIONS: tuple[tuple[Callable[[Any], Any], str], ...] = (
         "one a multiple of the other",
     ),
     (
-        lambda c: (
-            c.multi_objective_aggregation == "normalize_then_sum"
-            and (_taken_off(c) or (c.advantage != "grpo" and f"advantage {c.advantage}"))
-        ),
-        "{found} works on the sum of an episode's rewards, and multi_objective_aggregation normalize_then_sum makes none; "
-        "use sum_then_normalize, or leave {found} out",
-    ),
-    (
-        lambda c: ESTIMATORS[c.advantage].needs_nonnegative and _taken_off(c),
-        "advantage {c.advantage} needs rewards of at least 0, and a penalty takes some below; leave out {found}, or use loo",
+        lambda c: c.multi_objective_aggregation == "normalize_then_sum" and c.advantage != "grpo",
+        "advantage {c.advantage} works on the sum of an episode's rewards, and multi_objective_aggregation "
+        "normalize_then_sum makes none; use sum_then_normalize, or leave advantage out",
     ),
     (
         lambda c: not ESTIMATORS[c.advantage].divides_by_std and c.scale_rewards == "batch",
         "advantage {c.advantage} divides by no standard deviation, so scale_rewards batch would do nothing; leave it out",
-    ),
-    (
-        lambda c: next((name for name in c.turn_reward or () if name not in BUILT_IN_TURN_REWARDS), None),
-        f"there is no turn reward {{found!r}}; there are {', '.join(BUILT_IN_TURN_REWARDS)}. A function of yours is given "
-        f"as a file: turn_reward_fn",
-    ),
-    (
-        lambda c: _twice(c.turn_reward_names()),
-        "the turn reward {found!r} is given twice; its share is in turn_reward_weights",
-    ),
-    (
-        _odd_weights,
-        "turn_reward_weights has {found[0]} numbers for {found[1]} turn rewards ({found[2]}); give one for each, "
-        "in this order",
-    ),
-    (
-        lambda c: c.credit == "turns" and c.loss_type == "vespo",
-        "credit turns gives each turn its own advantage: loss_type vespo weighs a whole sequence by the sign of its one "
-        "advantage, and turns of one episode differ in sign. Use dapo, grpo, bnpo, dr_grpo, cispo or sapo; or set credit to "
-        "episode",
-    ),
-    (
-        lambda c: c.credit == "turns" and c.loss_type not in LOSSES_BY_TOKEN,
-        "credit turns gives each turn its own advantage: loss_type {c.loss_type} is not known to take advantages by token; "
-        "or set credit to episode",
-    ),
-    (
-        lambda c: c.credit == "turns" and c.importance_sampling_level != "token",
-        "credit turns needs importance_sampling_level token: with {c.importance_sampling_level} one ratio stands for all "
-        "tokens, and its gradient mixes the turns again",
-    ),
-    (
-        lambda c: c.credit == "turns" and c.off_policy_mask_threshold is not None,
-        "credit turns cannot be used with off_policy_mask_threshold, which drops a whole sequence by the sign of its one "
-        "advantage; leave it out",
-    ),
-    (
-        lambda c: c.credit == "turns" and c.multi_objective_aggregation != "sum_then_normalize",
-        "credit turns works on the sum of an episode's rewards, and multi_objective_aggregation normalize_then_sum makes "
-        "none; use sum_then_normalize",
-    ),
-    (
-        lambda c: c.credit == "turns" and ESTIMATORS[c.advantage].needs_nonnegative,
-        "advantage {c.advantage} needs rewards of at least 0, and returns of turns may be below; use grpo or loo with "
-        "credit turns",
-    ),
-    (
-        lambda c: c.credit != "turns" and c.turn_reward_names(),
-        "the turn reward {found[0]} is given, but credit is episode, which uses none; set credit to turns",
     ),
 )

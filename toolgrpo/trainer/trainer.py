@@ -27,6 +27,7 @@ from toolgrpo.evaluation.agreement import EngineProof
 from toolgrpo.evaluation.grading import Grading, success_at
 from toolgrpo.folder_claim import FolderClaim, claim_folder
 from toolgrpo.learning.correction import settled
+from toolgrpo.learning.stages import Stage, user_stages
 from toolgrpo.models import name_base_whole
 from toolgrpo.models.untrained_markers import output_rows
 from toolgrpo.observe.console import SteadyConsole
@@ -45,7 +46,6 @@ from toolgrpo.trainer.assembly import (
     model_card,
     open_engine,
     open_pass,
-    open_turn_rewards,
     open_watchers,
     take_parts,
 )
@@ -105,6 +105,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
         observers: Sequence[Observer] = (),
         progress: RunProgress | None = None,
         heldout: Sequence[Mapping[str, Any]] = (),
+        stages: Sequence[Stage] = (),
         **kwargs: Any,
     ) -> None:
         trl_jobs.refuse_rollout_func(kwargs.pop("rollout_func", None))
@@ -122,6 +123,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             opened=self._opened,
         )
         args = given.config
+        self.stages = user_stages(args.stage_fn or (), stages, args.reward_timeout)
         super().__init__(
             args,
             model=given.model,
@@ -188,7 +190,6 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
         self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
         self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
         self._shared_pass = open_pass(given, self.policy, self.train_dataset, say)
-        self.turn_rewards = open_turn_rewards(given.config, self.train_dataset)
 
     def _open_watchers(self, given: GivenParts, engine: Engine) -> None:
         """Open what watches, and the callbacks that stop and save."""
@@ -233,7 +234,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             state=lambda: self.state,
             ask_model=partial(trl_batch.ask_model, self),
         )
-        episode_grading = EpisodeGrading(grading, args.shaping(), args.credits(), self.turn_rewards)
+        episode_grading = EpisodeGrading(grading, args.shaping())
         self.rollout_batches = Batches(
             lambda rows, mode: self.rollout(rows, mode=mode), episode_grading, processes, queued_rows
         )

@@ -57,7 +57,6 @@ from toolgrpo.learning.correction import (
     updates_are_several,
     weights_of_rows,
 )
-from toolgrpo.learning.shaping import loss_mask
 from toolgrpo.learning.stages import (
     ROW_LOSSES,
     TOKEN_LOSSES,
@@ -76,7 +75,7 @@ Batch = dict[str, Any]
 _CLIPPED = frozenset(("grpo", "bnpo", "dr_grpo", "dapo", "luspo"))
 
 
-def as_trl(trajectories: Sequence[Trajectory], pad_id: int, void_turns: str = "keep") -> tuple[Any, ...]:
+def as_trl(trajectories: Sequence[Trajectory], pad_id: int) -> tuple[Any, ...]:
     """Return episodes as `_generate` does.
 
     TRL wants at least one token per completion, so an empty one gets a pad token that is not trained on.
@@ -86,7 +85,7 @@ def as_trl(trajectories: Sequence[Trajectory], pad_id: int, void_turns: str = "k
     return (
         [list(one.prompt_ids) for one in trajectories],
         [list(one.ids) or [pad_id] for one in trajectories],
-        [list(loss_mask(one, void_turns)) or [0] for one in trajectories],
+        [list(one.mask) or [0] for one in trajectories],
         [one.completion() for one in trajectories],
         engine_logps(trajectories) if with_logprobs else None,
         {"trajectories": list(trajectories)},
@@ -174,9 +173,9 @@ def learning_rule(trainer: GRPOTrainer) -> LearningRule:
     args = trainer.args
     return LearningRule(
         shaping=args.shaping(),
-        credit=args.credits(),
         correction=trainer.correction,
         skips_rows=why_every_row(args) is None and not trainer.aux_loss_enabled,
+        stages=trainer.stages,
     )
 
 
@@ -221,7 +220,7 @@ def reads_old_policy(trainer: GRPOTrainer, rule: LearningRule) -> bool:
     """
     if not (rule.skips_rows and rule.dead_by_rewards_alone):
         return False
-    if rule.credit.by_turn or rule.correction.method == "bypass":
+    if rule.stages or rule.correction.method == "bypass":  # a stage may give a dead group advantages
         return False
     return updates_are_several(trainer.args) or bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
 
