@@ -92,7 +92,6 @@ def turn_said(ledger: Ledger, sample: Sample, parsed: ParsedTurn, *, started_s: 
         duration_s=duration_s,
         started_s=started_s,
         weights=sample.weights,
-        taken_over=sample.taken_over,
     )
 
 
