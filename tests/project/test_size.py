@@ -21,9 +21,9 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2900,
-    "commands": 5785,
+    "commands": 5780,
     "data": 1540,
-    "engines": 3870,
+    "engines": 3900,
     "evaluation": 1260,
     "gateway": 2350,
     "learning": 1200,
@@ -36,7 +36,7 @@ LINES = {
     "shared_pass": 1400,
     "testing": 1000,
     "tools": 5210,
-    "trainer": 5310,
+    "trainer": 5300,
     "(itself)": 2800,
 }
 MOST = {
@@ -46,7 +46,7 @@ MOST = {
     "lines that a trainer imports": 23_750,
     "files that import TRL": 5,
     "fields of our own": 44,
-    "lines of tests": 40_150,
+    "lines of tests": 40_175,
     "lines of benchmarks": 5_700,
     "lines of pages": 3_955,
     "words of pages": 29_000,
