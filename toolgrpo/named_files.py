@@ -16,6 +16,7 @@ from pathlib import Path
 CONFIGS = ("recipes/configs/{}.yaml",)
 LAUNCH_FILES = ("recipes/accelerate/{}.yaml",)
 PLUGINS = ("tools_funcs/{}.py", "tools_funcs/{}_tools.py", "rewards/{}.py")
+TROUBLESHOOTING = "docs/how-to/troubleshooting.md"
 
 _ALIKE = 0.7  # of the letters of two names
 _LONGEST = 100  # characters of a name that are compared; what is longer is none
@@ -39,6 +40,13 @@ def shipped_root() -> Path:
     """Return the folder of the files that come with the package."""
     packed = Path(__file__).parent / "shipped"
     return packed if packed.is_dir() else Path(__file__).parents[1]
+
+
+def page_here(section: str = "", page: str = TROUBLESHOOTING) -> str:
+    """Return the path of a page, and a section of it, relative to the working folder where possible."""
+    path = shipped_root() / page
+    shown = page if path == Path.cwd() / page else str(path)
+    return f"{shown}#{section}" if section else shown
 
 
 def located(path: str | Path, by_name: tuple[str, ...] = ()) -> Path:

@@ -247,14 +247,6 @@ class OverlapOptions(Options, theme="overlap"):
         "are trained on. 0: rollouts and training alternate.",
         **at_least(0),
     )
-    carry_over: float = option(
-        0.0,
-        "Largest share of a step's groups that may continue in the next step; training starts once the others are "
-        "complete. 0: wait for all.",
-        allowed=lambda share: 0 <= share < 1,
-        wrong="{name} must be from 0 to below 1, a share of the groups of a step, got {value:g}; to have a whole step more "
-        "in flight, raise max_staleness",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

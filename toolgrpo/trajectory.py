@@ -59,14 +59,7 @@ class Turn:
     started_s: float = 0.0  # when the engine was asked, in seconds since the episode began
     reward: float | None = None  # what a stateful environment gave after the turn's calls, if it gives one by step
     user: str | None = None  # what the user said to it, where the episode went on with that
-    weights: tuple[int, int] | None = None  # the steps whose weights drew its first and its last token, if known
-    taken_over: tuple[tuple[int, int], ...] = ()  # from which token on which later step's did; empty too if unknown
-
-    def drawn_with(self, token: int) -> int | None:
-        """Return the step whose weights drew this one of its tokens, counted from 0; None where nobody said."""
-        if self.weights is None or (self.weights[0] != self.weights[1] and not self.taken_over):
-            return None
-        return [self.weights[0], *(step for first, step in self.taken_over if first <= token)][-1]
+    weights: tuple[int, int] | None = None  # the steps of the weights that its sampling began and ended with, if known
 
     def answered(self, results: Sequence[ToolResult]) -> Turn:
         """Return the turn with what came back, one result for each of its first attempts.
@@ -149,14 +142,6 @@ class Trajectory:
         return len(self.mask) - sum(self.mask) - sum(at.n_prompt for at in self.segment_starts)
 
     @property
-    def weight_steps(self) -> tuple[int | None, ...]:
-        """Return, for each of `ids`, the step whose weights drew it; None on context, and where nobody said."""
-        found: list[int | None] = [None] * len(self.ids)
-        for turn in self.turns:
-            found[turn.start : turn.end] = [turn.drawn_with(token) for token in range(turn.end - turn.start)]
-        return tuple(found)
-
-    @property
     def attempts(self) -> tuple[CallAttempt, ...]:
         return tuple(attempt for turn in self.turns for attempt in turn.attempts)
 
@@ -201,7 +186,7 @@ class Trajectory:
         record["messages"] = copied(self.messages)
         record["metadata"] = copied(dict(self.metadata))
         record["turns"] = tuple(
-            {name: value for name, value in _fields(turn).items() if value or name != "taken_over"}
+            _fields(turn)
             | {
                 "attempts": tuple(
                     _fields(attempt) | {"arguments": copied(attempt.arguments)} for attempt in turn.attempts
@@ -226,9 +211,8 @@ class Trajectory:
         turns = tuple(
             Turn(
                 **{
-                    **turn,
+                    **{name: value for name, value in turn.items() if name != "taken_over"},  # of older recordings
                     "weights": None if turn.get("weights") is None else tuple(turn["weights"]),
-                    "taken_over": tuple((first, step) for first, step in turn.get("taken_over", ())),
                     "attempts": tuple(
                         CallAttempt(**{**a, "status": AttemptStatus(a["status"])}) for a in turn["attempts"]
                     ),

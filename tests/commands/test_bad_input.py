@@ -159,8 +159,6 @@ TABLE: list[tuple[str, str]] = [
     ('--penalty {"turns":2}', "unknown flag --penalty; write stage_fn: recipes/stages/length_penalty.py"),
     ("--max_staleness 1 --vllm_enable_sleep_mode true", "vllm_enable_sleep_mode gives the engine's memory"),
     ("--max_staleness -1", "max_staleness must be at least 0, got -1"),
-    ("--carry_over 0.5 --num_generations 8", "at least 2 a step"),
-    ("--carry_over 1", "carry_over must be from 0 to below 1, a share of the groups of a step, got 1"),
     (
         "--rollout_correction bypass --vllm_importance_sampling_mode token_mask",
         "vllm_importance_sampling_mode belongs to TRL's own correction, but rollout_correction is bypass",

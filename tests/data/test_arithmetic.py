@@ -9,7 +9,8 @@ from typing import Any, Literal
 import pytest
 
 from toolgrpo.data import load_tasks
-from toolgrpo.data.arithmetic import N_CALLS, OPERATIONS, arithmetic_rows, chain_rows, success
+from toolgrpo.data.arithmetic import N_CALLS, OPERATIONS, arithmetic_rows, chain_rows
+from toolgrpo.data.rows import success
 from toolgrpo.errors import DataError
 from toolgrpo.rewards import get_reward
 from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode

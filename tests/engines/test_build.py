@@ -101,13 +101,15 @@ def test_an_adapter_alone_is_only_sent_where_there_is_a_plain_one(tiny_qwen3: An
 
 def test_what_was_wrong_on_a_gpu_is_refused_there() -> None:
     with pytest.raises(ConfigError, match="does not draw from nemotron_h on a GPU"):
-        ENGINES["transformers"](policy(tiny_family("nemotron_h"), device="cuda"), EngineOptions(engine="transformers"))
+        ENGINES["transformers"].build(
+            policy(tiny_family("nemotron_h"), device="cuda"), EngineOptions(engine="transformers")
+        )
 
 
 def test_an_adapter_alone_wants_16_bits_on_a_gpu(tiny_qwen3: Any) -> None:
     wanted = EngineOptions(engine="vllm_colocate", lora_sync="adapter")
     with pytest.raises(ConfigError, match="this model computes in float32; add --dtype bfloat16"):
-        ENGINES["vllm_colocate"](policy(tiny_qwen3(0), device="cuda"), wanted)
+        ENGINES["vllm_colocate"].build(policy(tiny_qwen3(0), device="cuda"), wanted)
 
 
 class Packed(torch.nn.Module):

@@ -181,6 +181,15 @@ def test_every_reader_says_what_is_wrong(
         assert [said in one and "this line is left out" in one for one in caplog.messages] == [True], command
 
 
+def test_turns_that_say_where_weights_changed_still_read(run: Path, tmp_path: Path) -> None:
+    """As recordings had them before."""
+    record = json.loads((run / "episodes.jsonl").read_text().splitlines()[0])
+    record["turns"][0] |= {"weights": [0, 1], "taken_over": [[1, 1]]}
+    (tmp_path / "episodes.jsonl").write_text(f"{json.dumps(record)}\n")
+    (found,) = read_episodes(tmp_path)
+    assert Trajectory.from_record(found).turns[0].weights == (0, 1)
+
+
 def shown(folder: Path, *words: str) -> str:
     text = io.StringIO()
     run_show(read("show", [str(folder), *words]), Console(file=text, width=300, force_terminal=False))

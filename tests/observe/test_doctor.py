@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import toolgrpo
-from toolgrpo.observe.doctor import DOCS, RULES, Log, Logs, findings, over_run
+from toolgrpo.named_files import TROUBLESHOOTING
+from toolgrpo.observe.doctor import RULES, Log, Logs, findings, over_run
 
 ROOT = Path(toolgrpo.__file__).parents[1]
 
@@ -231,6 +232,6 @@ def test_a_run_that_is_over_is_asked_at_each_of_its_logs() -> None:
 
 
 def test_every_rule_points_to_a_section_that_is_there() -> None:
-    headings = re.findall(r"^## (.+)$", (ROOT / DOCS).read_text(), re.MULTILINE)
+    headings = re.findall(r"^## (.+)$", (ROOT / TROUBLESHOOTING).read_text(), re.MULTILINE)
     anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     assert {rule.section for rule in RULES} <= anchors

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from toolgrpo.data import load_tasks
-from toolgrpo.data.arithmetic import Problem, Step, success
+from toolgrpo.data.arithmetic import Problem, Step
+from toolgrpo.data.rows import success
 from toolgrpo.rewards import get_reward
 from toolgrpo.tools import load_tools, run_tool
 

@@ -14,7 +14,8 @@ from trl.chat_template_utils import qwen3_training_chat_template
 from recipes.nano.demonstrations import Habits, demonstrate, draw_training_problem, render, render_tools
 from recipes.nano.tokenizer import CONTROL_TOKENS, build_tokenizer
 from recipes.nano.toolsets import CANONICAL, draw_toolset, is_held_out, renamed
-from toolgrpo.data.arithmetic import OPERATIONS, success
+from toolgrpo.data.arithmetic import OPERATIONS
+from toolgrpo.data.rows import success
 from toolgrpo.tools import load_tools
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,7 +22,7 @@ import pytest
 from confined_python.grading import Suite, plan
 from confined_python.literals import MOST_HASHED, NotPlainError, decode, encode
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolResult
-from toolgrpo.data.arithmetic import success
+from toolgrpo.data.rows import success
 from toolgrpo.errors import UserError
 from toolgrpo.evaluation.measures import given_answer
 from toolgrpo.observe.recorder import EpisodeRecorder

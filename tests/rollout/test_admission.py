@@ -11,10 +11,6 @@ from toolgrpo.rollout.group_queue import Admission, Decision
 PLAIN = Admission.of(3, max_groups_drawn=4.0)
 
 
-def ahead(*, carried: int, beyond: int) -> Admission:
-    return Admission.of(3, max_groups_drawn=4.0, carried=carried, beyond=beyond)
-
-
 def test_a_step_begins_with_its_groups_and_replaces_each_dead_one() -> None:
     assert PLAIN.decide([]) == Decision(begin=3)
     assert PLAIN.decide([None, None, None]) == Decision()
@@ -63,83 +59,48 @@ def test_what_is_admitted_does_not_depend_on_who_ends_first(
     assert sum(chosen) == min(target, sum(live[:drawn])), "no live group is left out for a dead one"
 
 
-def test_with_groups_to_carry_over_the_first_to_end_are_taken_and_the_others_are_owed() -> None:
-    rule = ahead(carried=1, beyond=1)
-    assert rule.decide([]) == Decision(begin=4)
-    assert rule.decide([None, True, True, None], ended=[2, 1]) == Decision()
-    assert rule.decide([None, True, True, True], ended=[2, 1, 3]) == Decision(admitted=(1, 2, 3), owed=1)
-    assert rule.decide([True, True, True, True], ended=[3, 2, 1, 0]) == Decision(admitted=(1, 2, 3), owed=1)
-
-
-def test_a_group_that_is_owed_is_waited_for_and_comes_first() -> None:
-    rule = ahead(carried=1, beyond=1)
-    assert rule.decide([None, True, True, True], ended=[1, 2, 3], owed=1) == Decision()
-    assert rule.decide([True, True, True, True], ended=[1, 2, 3, 0], owed=1) == Decision(admitted=(0, 1, 2), owed=1)
-    assert rule.decide([False, True, True, True, None], ended=[1, 2, 3, 0], owed=1) == Decision(
-        admitted=(1, 2, 3), owed=1
-    ), "a dead one is owed no longer"
-
-
-def test_a_group_behind_the_window_is_not_taken_however_early_it_ended() -> None:
-    rule = ahead(carried=1, beyond=4)
-    assert rule.decide([None, None, True, True, True, True, None], ended=[4, 5, 2, 3]) == Decision()
-    assert rule.decide([None, False, True, True, True, True, None, None], ended=[4, 5, 1, 2, 3]) == Decision(
-        admitted=(2, 3, 4), owed=1
-    ), "a dead one lets the next one in"
+def test_a_group_is_waited_for_however_early_later_ones_ended() -> None:
+    rule = Admission.of(3, max_groups_drawn=4.0, beyond=3)
+    assert rule.decide([None, True, True, True, True, True]) == Decision()
+    assert rule.decide([False, True, True, True, True, True, None]) == Decision(admitted=(1, 2, 3)), (
+        "dead, and not waited for"
+    )
 
 
 def test_a_dead_group_is_replaced_at_once_at_the_end_of_the_line() -> None:
-    rule = ahead(carried=0, beyond=3)
+    rule = Admission.of(3, max_groups_drawn=4.0, beyond=3)
     assert rule.decide([None, False, None, None, None, None]) == Decision(begin=1)
-    off = Admission.of(3, max_groups_drawn=1.0, carried=1, beyond=1)
-    assert off.decide([True, None, None, None], ended=[0]) == Decision()
 
 
 @pytest.mark.property
 @given(
     target=st.integers(1, 5),
     staleness=st.integers(0, 2),
-    share=st.sampled_from([0.0, 0.25, 0.5, 0.9]),
     dead=st.sampled_from([0.0, 0.3, 0.9, 1.0]),
     backfill=st.booleans(),
     random=st.randoms(use_true_random=False),
 )
-def test_in_a_line_nobody_waits_longer_than_a_step_more_and_nobody_is_lost(
-    target: int, staleness: int, share: float, dead: float, backfill: bool, random: Random
+def test_in_a_line_nobody_is_overtaken_and_nobody_is_lost(
+    target: int, staleness: int, dead: float, backfill: bool, random: Random
 ) -> None:
     """A whole run, whose groups end in any order."""
-    steps, carried = 12, max(1, int(share * target)) if share and target > 1 else 0
-    most = 3.0 if backfill else 1.0
+    steps, most = 12, 3.0 if backfill else 1.0
     line: list[tuple[int, int]] = []  # the number of a group, and the step that it began in
     live: dict[int, bool | None] = {}
-    ended: list[int] = []
     taken: list[int] = []
-    owed = 0
     for step in range(steps):
-        beyond = min(staleness * target + carried, (steps - 1 - step) * target)
-        rule = Admission.of(target, max_groups_drawn=most, carried=min(carried, beyond), beyond=beyond)
-        while True:
-            places = {number: place for place, (number, _) in enumerate(line)}
-            decision = rule.decide([live[n] for n, _ in line], ended=[places[n] for n in ended], owed=owed)
-            if decision.admitted is not None:
-                break
+        rule = Admission.of(target, max_groups_drawn=most, beyond=min(staleness, steps - 1 - step) * target)
+        while (decision := rule.decide([live[n] for n, _ in line])).admitted is None:
             for _ in range(decision.begin):
                 line.append((len(live), step))
                 live[len(live)] = None
             if not decision.begin:
                 number = random.choice([n for n, _ in line if live[n] is None])
                 live[number] = not backfill or random.random() >= dead
-                ended.append(number)
         admitted = [line[place] for place in decision.admitted]
-        assert len(admitted) == target and all(step - began <= staleness + 1 for _, began in admitted)
-        if not carried:
-            assert all(step - began <= staleness for _, began in admitted)
-        assert {n for n, _ in line[:owed] if live[n]} <= {n for n, _ in admitted}
+        assert len(admitted) == target and all(step - began <= staleness for _, began in admitted)
         taken += [n for n, _ in admitted]
-        assert carried or [n for n in taken if live[n]] == sorted(n for n in taken if live[n])
+        assert [n for n in taken if live[n]] == sorted(n for n in taken if live[n])
         line = [(n, began) for n, began in line if live[n] is not False and n not in taken]
-        ended = [n for n in ended if any(n == one for one, _ in line)]
-        owed = decision.owed
-        assert owed <= carried
     assert len(set(taken)) == len(taken) == steps * target
     assert set(taken) | {n for n in live if live[n] is False} == set(live), "every group was trained on, or is dead"

@@ -38,16 +38,16 @@ class Worth:
 
 
 class World:
-    """A step takes two groups of the queue; one may be carried over, and rows are called a, b, c, ..."""
+    """A step takes two groups of the queue, and rows are called a, b, c, ..."""
 
-    def __init__(self, *, beyond: int = 1, carried: int = 1, dead: str = "", stalls: str = "", fails: str = "") -> None:
+    def __init__(self, *, beyond: int = 1, dead: str = "", stalls: str = "", fails: str = "") -> None:
         self.stalls, self.dead, self.fails = stalls, dead, fails
         self.engine = TurnstileEngine(self.script)
         self.rollouts = scripted_rollouts(self.engine, ScriptedTools({"wait": lambda: "waited"}))
         self.ahead = RolloutsAhead(self.rollouts)
         self.queue: GroupQueue[Any] = GroupQueue(self.rollouts, ahead=self.ahead)
         most = 3.0 if dead else 1.0
-        self.rule = Admission.of(2, max_groups_drawn=most, carried=carried, beyond=beyond)
+        self.rule = Admission.of(2, max_groups_drawn=most, beyond=beyond)
         self.begun = 0
         self.judged: list[str] = []
 
@@ -87,33 +87,32 @@ def named(drawn: TakenGroups[Any]) -> str:
     return "".join(drawn.sets[number].group_set.rows[0]["prompt"][1] for number in drawn.admitted)
 
 
-def test_a_slow_group_goes_on_and_is_the_next_steps_with_the_weights_that_came_meanwhile() -> None:
+def test_a_group_ahead_goes_on_and_is_the_next_steps_with_the_weights_that_came_meanwhile() -> None:
     world = World()
-    first = world.take(0, "bc")
-    assert (named(first), first.carried, first.staleness) == ("bc", 0, (0, 0))
-    assert world.engine.open_requests == 0 and world.queue.places == (0,), "only the slow group stays in the queue"
-    second = world.take(1, "ade")
-    assert named(second)[0] == "a" and second.carried == 1 and second.staleness == (1, 0)
-    (slow, _) = second.sets
-    assert [turn.weights for turn in slow.trajectories[0].turns] == [(0, 1), (1, 1)]
-    assert len(slow.trajectories) == GROUP
+    first = world.take(0, "ab")
+    assert (named(first), first.staleness) == ("ab", (0, 0))
+    assert world.queue.places == (2,), "only the group ahead stays in the queue"
+    second = world.take(1, "cde")
+    assert named(second) == "cd" and second.staleness == (1, 0)
+    ahead, _ = second.sets
+    assert [turn.weights for turn in ahead.trajectories[0].turns] == [(0, 1), (1, 1)]
+    assert len(ahead.trajectories) == GROUP
     world.queue.stop()
     assert no_rollout_thread() and not world.engine.is_open
 
 
-def test_nothing_is_taken_before_the_group_that_was_left_over() -> None:
-    world = World()
-    assert named(world.take(0, "bc")) == "bc"
-    world.let("de")
+def test_a_group_is_not_overtaken_by_later_ones() -> None:
+    world = World(beyond=2)
+    world.let("bcd")
     late = threading.Timer(0.3, world.let, ["a"])
     late.start()
-    assert named(world.take(1)) == "ad"
+    assert named(world.take(0)) == "ab"
     late.join()
     world.queue.stop()
 
 
 def test_a_dead_group_is_judged_once_replaced_at_once_and_given_back() -> None:
-    world = World(dead="ab", carried=0, beyond=1)
+    world = World(dead="ab")
     drawn = world.take(0, "abcde")
     assert named(drawn) == "cd"
     assert [one.group_set.rows[0]["prompt"][1] for one in drawn.sets] == ["a", "b", "c", "d"]
@@ -125,7 +124,7 @@ def test_a_dead_group_is_judged_once_replaced_at_once_and_given_back() -> None:
 
 
 def test_a_group_that_fails_ahead_fails_when_it_is_due() -> None:
-    world = World(fails="<c>", carried=0)
+    world = World(fails="<c>")
     assert named(world.take(0, "c")) == "ab"
     with pytest.raises(AssertionError, match="a bug"):
         world.take(1, "de")
@@ -133,9 +132,9 @@ def test_a_group_that_fails_ahead_fails_when_it_is_due() -> None:
     assert no_rollout_thread() and not world.engine.is_open
 
 
-def test_stopping_cancels_what_was_carried_over() -> None:
-    world = World(stalls="<a>")
-    assert named(world.take(0, "abc")) == "bc"
+def test_stopping_cancels_what_is_in_the_queue() -> None:
+    world = World(stalls="<c>")
+    assert named(world.take(0, "abc")) == "ab"
     world.queue.stop()
     world.queue.stop()
     assert (world.engine.open_requests, world.engine.cancelled, world.engine.is_open) == (0, GROUP, False)
@@ -144,8 +143,8 @@ def test_stopping_cancels_what_was_carried_over() -> None:
 
 def test_once_settled_the_engine_is_free_and_what_ended_is_kept() -> None:
     world = World()
-    assert named(world.take(0, "bc")) == "bc"
-    world.let("a")
+    assert named(world.take(0, "ab")) == "ab"
+    world.let("c")
     world.queue.settle()
-    assert named(world.take(1, "de"))[0] == "a"
+    assert named(world.take(1, "de")) == "cd"
     world.queue.stop()

@@ -237,7 +237,7 @@ def test_processes_share_the_rows_and_meet_only_when_a_step_is_taken(replaces: b
             return ScriptedReply(ByteChat.say("an answer"), delay_s=0.2 * (row in {number, number + 4}))
 
         at = [0]
-        options: dict[str, Any] = {"staleness": 1, "carry_over": 0.5, "replaces": replaces}
+        options: dict[str, Any] = {"staleness": 1, "replaces": replaces}
         left = {"step": lambda: at[0], "left": lambda: steps - at[0]}
         order = RowOrder(32, lambda epoch: range(32))
         for step in range(steps):

@@ -13,6 +13,8 @@ from trl.trainer.utils import add_fused_lm_head
 
 from toolgrpo import ToolGRPOConfig
 from toolgrpo.engines.base import CacheRoom
+from toolgrpo.engines.build import EngineOptions
+from toolgrpo.engines.vllm_options import VLLMOptions
 from toolgrpo.errors import ConfigError
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.testing import ByteChat
@@ -72,7 +74,7 @@ GPU = Device.named("16GB")
 SIZES: Any = {
     **{"n_weights": GIB, "weights": 4 * GIB, "gradients": 4 * GIB, "optimizer": 8 * GIB, "reference": 0},
     **{"head_gradient": GIB, "casts": 0, "passes": None, "vocabulary": 1000, "rows": 2, "context": 1024},
-    **{"itemsize": 2, "cached_token": 2**10, "own_copy": False, "share": 0.25, "cpu_cache": GIB, "sleeps": False},
+    **{"itemsize": 2, "cached_token": 2**10, "options": EngineOptions(vllm=VLLMOptions(gpu_memory_utilization=0.25))},
 }
 RUN = RunShape(**SIZES, **COLOCATED)
 
@@ -86,8 +88,12 @@ RUN = RunShape(**SIZES, **COLOCATED)
         ({"casts": 2 * GIB}, GPU, 18.6 + 0.25 * 16 * 0.98),  # in the forward pass, when the head has no gradient yet
         ({"engine": "vllm_server"}, GPU, 17.6),
         ({"engine": "transformers", "cached_token": 2**19}, GPU, 20.6),  # 8 GiB of cache instead of a pass of 5
-        ({"engine": "transformers", "own_copy": True}, GPU, 19.6),
-        ({"sleeps": True}, GPU, 17.6),  # vLLM's part is smaller than a pass, and there only before it
+        ({"engine": "transformers", "options": EngineOptions(own_copy=True)}, GPU, 19.6),
+        (
+            {"options": EngineOptions(vllm=VLLMOptions(enable_sleep_mode=True))},
+            GPU,
+            17.6,
+        ),  # vLLM's part is smaller than a pass, and there only before it
     ],
 )
 def test_the_parts_are_added_up(changes: dict[str, Any], device: Device, needed: float) -> None:
@@ -100,7 +106,9 @@ def test_the_parts_are_added_up(changes: dict[str, Any], device: Device, needed:
 def test_the_cache_is_what_weights_and_graphs_leave_of_the_share() -> None:
     small = estimate(replace(RUN, n_weights=GIB // 2), GPU).cache
     assert small is not None and small.tokens == pytest.approx((0.25 * 15.68 - 1 - 0.85) * 2**20, rel=0.001)
-    assert estimate(replace(RUN, share=0.1), GPU).cache == CacheRoom(0, 1024, 16), "not even the weights"
+    assert estimate(
+        replace(RUN, options=EngineOptions(vllm=VLLMOptions(gpu_memory_utilization=0.1))), GPU
+    ).cache == CacheRoom(0, 1024, 16), "not even the weights"
     assert estimate(replace(RUN, cached_token=None), GPU).cache is None
 
 

@@ -1,4 +1,4 @@
-"""Training and rollouts that overlap, and groups carried over: who is trained on when, and nothing lost on any way out."""
+"""Training and rollouts that overlap: who is trained on when, and nothing lost on any way out."""
 
 from __future__ import annotations
 
@@ -138,32 +138,9 @@ def test_an_evaluation_between_two_steps_has_the_engine_for_itself(
 
 
 def test_an_engine_that_cannot_is_refused() -> None:
-    class Plain(ScriptedEngine):
-        takes_weights_while_open = False
-
-    for engine, sentence in (
-        (TransformersEngine(tiny_qwen3), "decodes with the trainer's, which change"),
-        (Plain(script), "set carry_over to 0"),
-    ):
-        with pytest.raises(ConfigError, match=sentence):
-            check_engine(engine, carry_over=0.5)
-    check_engine(Plain(script), carry_over=0)
-
-
-CARRY: dict[str, Any] = {
-    "rows": [{"prompt": f"q{number:02}", "answer": "1", "number": number} for number in range(32)],
-    **{"per_device_train_batch_size": 16, "max_steps": 4, "shuffle_dataset": False, "carry_over": 0.25},
-}
-
-
-def slow(late: int | None = None, never: int | None = None) -> Any:
-    """A script whose questions of one row are answered late, or never."""
-
-    def says(request: SampleRequest, number: int) -> ScriptedReply:
-        row = int(ByteChat.text(request.ids).partition("q")[2][:2])
-        return ScriptedReply(script(request, number), delay_s=0.6 * (row == late), stalls=row == never)
-
-    return says
+    with pytest.raises(ConfigError, match="decodes with the trainer's, which change"):
+        check_engine(TransformersEngine(tiny_qwen3))
+    check_engine(ScriptedEngine(script))
 
 
 def rows_of(kept: KeptBatches) -> list[list[int]]:
@@ -171,30 +148,20 @@ def rows_of(kept: KeptBatches) -> list[list[int]]:
     return [[one.row["number"] for one in batch.episodes if one.trained][::4] for batch in kept.batches]
 
 
-def all_rows(kept: KeptBatches) -> list[int]:
-    return sorted(row for rows in rows_of(kept) for row in rows)
-
-
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_a_step_begins_without_the_slow_group_which_is_the_next_ones(tmp_path: Path, staleness: int) -> None:
-    trainer, kept = run(tmp_path, says=slow(late=2), **CARRY, max_staleness=staleness)
-    first, second, *_ = rows_of(kept)
-    assert first == [0, 1, 3, 4] and second[0] == 2
-    assert all_rows(kept) == list(range(16)), "every row is trained on once"
-    assert len(trainer.engine.requests) == 4 * 16, "no group is begun that no step would train on"
-    assert max([log["overlap/staleness"] for log in step_logs(trainer)]) <= staleness + 1
-    assert [log["overlap/carried"] for log in step_logs(trainer)] == [0, 1, 1, 1]
-    assert [log["overlap/batches_in_flight"] for log in step_logs(trainer)][-1] == 0
-    began_with = {turn.weights[0] for t in kept.batches[1].trajectories[:4] for turn in t.turns if turn.weights}
-    assert began_with == {0}, "the group went on, and was not begun anew"
-
-
 def test_a_signal_cancels_what_is_in_line_and_a_resumed_run_draws_it_anew(tmp_path: Path) -> None:
-    trainer, kept = run(tmp_path, signalled(1), says=slow(never=2), **CARRY, max_staleness=1)
-    assert trainer.stopped_by == "SIGTERM" and rows_of(kept) == [[0, 1, 3, 4]]
+    options: dict[str, Any] = {
+        "rows": [{"prompt": f"q{number:02}", "answer": "1", "number": number} for number in range(32)],
+        **{"per_device_train_batch_size": 16, "max_steps": 4, "shuffle_dataset": False, "max_staleness": 1},
+    }
+
+    def says(request: SampleRequest, number: int) -> ScriptedReply:
+        row = int(ByteChat.text(request.ids).partition("q")[2][:2])
+        return ScriptedReply(script(request, number), stalls=row == 5)
+
+    trainer, kept = run(tmp_path, signalled(1), says=says, **options)
+    assert trainer.stopped_by == "SIGTERM" and rows_of(kept) == [[0, 1, 2, 3]]
     assert trainer.engine.cancelled >= 4
-    _, resumed = run(tmp_path, says=slow(), resume="auto", **CARRY, max_staleness=1)
-    assert rows_of(resumed)[0][0] == 2, "what was left over is the first of the resumed run"
-    assert all_rows(resumed) == [2, *range(5, 16)], "none is lost, and none trained on twice"
+    _, resumed = run(tmp_path, resume="auto", **options)
+    assert [row for rows in rows_of(resumed) for row in rows] == list(range(4, 16)), "none is lost"
     numbers = [record["metadata"]["episode"] for record in read_episodes(episodes_path(tmp_path, 0))]
     assert sorted(numbers) == list(range(64))

@@ -49,6 +49,7 @@ from toolgrpo.commands.table import CheckArguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.rows import n_trained_on, trained_on_line
 from toolgrpo.engines.base import MORE_ROOM
+from toolgrpo.engines.build import planned_engine
 from toolgrpo.engines.vllm_options import vllm_available
 from toolgrpo.errors import ConfigError, ModelError, SandboxError, ToolGRPOError
 from toolgrpo.evaluation.agreement import differences, drawn_tokens, largest_rounding
@@ -290,7 +291,9 @@ class CheckRun:
         found, window = parts.estimate(
             *(model, chat, tools, rows, heldout or ()),
             dtype=torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else stored,
-            engine=self._planned_engine(bits),
+            engine=planned_engine(
+                config.engine_options(), packed=bits < 16, with_vllm=bool(self.check.card) or vllm_available()
+            ),
             device=device,
             bits=bits,
         )
@@ -305,14 +308,6 @@ class CheckRun:
             warning = f"Some would be computed again ({MORE_ROOM})" if found.cache.demand > 2 else ""
             failure = f"vLLM does not start ({MORE_ROOM})" if found.cache.tokens < found.cache.window else ""
             self.report.add("cache", str(found.cache), warning=warning, failure=failure, tokens=found.cache.tokens)
-
-    def _planned_engine(self, bits: int) -> str:
-        config = self.parts.config
-        if config.engine != "auto":
-            return str(config.engine)
-        if config.server_urls():
-            return "vllm_server"
-        return "vllm_colocate" if bits == 16 and (self.check.card or vllm_available()) else "transformers"
 
     # what is drawn
 

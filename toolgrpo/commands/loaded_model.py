@@ -22,7 +22,7 @@ from transformers.integrations import unset_hf_deepspeed_config
 from toolgrpo.build import Parts, load_tokenizer, put_together
 from toolgrpo.commands.parts import RunParts, init_kwargs_of
 from toolgrpo.engines.base import Engine
-from toolgrpo.engines.build import choose_engine
+from toolgrpo.engines.build import ENGINES, choose_engine
 from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ModelError
 from toolgrpo.evaluation.run import policy_of_model
@@ -91,7 +91,7 @@ def load_model(
 def _policy_of_files(path: Path, kwargs: Mapping[str, Any], config: ToolGRPOConfig) -> Policy | None:
     """Return a policy whose weights are read when the engine gets them; None where it must be whole."""
     options = config.engine_options()
-    if choose_engine(options).name != "vllm_colocate":
+    if not ENGINES[choose_engine(options).name].stands_alone:
         return None
     origin = {"revision": kwargs.get("revision"), "trust_remote_code": kwargs["trust_remote_code"]}
     shape = AutoConfig.from_pretrained(path, **origin)
@@ -107,7 +107,7 @@ def _policy_of_files(path: Path, kwargs: Mapping[str, Any], config: ToolGRPOConf
         weights=partial(_weights_of, files),
     )
     # A vLLM that is for other devices leaves the work to the transformers engine, which wants a model.
-    return policy if choose_engine(options, policy).name == "vllm_colocate" else None
+    return policy if ENGINES[choose_engine(options, policy).name].stands_alone else None
 
 
 def model_without_weights(shape: Any, kwargs: Mapping[str, Any]) -> Any:

@@ -25,7 +25,7 @@ from toolgrpo.commands.other_names import question_iterations
 from toolgrpo.commands.table import COMMANDS, TASKS, Command, flags_of
 from toolgrpo.commands.terminal import LOADING, Terminal, plain_warnings
 from toolgrpo.errors import ConfigError, ToolGRPOError, UserError
-from toolgrpo.named_files import LAUNCH_FILES, located, nearest_is, shipped_names, shipped_root
+from toolgrpo.named_files import LAUNCH_FILES, located, nearest_is, page_here, shipped_names, shipped_root
 from toolgrpo.plain_text import plain
 from toolgrpo.settings_files import BadSettings, read_yaml
 from toolgrpo.startup import prepare
@@ -172,7 +172,6 @@ def _raised(look_at: Callable[..., Any], given: Any, place: str | None = None) -
 
 def init(given: Given) -> int:
     """Copy a task to begin with into a new folder."""
-    from toolgrpo.observe.doctor import page_here
 
     if given.values.get("skills"):
         return _copy_skills(Path(given.values.get("task", "skills")))

@@ -29,8 +29,8 @@ from toolgrpo.data.rows import rows_and_reasons
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.evaluation.before_training import rehearse
 from toolgrpo.models import NAMED_MODELS, check_model, folder_of
+from toolgrpo.named_files import page_here
 from toolgrpo.observe.console import show_warnings
-from toolgrpo.observe.doctor import page_here
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.trackers import has_wandb_login
 from toolgrpo.plain_text import counted, without_secrets

@@ -34,7 +34,7 @@ from toolgrpo.errors import ToolGRPOError
 from toolgrpo.evaluation.measures import Share
 from toolgrpo.folder_claim import claim_folder
 from toolgrpo.models import folder_of
-from toolgrpo.observe.doctor import page_here
+from toolgrpo.named_files import page_here
 from toolgrpo.observe.progress import training_line
 from toolgrpo.observe.watch import DoctorWatch
 from toolgrpo.plain_text import counted, without_secrets

@@ -8,9 +8,8 @@ Invariants:
   wording.
 * Every answer is a non-negative integer of at most four digits; divisions have no remainder.
 
-`success` is the measure both tasks are judged by: the tools gave the answer, and the final message says it. The built-in
-`accuracy` reward looks at the last tool response only. `MEASURES` has it under the name that rows give in their column
-`success_measure`; a row without one is judged by its reward.
+Both are judged by `success` of rows.py: the tools gave the answer, and the final message says it. The built-in `accuracy`
+reward looks at the last tool response only.
 
 Not covered: negative numbers, decimals, brackets.
 """
@@ -19,9 +18,8 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -50,7 +48,6 @@ _CONTINUATIONS: dict[Operation, str] = {
     "multiply": "multiply by {right}",
     "divide": "divide by {right}",
 }
-_NUMBER = re.compile(r"-?\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,32 +143,6 @@ def _calls(problem: Problem) -> str:
     return json.dumps(
         [{"name": step.operation, "arguments": {"a": step.left, "b": step.right}} for step in problem.steps]
     )
-
-
-def success(messages: Sequence[Mapping[str, Any]], answer: str) -> bool:
-    """Return whether an episode did the task: the last tool response is the answer, and the final message says the same number."""
-    if not messages or messages[-1].get("role") != "assistant" or messages[-1].get("tool_calls"):
-        return False
-    responses = [message for message in messages if message.get("role") == "tool"]
-    said = _NUMBER.findall(str(messages[-1].get("content") or ""))
-    return bool(responses) and str(responses[-1].get("content")).strip() == answer and said[-1:] == [answer]
-
-
-Measure = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], bool]
-MEASURES: dict[str, Measure] = {"arithmetic": lambda messages, row: success(messages, row["answer"])}
-
-
-def measure_of(row: Mapping[str, Any]) -> Measure | None:
-    """Return `measure(messages after the prompt, row)` of success that this row brings; None where its reward decides."""
-    name = row.get("success_measure")
-    if name is None:
-        return None
-    if name not in MEASURES:
-        raise DataError(
-            f"a row asks for the success measure {name!r}, but there is only {', '.join(MEASURES)}; leave the column "
-            f"`success_measure` out (an episode then succeeds if its reward reaches the threshold), or rename it"
-        )
-    return MEASURES[name]
 
 
 def _first_step(rng: random.Random, operation: Operation) -> Step:

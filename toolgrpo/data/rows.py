@@ -6,7 +6,7 @@ Invariants of a checked row:
 * `answer`, where the data has answers, is non-empty text (numbers are written out);
 * `tools` and `hidden_tools`, where there are such columns, are lists of tool names or None;
 * `user_turns`, where there is such a column, is a list of texts that say something, or None;
-* `success_measure`, where there is such a column, names one of `MEASURES` (arithmetic.py) or is None;
+* `success_measure`, where there is such a column, names one of `MEASURES` or is None;
 * every other column is as it was; none has a name that the trainer gives a meaning of its own;
 * every name and value can be written as JSON in UTF-8, of at most `_DEEPEST` levels.
 
@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolgrpo.data.arithmetic import measure_of
 from toolgrpo.errors import DataError
 from toolgrpo.named_files import nearest, nearest_is
 
@@ -48,12 +47,38 @@ RESERVED = (
 )
 IMAGE_COLUMNS = ("image", "images")  # of TRL's jobs with models that see
 
-
+_NUMBER = re.compile(r"-?\d+")
 _DEEPEST = 100  # levels of lists and objects in a column
 _REASONS = 10  # that are told in full
 _RANGES = 100  # of rows that are named for one reason
 _NO_PROMPT = "it has no 'prompt'"
 _OTHER_NAMES_OF_PROMPT = ("question", "query", "instruction", "problem", "input", "prompts", "messages", "text")
+
+
+def success(messages: Sequence[Mapping[str, Any]], answer: str) -> bool:
+    """Return whether an episode did the task: the last tool response is the answer, and the final message says the same number."""
+    if not messages or messages[-1].get("role") != "assistant" or messages[-1].get("tool_calls"):
+        return False
+    responses = [message for message in messages if message.get("role") == "tool"]
+    said = _NUMBER.findall(str(messages[-1].get("content") or ""))
+    return bool(responses) and str(responses[-1].get("content")).strip() == answer and said[-1:] == [answer]
+
+
+Measure = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], bool]
+MEASURES: dict[str, Measure] = {"arithmetic": lambda messages, row: success(messages, row["answer"])}
+
+
+def measure_of(row: Mapping[str, Any]) -> Measure | None:
+    """Return `measure(messages after the prompt, row)` of success that this row brings; None where its reward decides."""
+    name = row.get("success_measure")
+    if name is None:
+        return None
+    if name not in MEASURES:
+        raise DataError(
+            f"a row asks for the success measure {name!r}, but there is only {', '.join(MEASURES)}; leave the column "
+            f"`success_measure` out (an episode then succeeds if its reward reaches the threshold), or rename it"
+        )
+    return MEASURES[name]
 
 
 class NoPromptColumn(DataError):

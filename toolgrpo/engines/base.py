@@ -51,8 +51,7 @@ class Sample:
     ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
     finish_reason: FinishReason
-    weights: tuple[int, int] | None = None  # the steps whose weights drew its first and its last token
-    taken_over: tuple[tuple[int, int], ...] = ()  # from which token on which later step's did; empty too if unknown
+    weights: tuple[int, int] | None = None  # the steps of the weights that it began and ended with
 
 
 MORE_ROOM = (
@@ -131,15 +130,6 @@ class HoldsCopy(Engine, Protocol):
     @property
     def restores(self) -> int:
         """Return how often it lost its weights and was given them back."""
-        ...
-
-
-@runtime_checkable
-class CountsTokens(Protocol):
-    """An engine that knows how far its open requests were when it got other weights."""
-
-    def n_drawn_before_load(self, request: SampleRequest) -> int:
-        """Return how many tokens of this open request the weights before the last `load_weights` drew."""
         ...
 
 

@@ -1,6 +1,6 @@
 """Choose and build the engine for a policy: the one list of engines.
 
-An engine is a file, a builder here with a row in `ENGINES`, and a value of `--engine` (`toolgrpo/options.py`).
+An engine is a file, a row in `ENGINES` here, which alone tells it from others, and a value of `--engine` (`options.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from toolgrpo.engines.base import Engine
 from toolgrpo.engines.decode_batch import bound_time_steps_as_trained
 from toolgrpo.engines.policy import Policy, head_size
 from toolgrpo.engines.vllm_options import (
+    BATCHED_TOKENS,
     CPU_DELTA_RULE_SIZES,
     CPU_HEAD_SIZES,
     ServerOptions,
@@ -62,6 +63,7 @@ class BuiltEngine(NamedTuple):
     context: str | None = None  # how it was suited to its rows, if it was
 
 
+_GRAPHS = int(0.85 * 2**30)  # what vLLM takes for its CUDA graphs: estimated
 _NOT_RELOADED = ("gpt_oss",)  # vLLM writes experts and sinks past its own reload, on every device
 _DELTA_RULE = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _WRONG_ON_GPU = ("nemotron_h",)  # decoded by the transformers engine (tests/engines/test_engine_contract.py)
@@ -72,7 +74,7 @@ def build_engine(policy: Policy, options: EngineOptions) -> BuiltEngine:
     """Return the engine for this policy, and why it is that one."""
     choice = choose_engine(options, policy)
     bound_time_steps_as_trained(policy.base_model)
-    return BuiltEngine(ENGINES[choice.name](policy, options), choice)
+    return BuiltEngine(ENGINES[choice.name].build(policy, options), choice)
 
 
 def choose_engine(options: EngineOptions, policy: Policy | None = None) -> EngineChoice:
@@ -80,7 +82,9 @@ def choose_engine(options: EngineOptions, policy: Policy | None = None) -> Engin
     engine, server_urls = options.engine, options.vllm_server.urls
     adapter_alone = options.lora_sync == "adapter"  # nothing else is sent after vLLM's start
     unsendable = None if policy is None else _unsendable(policy, adapter_alone)
-    unfit = None if policy is None or unsendable else _unfit(policy)
+    unfit = None
+    if policy is not None and not unsendable:  # why vLLM in this process cannot draw from it
+        unfit = _on_another_device(policy) or _odd_heads(policy) or _wrong_numbers(policy)
     if engine == "auto":
         if server_urls and not unsendable:
             return EngineChoice("vllm_server", "server URLs are configured")
@@ -102,6 +106,12 @@ def choose_engine(options: EngineOptions, policy: Policy | None = None) -> Engin
     return EngineChoice("vllm_colocate", "vLLM is installed") if engine == "auto" else EngineChoice(engine, "asked for")
 
 
+def planned_engine(options: EngineOptions, *, packed: bool, with_vllm: bool) -> str:
+    """Return the engine that is likely chosen for a policy that is not loaded, on a machine with or without vLLM."""
+    here = "vllm_colocate" if with_vllm and not packed else "transformers"
+    return options.engine if options.engine != "auto" else "vllm_server" if options.vllm_server.urls else here
+
+
 def _unsendable(policy: Policy, adapter_alone: bool) -> str | None:
     """Return why no vLLM can be given this policy's weights, a colon and what to do; or None."""
     if policy.is_quantized:
@@ -116,11 +126,6 @@ def _unsendable(policy: Policy, adapter_alone: bool) -> str | None:
             f"transformers, or train an adapter with --use_peft and --vllm_lora_sync adapter"
         )
     return None
-
-
-def _unfit(policy: Policy) -> str | None:
-    """Return why vLLM in this process cannot draw from this policy, or None."""
-    return _on_another_device(policy) or _odd_heads(policy) or _wrong_numbers(policy)
 
 
 def _wrong_numbers(policy: Policy) -> str | None:
@@ -249,10 +254,50 @@ def _transformers(policy: Policy, options: EngineOptions) -> Engine:
     )
 
 
-Builder = Callable[[Policy, EngineOptions], Engine]
+class MemoryFacts(NamedTuple):
+    """The sizes that the memory of an engine depends on, beside its options, in bytes."""
 
-ENGINES: dict[str, Builder] = {
-    "vllm_colocate": _vllm_colocate,
-    "vllm_server": _vllm_server,
-    "transformers": _transformers,
+    device: int
+    on_cpu: bool
+    copy: int  # of the model's weights, as they are computed with
+    caches: int  # keys and values of all episodes at a time, each as long as it may be
+    a_token: int  # in a forward pass
+    scores: int  # of the next token of all these episodes
+
+
+class EngineMemory(NamedTuple):
+    """The bytes that an engine takes of the trainer's device."""
+
+    name: str = ""
+    taken: int = 0
+    copy: int = 0  # of the weights, beside
+    cache: int | None = None  # keys and values, where their room has a size from the start on
+    until_pass: bool = False  # what is taken is given back before a training pass
+
+
+def _memory_of_colocated(options: EngineOptions, facts: MemoryFacts) -> EngineMemory:
+    vllm = options.vllm
+    taken = facts.copy + (cache := vllm.kv_cache_gib * 2**30)
+    if not facts.on_cpu:
+        taken = int(vllm.gpu_memory_utilization * facts.device)
+        cache = max(0, taken - facts.copy - BATCHED_TOKENS * facts.a_token - facts.scores - _GRAPHS)
+    return EngineMemory("vLLM", taken, cache=cache, until_pass=vllm.enable_sleep_mode)
+
+
+def _memory_of_transformers(options: EngineOptions, facts: MemoryFacts) -> EngineMemory:
+    return EngineMemory("generation", facts.caches, facts.copy if options.own_copy else 0, until_pass=True)
+
+
+class EngineKind(NamedTuple):
+    """Builder of an engine, and facts about it that count before it is built."""
+
+    build: Callable[[Policy, EngineOptions], Engine]
+    memory: Callable[[EngineOptions, MemoryFacts], EngineMemory] = lambda options, facts: EngineMemory()
+    stands_alone: bool = False  # in this process: it holds all weights itself, and is sized at its start
+
+
+ENGINES = {
+    "vllm_colocate": EngineKind(_vllm_colocate, _memory_of_colocated, stands_alone=True),
+    "vllm_server": EngineKind(_vllm_server),
+    "transformers": EngineKind(_transformers, _memory_of_transformers),
 }

@@ -120,10 +120,6 @@ class ReplicaEngine(TransformersEngine):
     def __init__(self, replica: Any, *, max_model_len: int | None = None, max_rows: int = 64, seed: int = 0) -> None:
         super().__init__(lambda: replica, max_model_len=max_model_len, max_rows=max_rows, seed=seed)
         self._replica = replica.eval()
-        self._drawn_before_load: dict[int, int] = {}  # by the identity of open requests
-
-    def n_drawn_before_load(self, request: SampleRequest) -> int:
-        return self._drawn_before_load.get(id(request), request.max_tokens)  # one that is answered has all of them
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -131,7 +127,6 @@ class ReplicaEngine(TransformersEngine):
         own = dict(own_weights(self._replica))
         missing = set(own)
         with self._stepping:
-            self._drawn_before_load = {} if self._loop is None else self._loop.drawn_so_far()
             for name, tensor in weights:
                 if name in own:
                     own[name].copy_(tensor)
@@ -173,10 +168,6 @@ class _DecodeLoop:
         finally:
             if self._answers.pop(row, None) is not None:  # cancelled, not answered
                 self._leaving.append(row)
-
-    def drawn_so_far(self) -> dict[int, int]:
-        """Return how many tokens each open request has, by its identity; no step may be running."""
-        return {id(row.request): len(row.logprobs) for row in self._answers}
 
     async def end(self) -> None:
         """Let the running step end, fail what is still open, and give the model back as it was."""

@@ -59,7 +59,6 @@ class VLLMColocateEngine:
         self._numbers = itertools.count()
         self._waiting: dict[str, _Waiting] = {}
         self._aborted: list[str] = []
-        self._drawn_before_load: dict[int, int] = {}  # by the identity of open requests
         self._work: asyncio.Event | None = None
         self._pump: asyncio.Task[None] | None = None
 
@@ -121,16 +120,11 @@ class VLLMColocateEngine:
         With adapters alone, `weights`, the merged ones, are not even walked.
         """
         if self._save_adapter is None:
-            n_drawn = self._vllm.n_drawn() if self._waiting else {}
-            self._drawn_before_load = {id(one.request): n_drawn[number] for number, one in self._waiting.items()}
             self._vllm.load_weights(weights)
             return
         with tempfile.TemporaryDirectory(prefix="toolgrpo-adapter-") as folder:
             self._save_adapter(Path(folder))
             self._vllm.load_adapter(Path(folder))
-
-    def n_drawn_before_load(self, request: SampleRequest) -> int:
-        return self._drawn_before_load.get(id(request), request.max_tokens)  # one that is answered has all of them
 
     def sampling_state(self) -> dict[str, Any]:
         """Return the state of the seeds to come, for a checkpoint."""

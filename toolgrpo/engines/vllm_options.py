@@ -37,7 +37,7 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Widths of an attention head that vLLM's CPU kernels compute (`tests/engines/test_vllm_seam.py`)."""
 CPU_DELTA_RULE_SIZES = (64, 128)
 """Widths of a linear-attention head (Qwen3-Next, Qwen3.5) that they compute, in bf16 only."""
-_BATCHED_TOKENS = 4096
+BATCHED_TOKENS = 4096
 """Tokens of one step on an accelerator: a prompt with many tools is read at once, and vLLM's own
 2,048 for an engine that is stepped would read it in two."""
 _GRAPHS_TO = 512  # sequences; vLLM decodes more of them without a CUDA graph, unless it is told
@@ -112,7 +112,7 @@ class VLLMOptions:
             "dtype": str(self.dtype).removeprefix("torch."),
             "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_num_seqs,
-            "max_num_batched_tokens": None if self.on_cpu else max(_BATCHED_TOKENS, self.max_num_seqs),
+            "max_num_batched_tokens": None if self.on_cpu else max(BATCHED_TOKENS, self.max_num_seqs),
             "gpu_memory_utilization": self.gpu_memory_utilization,
             "enable_sleep_mode": self.enable_sleep_mode,
             "enforce_eager": eager,

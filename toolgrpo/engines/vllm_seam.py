@@ -318,11 +318,6 @@ class StepEngine:
         """Run one forward pass, and return the requests that it finished."""
         return [(output.request_id, _sample(output)) for output in self._engine.step() if output.finished]
 
-    def n_drawn(self) -> dict[str, int]:
-        """Return how many tokens each open request has, between two steps."""
-        states = self._engine.output_processor.request_states.values()
-        return {state.external_req_id: state.detokenizer.num_output_tokens() for state in states}
-
     def abort(self, request_ids: Sequence[str]) -> None:
         self._engine.abort_request(list(request_ids))
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from toolgrpo.data.arithmetic import measure_of
+from toolgrpo.data.rows import measure_of
 from toolgrpo.drops import Drop, DropCause, DropEpisode
 from toolgrpo.errors import ConfigError
 from toolgrpo.rewards.base import Reward, rows_named, watched

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from toolgrpo.calls import RUNNABLE, AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.evaluation.grading import Grader, grade
 from toolgrpo.rollout import RolloutBatch, RolloutBegan, Rollouts, Scored
@@ -68,7 +68,7 @@ def calls_again(
         async with offered.session(row) as session:
             for number, turn in enumerate(trajectory.turns):
                 pairs = [
-                    (_as_called(attempt), result)
+                    (_made_again(attempt), result)
                     for attempt, result in zip(turn.attempts, turn.results, strict=False)
                     if result.error is not ToolErrorKind.LIMIT
                 ]
@@ -114,9 +114,8 @@ def first_parting(then: Trajectory, now: Trajectory) -> int | None:
     return None if len(then.ids) == len(now.ids) else min(len(then.ids), len(now.ids))
 
 
-def _as_called(attempt: CallAttempt) -> CallAttempt:
-    """Return an attempt as the tools received it: a call that they refused is made again."""
+def _made_again(attempt: CallAttempt) -> CallAttempt:
+    """Return an attempt as the tools received it, before they refused it."""
     refused_by_tools = attempt.status in (AttemptStatus.UNKNOWN_TOOL, AttemptStatus.BAD_ARGUMENTS)
     well_read = attempt.name is not None and attempt.arguments is not None
-    runs = attempt.status in RUNNABLE or (refused_by_tools and well_read)
-    return replace(attempt, status=AttemptStatus.OK, detail="") if runs else attempt
+    return replace(attempt, status=AttemptStatus.OK, detail="") if refused_by_tools and well_read else attempt

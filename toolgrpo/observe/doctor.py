@@ -17,14 +17,12 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from toolgrpo.calls import INFRASTRUCTURE_CAUSES, NO_NAME, NO_TOOL
 from toolgrpo.engines.base import MORE_ROOM
-from toolgrpo.named_files import shipped_root
+from toolgrpo.named_files import TROUBLESHOOTING, page_here
 from toolgrpo.observe.call_lookalikes import FORMS
 
-DOCS = "docs/how-to/troubleshooting.md"
 LOGS_KEPT = 12  # no rule looks further back
 
 _SHORT, _LONG = 3, 10  # logs that a rule looks at: of a state, of a trend
@@ -173,18 +171,11 @@ class Finding:
 
     @property
     def link(self) -> str:
-        return f"{DOCS}#{self.section}"
+        return f"{TROUBLESHOOTING}#{self.section}"
 
     @property
     def link_here(self) -> str:
         return page_here(self.section)
-
-
-def page_here(section: str = "", page: str = DOCS) -> str:
-    """Return the path of a page, and a section of it, relative to the working folder where possible."""
-    path = shipped_root() / page
-    shown = page if path == Path.cwd() / page else str(path)
-    return f"{shown}#{section}" if section else shown
 
 
 def findings(logs: Sequence[Log], *, at_end: bool = False) -> list[Finding]:

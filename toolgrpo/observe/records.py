@@ -29,7 +29,7 @@ from toolgrpo.drops import Drop
 from toolgrpo.observe.line_file import Line, lines_of, parts
 from toolgrpo.plain_text import counted, plain
 from toolgrpo.segments import SegmentStart, check_starts
-from toolgrpo.trajectory import Trajectory
+from toolgrpo.trajectory import Trajectory, Turn
 
 SCHEMA = 2
 
@@ -232,7 +232,7 @@ _ids = _list(shapes.int_schema(strict=True, ge=0, lt=2**31))
 _numbers = _list(_number_or_none)
 _numbers_by_name = shapes.no_info_after_validator_function(_check_numbers, shapes.is_instance_schema(dict))
 _PLAIN = {int: _whole, float: _number, str: _text, bool: _flag, dict: _anything, Mapping: _anything}
-_MAY_BE_MISSING = ("taken_over", "segment_starts")  # the recorder leaves them out where they are empty
+_MAY_BE_MISSING = ("segment_starts",)  # the recorder leaves them out where they are empty
 
 
 def _schema_of(kind: Any) -> CoreSchema:
@@ -250,7 +250,8 @@ def _schema_of(kind: Any) -> CoreSchema:
 
 
 def _fields_of(kind: Any) -> dict[str, CoreSchema]:
-    return {
+    older = {"taken_over?": _list(_list(_whole, 2))} if kind is Turn else {}  # of recordings written before
+    return older | {
         f"{name}?" if name in _MAY_BE_MISSING else name: _schema_of(hint) for name, hint in get_type_hints(kind).items()
     }
 

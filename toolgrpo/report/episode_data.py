@@ -91,7 +91,6 @@ def _turn(turn: Record) -> dict[str, Any]:
             "re": [_result(result) for result in turn["results"]] or None,
             "u": None if turn.get("user") is None else cut_text(turn["user"]),
             "w": weights if weights is not None and len(weights) == 2 else None,
-            "tk": turn.get("taken_over"),
         }
     )
 

@@ -12,7 +12,7 @@ Who takes what, and when, is `group_queue.py`'s.
 
 Invariants: a rollout that fails raises its own error where its result is asked for; after `stop` there
 is no thread, episode, request or tool call. The engine is open from the first rollout that opens it until
-the last one has closed it, and each sample bears the steps whose weights drew its tokens; that happens on one
+the last one has closed it, and each sample bears the steps of the weights that it began and ended with; that happens on one
 event loop, so weights change between two steps of the engine. Nothing collective happens on the thread but what the
 caller hands over, and it waits for that.
 
@@ -26,11 +26,11 @@ import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from toolgrpo.engines.base import CountsTokens, Engine, Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions
 from toolgrpo.rollout.batch import Row
 from toolgrpo.rollout.observers import EpisodeDone, Observers, RolloutBegan, TurnDone
 from toolgrpo.rollout.rollouts import Rollouts
@@ -46,25 +46,6 @@ Begun = Future[RolloutResult]
 """A rollout that was begun."""
 
 
-@dataclass(eq=False, slots=True)
-class _Open:
-    """A request, the step of the weights that it began with, and those that took over: from which token on, if known."""
-
-    request: SampleRequest
-    step: int
-    taken_over: list[tuple[int | None, int]] = field(default_factory=list)
-
-    def with_weights(self, sample: Sample) -> Sample:
-        by_token = {0: self.step}  # of several that took over at one token, the last drew it
-        for token, step in self.taken_over:
-            if token is None:
-                return replace(sample, weights=(self.step, self.taken_over[-1][1]))
-            if token < len(sample.ids):
-                by_token[token] = step
-        (_, first), *later = by_token.items()
-        return replace(sample, weights=(first, by_token[max(by_token)]), taken_over=tuple(later))
-
-
 class SharedEngine:
     """An engine of an engine, for rollouts that each open and close it."""
 
@@ -78,7 +59,6 @@ class SharedEngine:
         self._users = 0
         self._opening = asyncio.Lock()
         self._step = 0  # of the weights
-        self._open: list[_Open] = []
 
     async def open(self) -> None:
         async with self._opening:
@@ -87,13 +67,9 @@ class SharedEngine:
             self._users += 1
 
     async def sample(self, request: SampleRequest) -> Sample:
-        one = _Open(request, self._step)
-        self._open.append(one)
-        try:
-            sample = await self._engine.sample(request)
-        finally:
-            self._open.remove(one)
-        return one.with_weights(sample)
+        first = self._step
+        sample = await self._engine.sample(request)
+        return replace(sample, weights=(first, self._step))
 
     async def close(self) -> None:
         async with self._opening:
@@ -105,9 +81,6 @@ class SharedEngine:
         """Go on with these weights, of a step, also in what is being drawn."""
         self._engine.load_weights(weights)
         self._step = step
-        counts = self._engine if isinstance(self._engine, CountsTokens) else None
-        for one in self._open:
-            one.taken_over.append((None if counts is None else counts.n_drawn_before_load(one.request), step))
 
     def shutdown(self) -> None:
         """Do nothing: the engine belongs to whoever made it."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from toolgrpo.chat.base import ChatFormat
-from toolgrpo.engines.build import EngineOptions, choose_engine
+from toolgrpo.engines.build import ENGINES, EngineOptions, choose_engine
 from toolgrpo.engines.policy import Policy, kv_bytes_per_token
 from toolgrpo.errors import DataError
 from toolgrpo.rollout.row_parts import as_messages, offered_tools, thinking_of
@@ -127,13 +127,13 @@ def suit(
     max_concurrent: int | None = None,
     room: int = 0,
 ) -> Demand:
-    """Return the options with what this run needs of a colocated vLLM, where nobody has said it.
+    """Return the options with what this run needs of an engine that stands alone, where nobody has said it.
 
     `heldout` are the rows that are measured, with `samples` episodes each, shared among processes,
     `max_concurrent` the user's own bound on episodes at a time, and `room` the tokens that an agent
     may put into a prompt of its own beside the row's.
     """
-    if choose_engine(options, policy).name != "vllm_colocate":
+    if not ENGINES[choose_engine(options, policy).name].stands_alone:
         return Demand(options)
     if policy.device.type != "cpu" and max_concurrent is None:
         share = -(-len(heldout) // policy.backend.n_processes) * samples

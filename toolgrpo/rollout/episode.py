@@ -35,7 +35,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from toolgrpo.calls import RUNNABLE, AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.chat.base import ParsedTurn, assistant_message, tool_message
 from toolgrpo.chat.unmarked import with_unmarked
 from toolgrpo.drops import Drop, DropCause, DropEpisode
@@ -92,7 +92,6 @@ def turn_said(ledger: Ledger, sample: Sample, parsed: ParsedTurn, *, started_s: 
         duration_s=duration_s,
         started_s=started_s,
         weights=sample.weights,
-        taken_over=sample.taken_over,
     )
 
 
@@ -292,8 +291,7 @@ class _EpisodeRun:
         try:
             budget = self.parts.limits.max_tool_calls
             allowed = len(turn.attempts) if budget is None else max(0, budget - self.calls_run)
-            called = [_as_called(attempt) for attempt in turn.attempts[:allowed]]
-            answered = await session.call(called) if allowed else ()
+            answered = await session.call(turn.attempts[:allowed]) if allowed else ()
             refused = tuple(refusal(attempt.name, budget) for attempt in turn.attempts[allowed:])
             self.calls_run += len(answered)
             results = tuple(self._as_shown(result, started) for result in (*answered, *refused))
@@ -329,10 +327,3 @@ class _EpisodeRun:
 
     def _now(self) -> float:
         return self.parts.clock() - self.started
-
-
-def _as_called(attempt: CallAttempt) -> CallAttempt:
-    """Return an attempt as the tools get it: to them a call that was accepted without its markers is one like any."""
-    if attempt.status is AttemptStatus.OK or attempt.status not in RUNNABLE:
-        return attempt
-    return replace(attempt, status=AttemptStatus.OK)

@@ -13,14 +13,11 @@ environments; without `ahead` the rule leaves nothing.
 A set is what waits there: the episodes of one row, or those of several rows that are taken as one.
 
 The rule (`Admission`) is a pure decision over what is known so far. A step wants `target` live groups.
-The first `target + carried` of the queue that are not dead are its window.
 
-Invariants of the rule: of the window at most `carried` groups are passed over, and those are owed to
-the next step, which waits for them: no group is overtaken for longer, so no short episode has a lasting
-advantage; with `carried` 0 groups are admitted in the order of submission, never of completion, and
-the decision depends on what they are worth and not on when they ended; no more than `most` groups are
-drawn for a step; exactly `target` groups are admitted, at the bound with the earliest dead ones among
-them.
+Invariants of the rule: groups are admitted in the order of submission, never of completion, so that short
+episodes have no advantage, and the decision depends on what they are worth and not on when they ended; no more
+than `most` groups are drawn for a step; exactly `target` groups are admitted, at the bound with the earliest
+dead ones among them.
 
 Invariants of the queue: a set is begun once, judged once and taken once; those that are dead are given back with
 those that were taken, and all others stay in the queue, in their order; a rollout that fails raises its own
@@ -49,61 +46,38 @@ from toolgrpo.trajectory import Trajectory
 class Decision:
     """Begin so many more groups; or, once the step is decided, train on those of these numbers.
 
-    With neither there is nothing to do but to wait. The first `owed` of what is neither dead nor
-    admitted were passed over.
+    With neither there is nothing to do but to wait.
     """
 
     begin: int = 0
     admitted: tuple[int, ...] | None = None
-    owed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Number of live groups that a step wants, and of groups it may draw.
-
-    `carried` may be left over from its window; `beyond` groups wait for later steps.
-    """
+    """Number of live groups that a step wants, and of groups it may draw; `beyond` groups wait for later steps."""
 
     target: int
     most: int
-    carried: int = 0
     beyond: int = 0
 
     @classmethod
-    def of(cls, target: int, *, max_groups_drawn: float, carried: int = 0, beyond: int = 0) -> Admission:
+    def of(cls, target: int, *, max_groups_drawn: float, beyond: int = 0) -> Admission:
         """Return the rule for a number of groups, with the most as a factor of it."""
-        return cls(target, max(target, math.floor(target * max_groups_drawn)), carried, beyond)
+        return cls(target, max(target, math.floor(target * max_groups_drawn)), beyond)
 
-    def decide(self, live: Sequence[bool | None], *, ended: Sequence[int] | None = None, owed: int = 0) -> Decision:
-        """Say what follows from the groups so far, in the order of submission.
-
-        Each is live, dead, or still open (None). `ended` are their numbers in the order in which
-        they ended; the first `owed` were left over by the step before.
-        """
-        drawn = len(live)
+    def decide(self, live: Sequence[bool | None]) -> Decision:
+        """Say what follows from the groups so far, in the order of submission: live, dead, or still open (None)."""
         missing = self.target + self.beyond - live.count(None) - live.count(True)
-        if missing > 0 and drawn < self.most + self.beyond:
-            return Decision(begin=min(missing, self.most + self.beyond - drawn))
-        head = live[: self.most + self.carried]
-        window = [number for number, alive in enumerate(head) if alive is not False][: self.target + self.carried]
-        admitted = sorted(self._first(window, live, range(drawn) if ended is None else ended, owed))
-        if len(admitted) == self.target:
-            return Decision(admitted=tuple(admitted), owed=len(window) - self.target)
-        if None in head:
+        room = self.most + self.beyond - len(live)
+        if missing > 0 and room > 0:
+            return Decision(begin=min(missing, room))
+        head = live[: self.most]
+        first = [number for number, alive in enumerate(head) if alive is not False][: self.target]
+        if any(live[number] is None for number in first):
             return Decision()
-        dead = [number for number, alive in enumerate(head) if not alive]
-        alive = [number for number in window if live[number]]
-        return Decision(admitted=tuple(sorted([*alive, *dead[: self.target - len(alive)]])))
-
-    def _first(self, window: Sequence[int], live: Sequence[bool | None], ended: Sequence[int], owed: int) -> list[int]:
-        """Return the live groups of the window to take, the owed ones before the others, or nothing
-        while an owed one is open.
-        """
-        if any(live[number] is None for number in window if number < owed):
-            return []
-        first = [number for number in window if number < owed]
-        return [*first, *(n for n in ended if n in window and n >= owed and live[n])][: self.target]
+        dead = [number for number, alive in enumerate(head) if alive is False]
+        return Decision(admitted=tuple(sorted([*first, *dead[: self.target - len(first)]])))
 
 
 class GroupVerdict(Protocol):
@@ -150,8 +124,8 @@ class TakenSet(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class TakenGroups(Generic[V]):
-    """Sets that a step took, and the dead; of each that is `admitted`, how many steps old the weights are
-    that it began with. `carried` of them were passed over by the step before.
+    """Sets that a step took, and the dead; of each that is `admitted`, how many steps old the weights are that it
+    began with.
     """
 
     sets: tuple[TakenSet[V], ...]
@@ -159,7 +133,6 @@ class TakenGroups(Generic[V]):
     step: int
     times: RolloutTimes
     staleness: tuple[int, ...]
-    carried: int
 
 
 @dataclass(slots=True, eq=False)
@@ -185,8 +158,6 @@ class GroupQueue(Generic[V]):
         self.ahead = ahead
         self._rollouts = rollouts
         self._queue: list[_Standing[V]] = []
-        self._ended: list[_Standing[V]] = []  # those that were judged, in the order in which they ended
-        self._owed = 0
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -229,7 +200,7 @@ class GroupQueue(Generic[V]):
         """Cancel what is in the queue."""
         if self.ahead is not None:
             self.ahead.stop()
-        self._queue, self._ended, self._owed = [], [], 0
+        self._queue = []
 
     async def _take(
         self,
@@ -250,7 +221,7 @@ class GroupQueue(Generic[V]):
                 for one in self._queue:
                     if one.verdict is None:
                         watch(one)
-                while (decision := self._decision(rule)).admitted is None:
+                while (decision := rule.decide([one.live for one in self._queue])).admitted is None:
                     for _ in range(decision.begin):
                         self._queue.append(begin(next(sets)))
                         watch(self._queue[-1])
@@ -265,7 +236,7 @@ class GroupQueue(Generic[V]):
                             del open_ones[task]
             except BaseException:
                 if self.ahead is None:
-                    self._queue, self._ended = [], []
+                    self._queue = []
                 raise
             finally:
                 await _let_go(task for task, one in open_ones.items() if self.ahead is None or one.trajectories is None)
@@ -275,13 +246,6 @@ class GroupQueue(Generic[V]):
     async def _settle(self, one: _Standing[V], judge: Judge[V]) -> None:
         one.trajectories = await one.ended()
         one.verdict = await judge(one.group_set, one.trajectories)
-        self._ended.append(one)
-
-    def _decision(self, rule: Admission) -> Decision:
-        number_of = {one: number for number, one in enumerate(self._queue)}
-        return rule.decide(
-            [one.live for one in self._queue], ended=[number_of[one] for one in self._ended], owed=self._owed
-        )
 
     @asynccontextmanager
     async def _running(self, options: SamplingOptions, began: RolloutBegan) -> Any:
@@ -322,11 +286,8 @@ class GroupQueue(Generic[V]):
     ) -> TakenGroups[V]:
         assert decision.admitted is not None
         admitted = {self._queue[number] for number in decision.admitted}
-        carried = sum(number < self._owed for number in decision.admitted)
         taken = [one for one in self._queue if one in admitted or one.live is False]
         self._queue = [one for one in self._queue if one not in taken]
-        self._ended = [one for one in self._ended if one not in taken]
-        self._owed = decision.owed
         for one in taken:
             if one.begun is not None and self.ahead is not None:
                 self.ahead.forget(one.begun)
@@ -338,7 +299,6 @@ class GroupQueue(Generic[V]):
             step=step,
             times=times(taken),
             staleness=tuple(step - one.step for one in taken if one in admitted),
-            carried=carried,
         )
 
 

@@ -22,7 +22,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.calls import RUNNABLE, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import DataError
 from toolgrpo.named_files import nearest
 from toolgrpo.rollout.batch import Row
@@ -153,7 +153,7 @@ class _OfferedSession(ToolSession):
 
         Malformed attempts pass: the session says what is wrong with them.
         """
-        return attempt.status is AttemptStatus.OK and attempt.name is not None and attempt.name not in self._callable
+        return attempt.status in RUNNABLE and attempt.name is not None and attempt.name not in self._callable
 
     def _refuse(self, attempt: CallAttempt) -> ToolResult:
         known = f"The tools are: {', '.join(self._names)}" if self._names else "There are no tools for this question"

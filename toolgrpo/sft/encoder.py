@@ -28,8 +28,7 @@ from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.data.load import Mixture, is_mixture, source_rows
 from toolgrpo.data.rows import OnBadRow, Row, raise_bad_row
 from toolgrpo.errors import ChatFormatError, DataError
-from toolgrpo.named_files import located, no_conversations
-from toolgrpo.observe.doctor import page_here
+from toolgrpo.named_files import located, no_conversations, page_here
 from toolgrpo.trajectory import Message
 
 Schemas = Sequence[Mapping[str, Any]]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.calls import RUNNABLE, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.tools.base import AfterTurn, ToolSession
 
 Answer = str | ToolResult
@@ -74,7 +74,7 @@ class _Session(ToolSession):
         return tuple(self._answer(attempt) for attempt in attempts)
 
     def _answer(self, attempt: CallAttempt) -> ToolResult:
-        if attempt.status is not AttemptStatus.OK:
+        if attempt.status not in RUNNABLE:
             return ToolResult(f"Error: {attempt.detail}", attempt.name, ToolErrorKind(attempt.status))
         if attempt.name not in self._tools.answers:
             return ToolResult(f"Error: no tool {attempt.name}", attempt.name, ToolErrorKind.UNKNOWN_TOOL)

@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, TypeVar, overload
 
-from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult, written
+from toolgrpo.calls import RUNNABLE, AttemptStatus, CallAttempt, ToolErrorKind, ToolResult, written
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker, example_of, names_near
 from toolgrpo.tools.backends import BackendSession, EnvironmentSession, ToolBackend
@@ -198,12 +198,11 @@ class ToolboxSession(ToolSession):
         return tuple(await asyncio.gather(*(self._answer(attempt) for attempt in attempts)))
 
     async def _answer(self, attempt: CallAttempt) -> ToolResult:
-        if attempt.status is not AttemptStatus.OK or attempt.name is None:
+        runs = attempt.status in RUNNABLE
+        if not runs or attempt.name is None:
             detail = self._filled(attempt.detail or "a malformed call", f"{attempt.name} {attempt.raw}")
-            nameless = attempt.status is AttemptStatus.OK
-            return self._refuse(
-                attempt, ToolErrorKind.MISSING_NAME if nameless else ToolErrorKind(attempt.status), detail
-            )
+            kind = ToolErrorKind.MISSING_NAME if runs else ToolErrorKind(attempt.status)
+            return self._refuse(attempt, kind, detail)
         found = self._toolbox.tools.get(attempt.name)
         if found is None:
             close = names_near(attempt.name, self._toolbox.names)

@@ -1,9 +1,8 @@
 """The batch that a trainer works on, as TRL comes by for it.
 
     evaluated                plays and grades the rows of an evaluation
-    generate_and_score       takes a graded batch, lets TRL score it, applies the stages; around these two
-      generate               its episodes as TRL's tuple
-      rewards                its rewards as TRL's tensor
+    generate_and_score       takes a graded batch, lets TRL score it, applies the stages
+      scoring                the batch meanwhile, whose episodes and rewards TRL asks for
     compute_loss             of a micro-batch: the rows that are read
       score_tokens           each forward pass, there and wherever TRL makes one
 
@@ -211,7 +210,7 @@ class BatchInTraining:
         self._off_policy = OffPolicy(correction, args, log=partial(trl_trainer.log_metrics, trainer), warn=say)
         self._token_tap = TokenTap(recorder, args.record_tokens)
         self._n_rollouts = 0  # of training, in this process
-        self._taken: TakenBatch | None = None  # while TRL scores it
+        self._scoring: TakenBatch | None = None
         self._pass = _Pass()
 
     def generate_and_score(self, inputs: list[dict[str, Any]], of_trl: Callable[[Any], dict[str, Any]]) -> Any:
@@ -230,11 +229,11 @@ class BatchInTraining:
             facts = replace(facts, unread=~choice.live)
         stands_in = self._off_policy.is_bypass and updates_are_several(self._args)
         logps = trl_batch.engine_logps(taken.trajectories) if stands_in else None
-        self._taken = taken
+        self._scoring = taken
         with self._passes(_Pass(None, choice, segments, logps)):
             # copies: TRL writes the extra fields of an episode into the rows that it scores
             output = of_trl([dict(one.row) for one in taken.scored])
-        self._taken = None
+        self._scoring = None
         trl_batch.log_drawn(trainer, taken)
         scored = trl_batch.train_batch(output)
         worth = applied((*WORTH, *self.rule.stages), scored, facts)
@@ -248,22 +247,17 @@ class BatchInTraining:
         self._token_tap.mark(output, numbers)
         return output
 
-    def evaluated(self, rows: Sequence[Row]) -> tuple[dict[str, float], int]:
-        """Return the metrics of an evaluation of these rows, over all processes, and how many episodes were scored."""
+    def evaluated(self, rows: Sequence[Row]) -> Sequence[Scored]:
+        """Return this process's episodes of an evaluation of these rows."""
         taken = self._batches.take(rows, "eval")
         self._observers.batch_done(taken.ran)
-        return trl_batch.log_evaluation(self._trainer, taken.ran.scored)
+        return taken.ran.scored
 
-    def generate(self, prompts: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the episodes of the batch that is being scored, in the form of TRL."""
-        assert self._taken is not None and len(prompts) == len(self._taken.scored)
-        pad_id = trl_trainer.pad_id(self._trainer)
-        return trl_batch.as_trl(self._taken.trajectories, pad_id)
-
-    def rewards(self) -> torch.Tensor:
-        """Return the rewards of the batches that are being scored in all processes."""
-        assert self._taken is not None
-        return trl_batch.rewards_of_all(self._trainer, self._taken)
+    @property
+    def scoring(self) -> TakenBatch:
+        """Return the batch that TRL is scoring."""
+        assert self._scoring is not None
+        return self._scoring
 
     def compute_loss(self, inputs: dict[str, Any], of_trl: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return the loss of a micro-batch, of the rows that have something to learn from."""

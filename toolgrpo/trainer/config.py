@@ -6,7 +6,6 @@ The commands take TRL's config of the model from here, too.
 from __future__ import annotations
 
 import copy
-import math
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import MISSING, fields
@@ -128,12 +127,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     @property
     def runs_ahead(self) -> bool:
         """Return whether episodes run while a batch is trained on."""
-        return bool(self.max_staleness > 0 or self.carry_over > 0)
-
-    @property
-    def draws_ahead(self) -> bool:
-        """Return whether they are taken group by group, and not as the batches of TRL's sampler."""
-        return bool(self.runs_ahead and (self.carry_over > 0 or self.draws_groups))
+        return bool(self.max_staleness > 0)
 
     def changed(self, **changes: Any) -> Self:
         """Return a copy with these fields set.
@@ -152,7 +146,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     def engine_options(self) -> EngineOptions:
         """Return which engine these fields ask for, and what each engine would be asked."""
         batch = self.per_device_train_batch_size * self.steps_per_generation
-        at_a_time = self.max_concurrent_episodes or math.ceil(batch * (1 + self.max_staleness + self.carry_over))
+        at_a_time = self.max_concurrent_episodes or batch * (1 + self.max_staleness)
         return EngineOptions(
             engine=self.engine,
             max_model_len=self.vllm_max_model_length,
@@ -241,12 +235,10 @@ def _servers(c: Any) -> list[str]:
     return [name for name in ("vllm_server_urls", "vllm_server_base_url") if getattr(c, name)]
 
 
-def _without_whole_groups(c: Any) -> tuple[int, int] | None:
-    """Return how many whole groups a step needs at least and its rows, if there are fewer or one is not whole."""
-    n_rows = c.per_device_train_batch_size * c.steps_per_generation
-    if c.draws_ahead and (n_rows % c.num_generations or (c.carry_over and n_rows == c.num_generations)):
-        return 2 if c.carry_over else 1, n_rows
-    return None
+def _without_whole_groups(c: Any) -> int | None:
+    """Return the rows of a step that takes whole groups, if they are none."""
+    n_rows: int = c.per_device_train_batch_size * c.steps_per_generation
+    return n_rows if c.runs_ahead and c.draws_groups and n_rows % c.num_generations else None
 
 
 # What cannot be asked for together: when it applies, and what is said. `{found}` is what the condition returned.
@@ -278,14 +270,13 @@ COMBINATIONS: tuple[tuple[Callable[[Any], Any], str], ...] = (
     ),
     (
         lambda c: c.runs_ahead and c.vllm_enable_sleep_mode,
-        "vllm_enable_sleep_mode gives the engine's memory to the training pass, but with max_staleness or carry_over both "
-        "run at the same time; leave one of the two out",
+        "vllm_enable_sleep_mode gives the engine's memory to the training pass, but with max_staleness both run "
+        "at the same time; leave one of the two out",
     ),
     (
         _without_whole_groups,
-        "carry_over, and max_staleness with dynamic_sampling, take whole groups in each process, at least {found[0]} a step; "
-        "per_device_train_batch_size * steps_per_generation is {found[1]} and num_generations {c.num_generations}: make the "
-        "one a multiple of the other",
+        "max_staleness with dynamic_sampling takes whole groups in each process; per_device_train_batch_size * "
+        "steps_per_generation is {found} and num_generations {c.num_generations}: make the one a multiple of the other",
     ),
     (
         lambda c: c.multi_objective_aggregation == "normalize_then_sum" and c.advantage != "grpo",

@@ -20,6 +20,7 @@ import psutil
 import torch
 
 from toolgrpo.engines.base import CacheRoom
+from toolgrpo.engines.build import ENGINES, EngineOptions, MemoryFacts
 from toolgrpo.engines.policy import kv_bytes_per_token
 from toolgrpo.errors import ConfigError
 
@@ -27,11 +28,8 @@ _ALWAYS = 2**26  # tiles of the output head, attention, what libraries load at t
 _LARGE = 2**30  # bytes of activations, from which on memory counts more than a few percent of time
 _USABLE = 0.9  # of the free memory: the rest is for rollouts, tools, and what the sum leaves out
 _OF_A_CARD = 0.98  # of the GB that a card is sold with, in GiB; T4, L4 and A10 leave 0.92
-_CUDA = int(0.6 * 2**30)  # context and libraries of this process: estimated, as what vLLM takes for its graphs
-_GRAPHS = int(0.85 * 2**30)
-_BATCHED = 4096  # tokens of one step of vLLM (`engines/vllm_options.py`)
+_CUDA = int(0.6 * 2**30)  # context and libraries of this process: estimated
 _HEAD_TILE = (4096, 32768)  # tokens and vocabulary of a tile of TRL's output head
-_ENGINES = {"vllm_colocate": "vLLM", "transformers": "generation"}
 _WITH_SCALES = 1.125  # of packed weights: each block of 64 has a scale
 
 
@@ -178,11 +176,8 @@ class RunShape:
     itemsize: int  # of a number that is computed with
     cached_token: int | None  # keys and values of one; None: attention that keeps something else
     engine: str
-    own_copy: bool  # an engine `transformers` with weights of its own
+    options: EngineOptions
     at_a_time: int  # episodes that the engine may be asked for
-    share: float  # of a GPU, for vLLM
-    cpu_cache: int  # of vLLM on a CPU
-    sleeps: bool
 
     @classmethod
     def of(
@@ -207,7 +202,6 @@ class RunShape:
         if passes is not None:
             passes = replace(passes, itemsize=dtype.itemsize, residual=embedding.weight.element_size())
         in_float32 = [weight for weight in trained if weight.dim() > 1 and weight.element_size() > dtype.itemsize]
-        vllm = config.engine_options().vllm
         return cls(
             n_weights=sum(one.numel() for one in base.parameters() if base is model or not one.requires_grad),
             weights=weights,
@@ -223,11 +217,8 @@ class RunShape:
             itemsize=dtype.itemsize,
             cached_token=kv_bytes_per_token(sizes, dtype),
             engine=engine,
-            own_copy=config.runs_ahead,
+            options=config.engine_options(),
             at_a_time=at_a_time,
-            share=vllm.gpu_memory_utilization,
-            cpu_cache=vllm.kv_cache_gib * 2**30,
-            sleeps=vllm.enable_sleep_mode,
         )
 
 
@@ -239,7 +230,7 @@ class Estimate:
     needed: int  # at the most, in a training pass or in a rollout
     fixed: int  # whatever the length of the episodes
     there: int
-    cache: CacheRoom | None  # of colocated vLLM
+    cache: CacheRoom | None  # of an engine whose cache has a size from its start on
 
     @property
     def fits(self) -> bool:
@@ -256,16 +247,15 @@ def estimate(run: RunShape, device: Device) -> Estimate:
     width, inner = (0, 0) if run.passes is None else (run.passes.width, run.passes.inner)
     tile = 0 if device.is_cpu else min(tokens, _HEAD_TILE[0]) * min(run.vocabulary, _HEAD_TILE[1]) * run.itemsize
     head = tile + run.head_gradient + 4 * tokens * width
-    copy = run.n_weights * run.itemsize
-    engine, cache = 0, None
-    if run.engine == "vllm_colocate" and device.is_cpu:
-        engine, cache = copy + run.cpu_cache, run.cpu_cache
-    elif run.engine == "vllm_colocate":
-        reading = _BATCHED * (3 * inner + 2 * width) * run.itemsize + 12 * run.at_a_time * run.vocabulary
-        engine = int(run.share * device.n_bytes)
-        cache = max(0, engine - copy - reading - _GRAPHS)
-    elif run.engine == "transformers":
-        engine = run.at_a_time * run.context * (run.cached_token or 0)
+    facts = MemoryFacts(
+        device=device.n_bytes,
+        on_cpu=device.is_cpu,
+        copy=run.n_weights * run.itemsize,
+        caches=run.at_a_time * run.context * (run.cached_token or 0),
+        a_token=(3 * inner + 2 * width) * run.itemsize,
+        scores=12 * run.at_a_time * run.vocabulary,
+    )
+    engine = ENGINES[run.engine].memory(run.options, facts)
     parts = {
         "weights": run.weights,
         "reference model": run.reference,
@@ -274,19 +264,18 @@ def estimate(run: RunShape, device: Device) -> Estimate:
         "activations": 0 if run.passes is None else tokens * run.passes.bytes_per_token,
         "head": max(head, run.casts),
         "CUDA": 0 if device.is_cpu else _CUDA,
-        "the engine's copy": copy if run.engine == "transformers" and run.own_copy else 0,
-        _ENGINES.get(run.engine, run.engine): engine,
+        "the engine's copy": engine.copy,
+        engine.name or run.engine: engine.taken,
     }
     a_pass = parts["gradients"] + parts["activations"] + parts["head"]
-    kept = sum(parts.values()) - a_pass - engine
-    in_turn = run.sleeps or run.engine == "transformers"  # what the engine takes is given back before a pass
+    kept = sum(parts.values()) - a_pass - engine.taken
     room = None
-    if cache is not None and run.cached_token:
-        room = CacheRoom(cache // run.cached_token, run.context, run.at_a_time)
+    if engine.cache is not None and run.cached_token:
+        room = CacheRoom(engine.cache // run.cached_token, run.context, run.at_a_time)
     return Estimate(
         parts=parts,
-        needed=kept + (max(a_pass, engine) if in_turn else a_pass + engine),
-        fixed=kept + parts["gradients"] + (0 if in_turn else engine),
+        needed=kept + (max(a_pass, engine.taken) if engine.until_pass else a_pass + engine.taken),
+        fixed=kept + parts["gradients"] + (0 if engine.until_pass else engine.taken),
         there=device.n_bytes,
         cache=room,
     )

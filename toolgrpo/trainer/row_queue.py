@@ -7,10 +7,9 @@ One call of `draw`, then of `agree`, is one generation batch. In this order:
                 as the rule of admission says; those that are left over go on
     agree       which rows are gone, and which are in the queue, in every process
 
-A set is a group, where groups are chosen one by one (`dynamic_sampling`, `carry_over`), and else this
-process's slice of a whole batch. With P sets of a process a step, `max_staleness` k and `carry_over` f,
-(1 + k + f) P are in the queue. The rule looks at the first (1 + f) P of them that are not dead, waits for those
-that the step before left over, and takes the first others to end.
+A set is a group, where groups are chosen one by one (`dynamic_sampling`), and else this process's slice of a
+whole batch. With P sets of a process a step and `max_staleness` k, (1 + k) P are in the queue, and a step takes the
+first P of them that are not dead.
 
 Invariants: every process has the same order of rows, and runs whole sets of its own; no set is
 trained on more than k + 1 steps after it began; every set is trained on or dead; a row that was planned
@@ -59,26 +58,18 @@ class QueueOptions:
 
     sampling: SamplingOptions
     group_size: int
-    replaces: bool = False  # dead groups
+    replaces: bool = False  # dead groups; so groups are taken one by one, and not whole batches
     most_groups: float = 1.0
     staleness: int = 0
-    carry_over: float = 0.0
 
     @property
     def runs_ahead(self) -> bool:
-        return self.staleness > 0 or self.carry_over > 0
-
-    @property
-    def by_group(self) -> bool:
-        """Return whether groups are taken one by one, and not whole batches."""
-        return self.replaces or self.carry_over > 0
+        return self.staleness > 0
 
     def rule(self, target: int, left: int) -> Admission:
         """Return how a step takes `target` sets, if `left - 1` others follow it."""
         most = self.most_groups if self.replaces else 1.0
-        carried = max(1, int(self.carry_over * target)) if self.carry_over else 0
-        beyond = min(self.staleness * target + carried, (left - 1) * target)
-        return Admission.of(target, max_groups_drawn=most, carried=min(carried, beyond), beyond=beyond)
+        return Admission.of(target, max_groups_drawn=most, beyond=min(self.staleness, left - 1) * target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +160,7 @@ class RowQueue:
         step = self._hand_over()
         left = max(1, training.left()) if options.runs_ahead else 1
         n_groups = n_rows * processes.n // options.group_size
-        if options.by_group:
+        if options.replaces:
             own = len(range(processes.index, n_groups, processes.n))
             largest = options.rule(-(-n_groups // processes.n), left)
             rule, n_episodes = options.rule(own, left), own * options.group_size
@@ -185,7 +176,7 @@ class RowQueue:
                 rule,
                 options.sampling,
                 RolloutBegan(n_episodes, step, "train", "episodes"),
-                sets=self._groups(min(processes.n, n_groups)) if options.by_group else self._slices(n_groups, n_rows),
+                sets=self._groups(min(processes.n, n_groups)) if options.replaces else self._slices(n_groups, n_rows),
                 judge=judge,
             )
 
@@ -199,7 +190,6 @@ class RowQueue:
                 "overlap/staleness": float(max(taken.staleness)),
                 "overlap/waited": time.monotonic() - began,
                 "overlap/batches_in_flight": len(self._queue) / rule.target,
-                **({"overlap/carried": float(taken.carried)} if options.by_group else {}),
             }
         )
         return taken
@@ -269,17 +259,12 @@ class RowQueue:
         raise PeerError(f"process {failed[0]} failed first, so this one cannot go on: {failed[1]}")
 
 
-def check_engine(engine: Engine, carry_over: float) -> None:
+def check_engine(engine: Engine) -> None:
     """Raise ConfigError if an engine cannot draw while its policy is trained."""
     if engine.same_numbers_as_trainer:
         raise ConfigError(
-            f"max_staleness and carry_over need an engine with weights of their own, but {engine.name} decodes with the "
-            f"trainer's, which change while it draws; leave `engine` to the config, or these at 0"
-        )
-    if carry_over and not engine.takes_weights_while_open:
-        raise ConfigError(
-            f"carry_over leaves episodes open over a step, but {engine.name} as it is set up here takes new weights only "
-            f"when every episode has ended (vLLM takes whole weights at any time, adapters not); set carry_over to 0"
+            f"max_staleness needs an engine with weights of its own, but {engine.name} decodes with the trainer's, which "
+            f"change while it draws; leave `engine` to the config, or max_staleness at 0"
         )
 
 
@@ -301,7 +286,7 @@ def open_queue(
         return None
     if not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
         raise ConfigError(
-            f"dynamic_sampling, max_staleness and carry_over draw rows by their numbers, but the training data is "
+            f"dynamic_sampling and max_staleness draw rows by their numbers, but the training data is "
             f"{'missing' if rows is None else f'a {type(rows).__name__}, which has none and may end in the middle of a step'}; "
             f"load it whole (not as a stream), or leave these off"
         )
@@ -311,7 +296,6 @@ def open_queue(
         replaces=args.draws_groups,
         most_groups=args.max_groups_drawn,
         staleness=args.max_staleness,
-        carry_over=args.carry_over,
     )
     order = RowOrder(len(rows), lambda epoch: order_of(len(rows), epoch))
     return RowQueue(rollouts, order, row_of, options, training, processes)

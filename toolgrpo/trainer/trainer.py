@@ -175,7 +175,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
         trl_batch.correct_by(self, self.correction)
         trl_batch.check_models(self)
         if args.runs_ahead:
-            check_engine(built.engine, args.carry_over)
+            check_engine(built.engine)
         return built
 
     def _fit(self, given: GivenParts, built: BuiltEngine) -> None:

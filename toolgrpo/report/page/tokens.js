@@ -98,16 +98,12 @@ function describe(token, episode) {
   ]);
 }
 
-// Weights may have changed while a turn was drawn. Where the engine did not say at which token, it is said from which to
-// which step.
+// Weights may have changed while a turn was drawn.
 function weightsOf(token, episode) {
   const turn = (episode.turns || [])[token.turn] || {};
   const [first, last] = turn.w || [episode.w, episode.w];
   if (first === undefined) return null;
-  if (first === last) return `step ${first} done`;
-  if (!turn.tk) return `step ${first} to ${last} done`;
-  const before = turn.tk.filter(([from]) => turn.st + from <= token.index);
-  return `step ${before.length ? before[before.length - 1][1] : first} done`;
+  return first === last ? `step ${first} done` : `step ${first} to ${last} done`;
 }
 
 // The tokens that training moved most, in words.

@@ -56,7 +56,7 @@ from toolgrpo.shared_pass.group_order import put_in_order
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.row_queue import Training
-from toolgrpo.trainer.trl.batch import live_flags
+from toolgrpo.trainer.trl.batch import as_trl, live_flags, log_evaluation, rewards_of_all
 
 if TYPE_CHECKING:
     from toolgrpo.trainer.batch_in_training import BatchInTraining
@@ -106,7 +106,7 @@ class CallsOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def evaluation_loop(self, dataloader: Any, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> EvalLoopOutput:
         """Play all rows in one rollout, as `measure` does, and compute no loss."""
         self.model.eval()  # what TRL logs by
-        metrics, n = self._batch.evaluated(evaluation_rows(self, dataloader))
+        metrics, n = log_evaluation(self, self._batch.evaluated(evaluation_rows(self, dataloader)))
         return EvalLoopOutput(None, None, {f"{metric_key_prefix}_{name}": one for name, one in metrics.items()}, n)
 
     def prediction_step(self, *_: Any, **__: Any) -> Any:
@@ -125,10 +125,12 @@ class CallsOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         trl_jobs.refuse_rollout_func(self.rollout_func)  # set on a trainer that was made already
-        return self._batch.generate(prompts)
+        taken = self._batch.scoring
+        assert len(prompts) == len(taken.scored)
+        return as_trl(taken.trajectories, pad_id(self))
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        return self._batch.rewards()
+        return rewards_of_all(self, self._batch.scoring)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         return self._batch.compute_loss(inputs, partial(super().compute_loss, model, inputs, *args, **kwargs))
