@@ -271,7 +271,7 @@ def test_the_example_data_is_what_its_rewards_want(monkeypatch: pytest.MonkeyPat
         (["--attn_implementation", "nope"], "is not supported"),
         (
             ["--reward", "gsm8k", "--reward_weights", "1", "--dataset_id_or_path", "BAD", "--dry_run"],
-            "the answer of row 0 holds no number: 'no number'",
+            "line 1 holds no number: 'no number'",
         ),
     ],
 )
