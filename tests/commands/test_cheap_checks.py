@@ -42,6 +42,7 @@ TABLE = [
     (f"train {JOB} exact_mach", "there is no built-in reward 'exact_mach'; the nearest is 'exact_match'"),
     ("init sop", "there is no task 'sop'; the nearest is 'shop'"),
     ("init --shop", "unknown flag --shop"),
+    ("init --skills a b", "--skills takes one folder, got a and b"),
     ("completion fsh", "give bash, zsh or fish"),
     ("env now", "toolgrpo env takes no words (got 'now')"),
     # values of a file

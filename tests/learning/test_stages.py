@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_a_dead_group_has_no_advantage_but_where_rewards_are_normalised_one_by_o
 
 def written(folder: Path, text: str) -> str:
     (folder / "mine.py").write_text(f"from dataclasses import replace\nimport torch\n{text}\n")
-    return str(folder / "mine.py")
+    return os.path.relpath(folder / "mine.py")  # as people type it
 
 
 def test_stages_of_files_come_in_their_order_and_then_those_that_were_given(tmp_path: Path) -> None:

@@ -180,8 +180,6 @@ def training_arguments(given: Given) -> tuple[ScriptArguments, ToolGRPOConfig, M
     from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 
     script, config, model = given.made((ScriptArguments, ToolGRPOConfig, ModelConfig))
-    if "lora_dropout" not in given.values:
-        model.lora_dropout = 0.0  # TRL's 0.05 would score another policy than the one that sampled
     reward_is_given(given)
     check_folder(config.output_dir, keep=not script.dry_run)
     return script, config, model

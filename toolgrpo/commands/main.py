@@ -53,10 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"toolgrpo {__version__}")
         return 0
     if name not in COMMANDS:
-        print(
-            f"toolgrpo: there is no command {name!r}{nearest_is(name, COMMANDS)}.\n\n{_overview()}",
-            file=sys.stderr,
-        )
+        print(f"toolgrpo: there is no command {name!r}{nearest_is(name, COMMANDS)}.\n\n{_overview()}", file=sys.stderr)
         return 2
     theme = asked_for(arguments[1:])
     try:
@@ -149,8 +146,9 @@ def mistakes(given: Given) -> list[ToolGRPOError]:
         return errors  # a check answers in its report, of files too
     for name, look_at in look.FILES.items():
         value = given.values.get(name)
-        if name == "dataset_id_or_path" and look.rows not in command.looks:
-            continue  # a folder of conversations, or rows that are not read
+        of_training = name in given.flags and given.flags[name].of_training  # passed over in a training's file
+        if of_training or (name == "dataset_id_or_path" and look.rows not in command.looks):
+            continue
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, str) and one.strip():
                 errors += _raised(look_at, one, given.places.get(name))
@@ -171,10 +169,12 @@ def _raised(look_at: Callable[..., Any], given: Any, place: str | None = None) -
 
 
 def init(given: Given) -> int:
-    """Copy a task to begin with into a new folder."""
-
+    """Copy a task to begin with, or the skills for coding agents, into a new folder."""
+    words = [given.values[name] for name in ("task", "folder") if name in given.values]
     if given.values.get("skills"):
-        return _copy_skills(Path(given.values.get("task", "skills")))
+        if len(words) > 1:
+            raise ConfigError(f"--skills takes one folder, got {' and '.join(words)}: toolgrpo init --skills [FOLDER]")
+        return _copy_skills(Path(*words or ["skills"]))
     name = given.values.get("task", TASKS[0])
     folder = Path(given.values.get("folder", name))
     if name not in TASKS:

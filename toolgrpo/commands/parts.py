@@ -347,7 +347,7 @@ def with_lora_modules(model: ModelConfig, shape: Callable[[], Any]) -> ModelConf
     """Return the same with the modules that get an adapter: ours, or the user's, each of which the model has."""
     asked = model.lora_target_modules
     if not asked:
-        return replace(model, lora_target_modules=LORA_TARGETS)
+        return replace(model, lora_target_modules=LORA_TARGETS)  # type: ignore[call-arg]  # TRL ships no types
     names = [asked] if isinstance(asked, str) else list(asked)
     if names == ["all-linear"] or not all(name.replace(".", "_").isidentifier() for name in names):
         return model  # PEFT's word, or a pattern

@@ -65,7 +65,7 @@ LOADING = "toolgrpo: loading PyTorch, TRL and the engine (about 20 s, longer on 
 
 _LIMIT_BYTES = 64 << 20
 _LOOK_EVERY_S = 1.0
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _PRINTERS = ("logging", "traceback", "warnings", "_py_warnings", "wandb")  # by which files print; wandb wraps streams
 
 

@@ -32,10 +32,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from numbers import Real
+from pathlib import Path
 from typing import Any, TypeVar
 
 from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import InfrastructureError, RewardError
+from toolgrpo.named_files import PLUGINS, located
 from toolgrpo.startup import on_this_device
 from toolgrpo.tools.loop_thread import LoopThread
 
@@ -158,7 +160,8 @@ class RewardGuard:
 
     def _line(self, stack: traceback.StackSummary) -> str:
         """Return ` (line N)` of the innermost frame in the function's own file, else nothing."""
-        lines = [frame.lineno for frame in stack if frame.filename == self.source.partition(":")[0]]
+        own = str(located(Path(self.source.partition(":")[0]), PLUGINS).resolve())  # as it was imported
+        lines = [frame.lineno for frame in stack if frame.filename == own]
         return f" (line {lines[-1]})" if lines else ""
 
 

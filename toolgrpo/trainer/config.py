@@ -1,6 +1,6 @@
 """`ToolGRPOConfig`: TRL's `GRPOConfig` plus the fields of `toolgrpo/options.py`, checked at construction.
 
-The commands take TRL's config of the model from here, too.
+The commands take the config of the model from here, too.
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from __future__ import annotations
 import copy
 from argparse import ArgumentTypeError
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from trl import GRPOConfig
-from trl import ModelConfig as ModelConfig
+import trl
 from trl import get_peft_config as get_peft_config
 from trl import get_quantization_config as get_quantization_config
 
@@ -38,8 +37,15 @@ _LEAST_OF_TRL = {
 }
 
 
+@dataclass
+class ModelConfig(trl.ModelConfig):  # type: ignore[misc]  # TRL ships no types
+    """TRL's, without dropout: with it the training pass scores another policy than the one that sampled."""
+
+    lora_dropout: float = 0.0
+
+
 @with_fields_of(*THEMES)
-class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
+class ToolGRPOConfig(trl.GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     """All fields of TRL and of `toolgrpo.options`. `None` means no limit, where a limit is meant."""
 
     may_be_greedy: ClassVar[bool] = False  # whether temperature may be 0
@@ -70,7 +76,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         self._check_own_fields()
 
     @classmethod
-    def of_trl(cls, args: GRPOConfig, **options: Any) -> Self:
+    def of_trl(cls, args: trl.GRPOConfig, **options: Any) -> Self:
         """Return the config of a trainer of TRL's that is made already, with these fields set.
 
         Not by calling the class: that would set accelerate up anew, under that trainer.
@@ -177,7 +183,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             return list(self.vllm_server_urls)
         if self.vllm_server_base_url:
             return [self.vllm_server_base_url]
-        defaults = {known.name: known.default for known in fields(GRPOConfig)}
+        defaults = {known.name: known.default for known in fields(trl.GRPOConfig)}
         address = ("vllm_server_host", "vllm_server_port")
         named = any(getattr(self, name) != defaults[name] for name in address)
         if named or (self.use_vllm and self.vllm_mode == "server"):
