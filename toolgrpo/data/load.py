@@ -150,7 +150,8 @@ def _key_in_source(row: Mapping[str, Any]) -> str:
         name: value for name, value in row.items() if value is not None and name not in ("prompt", *_OF_MIXTURES)
     }
     numbers = partial(json.loads, parse_float=_rounded, parse_int=_rounded)
-    return row_key([*row["prompt"][-1:], numbers(json.dumps(columns, default=str))])
+    prompt = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1:]
+    return row_key(json.dumps([row_key(prompt), numbers(json.dumps(columns, default=str))], sort_keys=True))
 
 
 def _rounded(number: str) -> str:
