@@ -8,6 +8,8 @@ from __future__ import annotations
 import inspect
 import io
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -273,3 +275,17 @@ def test_fsdp_is_still_for_accelerators_only() -> None:
 def test_the_backend_of_trl_says_what_the_walker_asks() -> None:
     for name in ("is_fsdp", "is_zero3", "gather_params"):
         assert hasattr(DistributedBackend, name), f"DistributedBackend.{name} is gone; see iter_named_params"
+
+
+def test_a_trainer_imports_vllm_only_when_it_is_used() -> None:
+    """In a process of its own: TRL imports all of it otherwise, and its own generation must still find it."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    script = """
+import sys
+import toolgrpo.trainer.trainer
+from trl.generation import vllm_client, vllm_generation
+print([name for name in sys.modules if name.split(".")[0] == "vllm"], vllm_client._HAS_STATEFUL_TRAINER_ENGINE)
+print(vllm_generation.SamplingParams(n=3).n, vllm_generation.LLM.__name__, "." in vllm_client.get_ip())
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-2:] == ["[] True", "3 LLM True"]
