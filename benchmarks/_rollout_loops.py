@@ -24,7 +24,7 @@ NUMBER_TYPES = ("float32", "bfloat16")
 
 def prepare_vllm() -> None:
     """Set what vLLM reads when it is imported, before anything imports PyTorch."""
-    from toolgrpo.startup import prepare
+    from toolgrpo.support.process_setup import prepare
 
     prepare()
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -174,8 +174,8 @@ class ScriptedDecisions:
         return bridged
 
     def parse(self, ids: Any, **kwargs: Any) -> Any:
-        from toolgrpo.calls import AttemptStatus, CallAttempt
         from toolgrpo.chat.base import ParsedTurn
+        from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt
 
         self._chat.parse(ids, **kwargs)  # its cost belongs to ours
         uid, turn = _uid.get(), _turn.get()

@@ -31,7 +31,7 @@ from tests.support.chat_samples import LOOK_UP, calling, printed_turn
 from tests.support.real_tokenizers import NotAtHand, real_tokenizer
 from toolgrpo.chat import ChatFormat, resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.trajectory import Message
+from toolgrpo.episode.trajectory import Message
 
 TOKENIZERS = Path(__file__).parents[2] / "shared" / "tokenizers"
 TURNS = (1, 8, 32, 128)

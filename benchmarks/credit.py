@@ -27,8 +27,8 @@ from _reporting import benchmark, parser_of
 from _rows import Figure, Row
 
 from toolgrpo.learning.advantages import grouped_advantages
-from toolgrpo.named_files import shipped_root
-from toolgrpo.plugin_files import import_file
+from toolgrpo.support.plugin_files import import_file
+from toolgrpo.support.shipped_files import shipped_root
 
 CREDIT = import_file(shipped_root() / "recipes/stages/turn_credit.py")
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    from toolgrpo.startup import prepare
+    from toolgrpo.support.process_setup import prepare
 
     prepare()  # before anything imports PyTorch, as in recipes/train.py
 

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 if __name__ == "__main__":
-    from toolgrpo.startup import prepare
+    from toolgrpo.support.process_setup import prepare
 
     prepare()  # before anything imports PyTorch
 

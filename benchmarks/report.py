@@ -31,7 +31,7 @@ from _machine import ROOT
 from _reporting import benchmark, parser_of
 from _rows import Figure, Row
 
-from toolgrpo.startup import prepare
+from toolgrpo.support.process_setup import prepare
 
 prepare()  # before anything imports PyTorch, as in recipes/train.py
 

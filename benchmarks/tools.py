@@ -20,7 +20,7 @@ from _reporting import benchmark, parser_of, progress, save
 from _rows import Figure, Row
 
 from tests.support.tool_calls import attempt
-from toolgrpo.calls import ToolResult
+from toolgrpo.episode.tool_calls import ToolResult
 from toolgrpo.tools import Toolbox, load_tools, tool
 
 

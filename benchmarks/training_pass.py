@@ -8,7 +8,7 @@
 Three ways, each in a process of its own, which take turns, so that a busy machine disturbs all alike:
 
     trl       TRL's padded pass in a plain process, as it comes
-    padded    ours with `prefix_sharing: off`: TRL's pass with what toolgrpo.startup does about memory and OpenMP and a
+    padded    ours with `prefix_sharing: off`: TRL's pass with what toolgrpo.support.process_setup does about memory and OpenMP and a
               tuned output head; what is left is the sharing alone
     shared    ours, as a training run has it
 
@@ -43,7 +43,7 @@ from _reporting import STAMP, benchmark, kept, parser_of, progress, save
 from _rows import Figure, Row
 
 if __name__ == "__main__" and "--serve" in sys.argv and "trl" not in sys.argv:
-    from toolgrpo.startup import prepare
+    from toolgrpo.support.process_setup import prepare
 
     prepare()  # before PyTorch is imported, which only the serving processes do
     if "heap" in sys.argv:
@@ -127,7 +127,7 @@ def _serve_case(way: str, case: Case) -> None:
 
     model, ids, mask = build(case)
     if case.adapter and way == "shared":
-        from toolgrpo.startup import map_large_blocks
+        from toolgrpo.support.process_setup import map_large_blocks
 
         map_large_blocks()  # as a run of this size does
     small = replace(case, prompt=40, completion=20, group=2, lengths="full")

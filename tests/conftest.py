@@ -26,7 +26,7 @@ from process_tree import ask_for_stacks
 
 # Threads that wait give their core away: spinning, they took three times as long where others use the cores too.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here asks the hub but the tests that bring one (trainer/test_hub.py)
+os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here asks the hub but the tests that bring one (support/test_offline.py)
 ROOT = Path(__file__).parents[1]
 ASK_THE_SERVER = tuple(f"engines/test_{name}.py" for name in ("engine_contract", "scale_servers", "vllm_server"))
 TRAIN_TINY = ROOT / "tests" / "fixtures" / "scale" / "train_tiny.py"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from toolgrpo.drops import DropEpisode
-from toolgrpo.trajectory import Trajectory
+from toolgrpo.episode.dropped import DropEpisode
+from toolgrpo.episode.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from toolgrpo.trainer.config import ToolGRPOConfig
@@ -29,6 +29,6 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        import_module("toolgrpo.startup").prepare()  # before PyTorch is imported
+        import_module("toolgrpo.support.process_setup").prepare()  # before PyTorch is imported
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,7 +29,6 @@ from toolgrpo.engines.base import Engine
 from toolgrpo.engines.build import BuiltEngine, build_engine
 from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
-from toolgrpo.hub import settle_hub
 from toolgrpo.models import missing_folder
 from toolgrpo.models.untrained_markers import (
     output_rows,
@@ -42,6 +41,7 @@ from toolgrpo.rollout import Player, Rollouts
 from toolgrpo.rollout.demand import PROMPT_ROOM, Demand, Prompts, rows_that_fit, suit
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.rollout.row_parts import users_speak
+from toolgrpo.support.offline import settle_hub
 from toolgrpo.tools.base import ToolProvider
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from bfcl_tasks import CATEGORIES, Task, api_class, tasks
 from bfcl_world import Call
 from make_rows import row
 
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
 from toolgrpo.tools import Toolbox, load_tools
-from toolgrpo.trajectory import Trajectory
 
 ENVIRONMENT = Path(__file__).with_name("bfcl_environment.py")
 _ROOM = 10_000_000  # tokens; a token is a byte here

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.data.arithmetic import draw_problem
-from toolgrpo.plugin_files import import_file
+from toolgrpo.support.plugin_files import import_file
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.plugin.plugin_file import PluginSource, load_functions
 

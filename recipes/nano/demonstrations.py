@@ -18,7 +18,7 @@ from typing import Any
 
 from recipes.nano.toolsets import ToolSpec
 from toolgrpo.data.arithmetic import Operation, Problem, draw_problem
-from toolgrpo.trajectory import Message
+from toolgrpo.episode.trajectory import Message
 
 __all__ = ["Habits", "demonstrate", "draw_training_problem", "render", "render_tools"]
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from sql_rows import HERE, Row, Task, tasks, worked
 
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.rewards import load_reward
 from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
 from toolgrpo.tools import Toolbox, load_tools
-from toolgrpo.trajectory import Trajectory
 
 _ROOM = 100_000  # tokens; a token is a byte here
 _REWARD = load_reward(HERE / "sql_reward.py")

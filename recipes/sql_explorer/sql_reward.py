@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from toolgrpo.episode.trajectory import Message, Trajectory
 from toolgrpo.rewards import calls, final_answer
 from toolgrpo.rewards.numerals import all_numbers
-from toolgrpo.trajectory import Message, Trajectory
 
 MARKUP = re.compile(r"[<>{}\[\]|`\\]|\*\*|\w\(|^\s*(?:[#*-]\s|\w+:\s*$)", re.MULTILINE)
 FEWEST_WORDS = 2  # of a sentence, besides those of the answer and of the names of columns

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import torch
 
+from toolgrpo.episode.trajectory import has_void_turn
 from toolgrpo.learning import Facts, TrainBatch
-from toolgrpo.trajectory import has_void_turn
 
 
 def stage(batch: TrainBatch, facts: Facts) -> TrainBatch:

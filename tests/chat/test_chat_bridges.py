@@ -12,9 +12,9 @@ from tests.support.chat_families import template_names, trl_tokenizer
 from tests.support.chat_samples import LOOK_UP, calling, printed_turn
 from toolgrpo.chat import assistant_message, prove_rows, resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
+from toolgrpo.episode.trajectory import Message
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.testing import byte_tokenizer
-from toolgrpo.trajectory import Message
 
 pytestmark = pytest.mark.contract
 

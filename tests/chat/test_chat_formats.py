@@ -18,13 +18,13 @@ from recipes.nano.tokenizer import build_tokenizer
 from tests.support.chat_families import template_names, template_text, trl_tokenizer
 from tests.support.chat_samples import LOOK_UP, calling, printed_turn, thinking_markers
 from tests.support.real_tokenizers import REAL_TOKENIZERS, NotAtHand, real_tokenizer
-from toolgrpo.calls import AttemptStatus
 from toolgrpo.chat import check_vocabulary, resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.tool_calls import AttemptStatus
+from toolgrpo.episode.trajectory import Message, StopReason
 from toolgrpo.errors import ChatFormatError, ModelError
-from toolgrpo.ledger import Ledger
 from toolgrpo.testing import byte_tokenizer
-from toolgrpo.trajectory import Message, StopReason
 
 pytestmark = pytest.mark.contract
 

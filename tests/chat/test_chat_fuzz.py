@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 
 from tests.support.chat_families import trl_tokenizer
-from toolgrpo.calls import AttemptStatus
 from toolgrpo.chat import assistant_message, resolve_format
 from toolgrpo.chat.attempts import Marker
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.response_template import described_format
 from toolgrpo.chat.unmarked import unmarked_call
+from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.testing import byte_tokenizer
 
 pytestmark = pytest.mark.property

@@ -23,8 +23,8 @@ from tests.support.real_tokenizers import NotAtHand, real_tokenizer
 from toolgrpo.chat import resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.message_shapes import tools_as_text, with_objects
-from toolgrpo.ledger import Ledger
-from toolgrpo.trajectory import Message, StopReason
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.trajectory import Message, StopReason
 
 pytestmark = pytest.mark.property
 

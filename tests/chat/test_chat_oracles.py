@@ -13,10 +13,10 @@ import pytest
 
 from tests.support.chat_families import trl_tokenizer
 from tests.support.chat_samples import LOOK_UP, calling, printed_turn
-from toolgrpo.calls import AttemptStatus
 from toolgrpo.chat import resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.trajectory import Message
+from toolgrpo.episode.tool_calls import AttemptStatus
+from toolgrpo.episode.trajectory import Message
 
 pytestmark = pytest.mark.contract
 

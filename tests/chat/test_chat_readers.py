@@ -8,11 +8,11 @@ from functools import cache
 import pytest
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
-from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.attempts import CallForm, Marker, Segment
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.families import FAMILIES
 from toolgrpo.chat.turn_reader import TurnReader
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt
 
 CALL, CALL_END, THINK, THINK_END = map(Marker, ("<tool_call>", "</tool_call>", "<think>", "</think>"))
 TOKENS = (

@@ -11,12 +11,12 @@ from trl.chat_template_utils import add_response_schema
 
 from tests.support.chat_families import template_names, template_text, trl_tokenizer
 from tests.support.chat_samples import LOOK_UP, calling, printed_turn
-from toolgrpo.calls import AttemptStatus
 from toolgrpo.chat import families, resolve_format, tool_message
 from toolgrpo.chat.encoding import TextGuard
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.response_template import described_format, response_template_of
 from toolgrpo.chat.turn_reader import TurnReader
+from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.testing import byte_tokenizer
 

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from tests.support.chat_samples import LOOK_UP, calling
 from tests.support.real_tokenizers import NotAtHand, harmony_vocabulary, real_tokenizer
-from toolgrpo.calls import AttemptStatus
 from toolgrpo.chat import resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.trajectory import Message
+from toolgrpo.episode.tool_calls import AttemptStatus
+from toolgrpo.episode.trajectory import Message
 
 pytestmark = pytest.mark.contract
 

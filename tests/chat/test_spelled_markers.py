@@ -14,9 +14,9 @@ from transformers import AutoTokenizer
 
 from tests.support.chat_families import trl_tokenizer
 from tests.support.real_tokenizers import NotAtHand, real_tokenizer
-from toolgrpo.calls import AttemptStatus
 from toolgrpo.chat import resolve_format, tool_message
 from toolgrpo.chat.encoding import marker_tokens, spelled_markers, with_spelled
+from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.errors import ChatFormatError
 
 SHARED = Path(__file__).parents[3] / "shared" / "tokenizers"

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.attempts import unclosed, unreadable, xml_attempt
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.families import _HERMES_FORM
 from toolgrpo.chat.unmarked import unmarked_call, with_unmarked
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt
 
 
 def schema(name: str, required: list[str] | None = None, **properties: str) -> dict[str, Any]:

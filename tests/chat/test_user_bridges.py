@@ -8,9 +8,9 @@ from tests.support.chat_families import template_names, trl_tokenizer
 from tests.support.chat_samples import LOOK_UP
 from toolgrpo.chat import prove_rows, resolve_format
 from toolgrpo.chat.bridge_proof import can_hear_users
+from toolgrpo.episode.trajectory import Message
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.testing import byte_tokenizer
-from toolgrpo.trajectory import Message
 
 pytestmark = pytest.mark.contract
 

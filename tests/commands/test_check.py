@@ -19,11 +19,11 @@ from toolgrpo.commands.check import CheckRun, check_arguments
 from toolgrpo.commands.check_lines import CheckLine, CheckReport, CheckVerdict, add_budget, add_calls, add_success
 from toolgrpo.commands.main import read
 from toolgrpo.commands.terminal import Terminal
+from toolgrpo.episode.trajectory import StopReason
 from toolgrpo.evaluation.before_training import Untrained
-from toolgrpo.plain_text import duration
 from toolgrpo.rollout import EpisodeLimits, RolloutBatch, Scored
+from toolgrpo.support.plain_text import duration
 from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
-from toolgrpo.trajectory import StopReason
 
 ROOT = Path(__file__).parents[2]
 GOOD = ["--config", "recipes/configs/nano.yaml", "--engine", "transformers", "--per_device_train_batch_size", "8"]

@@ -23,7 +23,7 @@ from toolgrpo.commands.sft import run_sft, sft_arguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun
 from toolgrpo.errors import ConfigError, EngineError, RewardError
-from toolgrpo.folder_claim import claim_folder
+from toolgrpo.support.run_lock import claim_folder
 from toolgrpo.trainer.stopping import GracefulStop, finish_before_stopping
 
 pytestmark = pytest.mark.e2e

@@ -16,7 +16,6 @@ import pytest
 from rich.console import Console
 
 from toolgrpo.build import load_tokenizer
-from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.flags import flags_of_classes
 from toolgrpo.commands.given import config_of_run, keep_run_config, read_given, run_text
@@ -24,15 +23,16 @@ from toolgrpo.commands.main import main, read
 from toolgrpo.commands.replay import ReplayRun, replay_arguments
 from toolgrpo.commands.show import run_show
 from toolgrpo.commands.terminal import Terminal
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.tool_calls import ToolErrorKind, ToolResult
+from toolgrpo.episode.trajectory import StopReason, Trajectory, Turn
 from toolgrpo.errors import ConfigError
-from toolgrpo.ledger import Ledger
 from toolgrpo.models import NANO
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.sft.encoder import read_conversations
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
-from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[red]not markup[/red]\u202e"
 TOOLS = "tools_funcs/arithmetic_tools.py"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from toolgrpo.errors import StorageError
-from toolgrpo.storage import storage_errors, storage_failure
+from toolgrpo.support.storage import storage_errors, storage_failure
 
 pytestmark = pytest.mark.e2e
 
@@ -28,7 +28,7 @@ import torch
 from safetensors.torch import save_file
 from toolgrpo.data import load_tasks
 from toolgrpo.errors import ToolGRPOError
-from toolgrpo.storage import storage_errors
+from toolgrpo.support.storage import storage_errors
 
 sys.path.insert(0, "tests/fixtures/scale")
 import train_tiny

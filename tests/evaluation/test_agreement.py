@@ -10,8 +10,8 @@ import torch
 from tests.support.segments import cut_into_segments
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.engines.decode_batch import processed_logprobs
+from toolgrpo.episode.trajectory import StopReason, Trajectory, Turn
 from toolgrpo.evaluation.agreement import NOTHING_DRAWN, differences, drawn_tokens
-from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 PROMPT, IDS, MASK = (5, 6, 7), (8, 9, 10, 11), (1, 0, 1, 1)
 

@@ -12,13 +12,13 @@ import torch
 from transformers import TrainerState
 
 from toolgrpo.data import load_tasks
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.trajectory import Message, StopReason, Trajectory
 from toolgrpo.errors import ConfigError, DataError, RewardError
 from toolgrpo.evaluation.grading import Grading, grade, success_at
-from toolgrpo.ledger import Ledger
 from toolgrpo.rewards import get_reward
 from toolgrpo.rewards.base import watched
 from toolgrpo.rollout.batch import RolloutBatch, Scored
-from toolgrpo.trajectory import Message, StopReason, Trajectory
 
 
 def said(text: str, *before: Message) -> Trajectory:

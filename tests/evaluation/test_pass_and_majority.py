@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from toolgrpo.calls import AttemptStatus, Call, ToolErrorKind
+from toolgrpo.episode.tool_calls import AttemptStatus, Call, ToolErrorKind
 from toolgrpo.evaluation.measures import (
     Difference,
     Share,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
+from toolgrpo.episode.tool_calls import ToolErrorKind, ToolResult
 from toolgrpo.evaluation.replaying import SessionAgain, calls_again, episode_again, first_parting, rewards_again
 from toolgrpo.rollout import EpisodeLimits, Rollouts
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.engines.policy import Backend, Policy
+from toolgrpo.episode.tool_calls import ToolErrorKind, ToolResult
 from toolgrpo.evaluation.run import Evaluation, evaluate
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.observe.records import read_episodes

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.evaluation.before_training import WRITINGS, nonsense, score_made_up, spread, untrained_facts
 from toolgrpo.rewards import get_reward
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
-from toolgrpo.trajectory import Trajectory
 
 
 def episode(*turns: str) -> Trajectory:

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 
 from tests.support.rollouts import run_together
-from toolgrpo.drops import DropCause
 from toolgrpo.engines.base import SampleRequest
+from toolgrpo.episode.dropped import DropCause
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.errors import ConfigError, EngineError, PluginError
 from toolgrpo.gateway.agents import AgentPlayer, check_limits, load_agent
 from toolgrpo.rollout import Episode, EpisodeLimits
 from toolgrpo.rollout.compaction import ContextLimit
 from toolgrpo.testing import ByteChat, ScriptedEngine, scripted_runner
-from toolgrpo.trajectory import StopReason, Trajectory
 
 pytestmark = pytest.mark.e2e
 
 AGENT = """
 import asyncio, os, subprocess, sys
-from toolgrpo.drops import DropEpisode
+from toolgrpo.episode.dropped import DropEpisode
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 

@@ -20,16 +20,16 @@ import pytest
 
 from tests.support.gateway import visit
 from toolgrpo.commands.table import GatewayArguments
-from toolgrpo.drops import DropCause
+from toolgrpo.episode.dropped import DropCause
+from toolgrpo.episode.trajectory import StopReason
 from toolgrpo.errors import ConfigError, EngineError
 from toolgrpo.gateway.bounds import Bounds
 from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, Refused, TextRequest
 from toolgrpo.gateway.server import _READERS, Endpoint, Speaker
 from toolgrpo.gateway.session import GatewaySession
-from toolgrpo.loopback import is_foreign
 from toolgrpo.rollout import Episode, EpisodeRunner
+from toolgrpo.support.foreign_requests import is_foreign
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, scripted_runner
-from toolgrpo.trajectory import StopReason
 
 QUESTION = {"role": "user", "content": "q"}
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.rollouts import run_together
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.gateway.agents import load_agent
 from toolgrpo.rollout import Episode
 from toolgrpo.testing import ByteChat, ScriptedEngine, scripted_runner
-from toolgrpo.trajectory import StopReason, Trajectory
 
 pytestmark = pytest.mark.e2e
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.calls import AttemptStatus
 from toolgrpo.engines.base import SampleRequest
+from toolgrpo.episode.tool_calls import AttemptStatus
+from toolgrpo.episode.trajectory import Message, StopReason, Trajectory
 from toolgrpo.gateway.conversations import as_repeated
 from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, TextRequest
 from toolgrpo.gateway.session import GatewaySession
 from toolgrpo.rollout import Episode, EpisodeRunner
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, scripted_runner, tiny_trainer
-from toolgrpo.trajectory import Message, StopReason, Trajectory
 
 CALL = 'call add {"a": 1, "b": 2}'
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.trainings import STAGES
-from toolgrpo.plugin_files import import_file
+from toolgrpo.support.plugin_files import import_file
 
 CREDIT = import_file(STAGES / "turn_credit.py")
 LOGIT = 0.4  # of going on; the other action is to stop

@@ -6,7 +6,7 @@ from math import nan
 
 import pytest
 
-from toolgrpo.drops import Drop, DropCause
+from toolgrpo.episode.dropped import Drop, DropCause
 from toolgrpo.learning.advantages import is_dead, normalized_rewards, weighted_sums
 from toolgrpo.learning.shaping import Member, Shaping
 

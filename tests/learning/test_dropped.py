@@ -7,15 +7,15 @@ import json
 import pytest
 
 from toolgrpo import DropEpisode
-from toolgrpo.drops import Drop, DropCause
+from toolgrpo.episode.dropped import Drop, DropCause
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.errors import TooManyDroppedError
 from toolgrpo.evaluation.grading import grade_of
 from toolgrpo.evaluation.report import Comparison, EpisodeFacts, ModelReport
-from toolgrpo.ledger import Ledger
 from toolgrpo.observe.metrics import batch_metrics
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.trainer.batch_in_training import check_dropped_share
-from toolgrpo.trajectory import StopReason, Trajectory
 
 LOST = Drop(DropCause.ENVIRONMENT_LOST, "it hung")
 

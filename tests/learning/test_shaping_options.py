@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from toolgrpo.calls import AttemptStatus, CallAttempt
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt
+from toolgrpo.episode.trajectory import Turn, copies_result, is_void, is_void_record
 from toolgrpo.observe.metrics import rollout_metrics
 from toolgrpo.report.episode_data import COPIED, VOID, flags_of
 from toolgrpo.rollout.batch import RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
 from toolgrpo.testing.engine import run_episode
-from toolgrpo.trajectory import Turn, copies_result, is_void, is_void_record
 
 
 def attempt(status: AttemptStatus) -> CallAttempt:

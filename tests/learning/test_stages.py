@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from toolgrpo.drops import Drop, DropCause
+from toolgrpo.episode.dropped import Drop, DropCause
 from toolgrpo.errors import PluginError, RewardError
 from toolgrpo.learning.correction import Correction
 from toolgrpo.learning.shaping import Member, Shaping

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from toolgrpo.calls import AttemptStatus
 from toolgrpo.data import load_tasks
+from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.errors import ModelError
 from toolgrpo.models import ensure_smollm2
 

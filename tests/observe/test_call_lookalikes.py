@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.support.tool_calls import attempt
-from toolgrpo.calls import AttemptStatus, CallAttempt
-from toolgrpo.ledger import Ledger
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt
+from toolgrpo.episode.trajectory import StopReason, Trajectory, Turn
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes, lookalike_form
-from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 WRITTEN = {
     "markers": '<tool_call>{"name": "add", "arguments": {}}</tool_call>',

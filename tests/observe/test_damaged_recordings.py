@@ -22,6 +22,7 @@ from toolgrpo.commands.main import main, read
 from toolgrpo.commands.replay import run_replay
 from toolgrpo.commands.show import run_show
 from toolgrpo.commands.terminal import Terminal
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.episode_view import causes_of, conversation, episode_table, group_table, tokens
 from toolgrpo.observe.line_file import LONGEST
@@ -29,7 +30,6 @@ from toolgrpo.observe.records import iter_steps, iter_tokens, read_episodes, rea
 from toolgrpo.report.build import build_report
 from toolgrpo.report.live import LiveReport
 from toolgrpo.sft.encoder import read_conversations
-from toolgrpo.trajectory import Trajectory
 
 STEERING = "\x1b[2J\x1b]0;owned\x07[/red]\u202e\x9b"
 FILES = ("episodes.jsonl", "heldout.jsonl", "tokens.jsonl", "vocabulary.jsonl", "steps.jsonl")

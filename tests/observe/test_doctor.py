@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import toolgrpo
-from toolgrpo.named_files import TROUBLESHOOTING
 from toolgrpo.observe.doctor import RULES, Log, Logs, findings, over_run
+from toolgrpo.support.shipped_files import TROUBLESHOOTING
 
 ROOT = Path(toolgrpo.__file__).parents[1]
 

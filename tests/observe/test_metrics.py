@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import CacheRoom
-from toolgrpo.ledger import Ledger
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.tool_calls import ToolErrorKind, ToolResult
+from toolgrpo.episode.trajectory import StopReason, Trajectory, Turn
 from toolgrpo.observe.doctor import findings
 from toolgrpo.observe.metrics import (
     EACH_TOOL,
@@ -21,7 +22,6 @@ from toolgrpo.observe.metrics import (
 )
 from toolgrpo.rollout import EpisodeLimits
 from toolgrpo.rollout.batch import Grade, RolloutBatch, RolloutTimes, Scored
-from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 
 def trajectory(sampled: int, context: int, results: tuple[ToolResult, ...], reason: StopReason) -> Trajectory:

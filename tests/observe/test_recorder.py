@@ -11,14 +11,14 @@ from typing import ClassVar
 
 import pytest
 
-from toolgrpo.calls import ToolResult
+from toolgrpo.episode.tool_calls import ToolResult
+from toolgrpo.episode.trajectory import StopReason, Trajectory, Turn
 from toolgrpo.errors import StorageError
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, token_texts
 from toolgrpo.observe.records import prompt_id, read_episodes, read_vocabulary, row_of
 from toolgrpo.rollout import RolloutBegan
 from toolgrpo.rollout.batch import Grade, Mode, RolloutBatch, RolloutTimes, Scored
 from toolgrpo.testing import numbered_tokenizer
-from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 
 def episode(number: int) -> Trajectory:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from toolgrpo.ledger import Ledger
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.trajectory import StopReason
 from toolgrpo.observe.rollout_lines import RolloutLines
 from toolgrpo.rollout import EpisodeDone, RolloutBegan, RolloutEnded
 from toolgrpo.testing import ByteChat
-from toolgrpo.trajectory import StopReason
 
 BEGAN = RolloutBegan(16, step=0, mode="heldout", label="evaluation")
 

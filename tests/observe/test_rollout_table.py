@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.trajectory import StopReason, Trajectory, Turn
 from toolgrpo.observe.trackers import as_markdown, episode_rows
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
-from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 
 def trajectory() -> Trajectory:

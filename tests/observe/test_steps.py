@@ -8,12 +8,12 @@ from typing import Any
 
 from transformers import TrainerControl, TrainerState
 
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.observe.records import iter_steps
 from toolgrpo.observe.steps import StepLog, size_warning
 from toolgrpo.rollout import RolloutBegan, RolloutEnded
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.testing import tiny_config
-from toolgrpo.trajectory import StopReason, Trajectory
 
 
 class Clock:

@@ -14,21 +14,21 @@ import torch
 import trl.trainer.grpo_trainer
 from trl import GRPOConfig, ModelConfig
 
-from toolgrpo.calls import AttemptStatus as Status
-from toolgrpo.calls import CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.given import ALIASES
 from toolgrpo.commands.main import LAUNCHER_FLAGS
 from toolgrpo.commands.table import EvaluationArguments
 from toolgrpo.engines.base import CacheRoom
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.tool_calls import AttemptStatus as Status
+from toolgrpo.episode.tool_calls import CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.trajectory import StopReason, Trajectory, Turn
 from toolgrpo.learning.correction import weight_metrics, weights_of_rows
-from toolgrpo.ledger import Ledger
 from toolgrpo.observe.metrics import Known, batch_metrics
 from toolgrpo.rewards import get_reward
 from toolgrpo.rollout import EpisodeLimits
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 ROOT = Path(__file__).parents[2]
 HOW_TO = ("troubleshooting", "multi_turn", "migration", "rewards", "data", "evaluation")

@@ -14,8 +14,8 @@ SDK = {"mcp"}
 WORKER = TRAINING | SDK | {"numpy", "jsonschema", "httpx", "aiohttp"}  # it has pydantic, to convert arguments
 PLAIN = WORKER | {"pydantic"}  # next to nothing but the standard library
 LIGHT = {
-    "toolgrpo.calls": PLAIN,
-    "toolgrpo.trajectory": PLAIN,
+    "toolgrpo.episode.tool_calls": PLAIN,
+    "toolgrpo.episode.trajectory": PLAIN,
     "toolgrpo.errors": PLAIN,
     "toolgrpo.chat": PLAIN,
     "toolgrpo.chat.format": PLAIN,

@@ -26,9 +26,7 @@ FACE = {
     *(f"confined_python.processes{name}" for name in ("", ".linux", ".wire")),
 }
 LAYERS = (
-    {"errors", "drops", "calls", "trajectory", "ledger", "segments", "plain_text", "loopback"}
-    | {"regex_budget", "named_files", "plugin_files", "settings_files", "sandbox"}
-    | {"startup", "meeting", "storage", "folder_claim", "hub", "models"},
+    {"errors", "support", "episode", "sandbox", "models"},
     {"chat", "tools", "rewards", "data"},
     {"engines", "shared_pass"},
     {"rollout"},

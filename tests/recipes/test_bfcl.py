@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from toolgrpo.calls import ToolErrorKind
+from toolgrpo.episode.tool_calls import ToolErrorKind
+from toolgrpo.episode.trajectory import StopReason
 from toolgrpo.tools import Toolbox, load_tools
-from toolgrpo.trajectory import StopReason
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "bfcl"

@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 from websockets.sync.client import connect
 
-from toolgrpo.calls import ToolErrorKind
-from toolgrpo.drops import DropCause
+from toolgrpo.episode.dropped import DropCause
+from toolgrpo.episode.tool_calls import ToolErrorKind
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.errors import PluginError
 from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
 from toolgrpo.tools import Toolbox, load_tools
-from toolgrpo.trajectory import StopReason, Trajectory
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "environments"
 PYTHON = os.environ.get("TOOLGRPO_PYTHON_OPENENV")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from toolgrpo.plugin_files import import_file
 from toolgrpo.sft.encoder import read_conversations
+from toolgrpo.support.plugin_files import import_file
 from toolgrpo.tools import Toolbox, load_tools
 
 ROOT = Path(__file__).parents[2]

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.trainings import STAGES
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import RewardError
-from toolgrpo.plugin_files import import_file
 from toolgrpo.rollout.batch import Scored
+from toolgrpo.support.plugin_files import import_file
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
 from toolgrpo.tools.base import AfterTurn
-from toolgrpo.trajectory import Trajectory
 
 TOOLS = ScriptedTools({"look": lambda at: f"r{at}"})
 CREDIT, LENGTHS, OVERLONG = (

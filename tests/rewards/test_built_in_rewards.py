@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.trajectory import StopReason, Trajectory, Turn
 from toolgrpo.errors import ConfigError, PluginError, RewardError
 from toolgrpo.rewards import calls, final_answer, get_reward, last_tool_response, tool_counts
 from toolgrpo.rewards.base import Score
 from toolgrpo.rewards.gym import _is_formula, bare_answer
 from toolgrpo.rewards.numerals import last_number, marked_answer
-from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 
 def said(text: str) -> dict[str, Any]:

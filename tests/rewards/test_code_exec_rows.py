@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from confined_python.grading import Suite, grade
-from toolgrpo.drops import DropEpisode
+from toolgrpo.episode.dropped import DropEpisode
 from toolgrpo.rewards import get_reward
 from toolgrpo.rewards.base import Score
 from toolgrpo.rewards.code_exec import rows_refused

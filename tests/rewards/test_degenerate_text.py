@@ -21,8 +21,9 @@ import pytest
 
 from confined_python.grading import Suite, plan
 from confined_python.literals import MOST_HASHED, NotPlainError, decode, encode
-from toolgrpo.calls import AttemptStatus, CallAttempt, ToolResult
 from toolgrpo.data.rows import success
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolResult
+from toolgrpo.episode.trajectory import StopReason, Trajectory, Turn
 from toolgrpo.errors import UserError
 from toolgrpo.evaluation.measures import given_answer
 from toolgrpo.observe.recorder import EpisodeRecorder
@@ -35,7 +36,6 @@ from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.tools.arguments import ArgumentChecker
 from toolgrpo.tools.render import cut, render_result
 from toolgrpo.tools.toolbox import parse_call
-from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 pytestmark = pytest.mark.property
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from toolgrpo import DropEpisode
-from toolgrpo.drops import Drop, DropCause
+from toolgrpo.episode.dropped import Drop, DropCause
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.errors import RewardError
-from toolgrpo.ledger import Ledger
 from toolgrpo.rewards import get_reward
 from toolgrpo.rewards.base import Reward, watched
 from toolgrpo.rewards.by_task import ByTask
-from toolgrpo.trajectory import StopReason, Trajectory
 
 Messages = list[dict[str, str]]
 

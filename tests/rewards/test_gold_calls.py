@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-from toolgrpo.calls import AttemptStatus, CallAttempt
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt
+from toolgrpo.episode.trajectory import StopReason, Trajectory, Turn
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards import get_reward
 from toolgrpo.rewards.gold_calls import best_total
-from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:

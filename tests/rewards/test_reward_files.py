@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.data import load_tasks
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.trajectory import StopReason, Trajectory, Turn
 from toolgrpo.rewards import load_reward
 from toolgrpo.rewards.base import Score
 from toolgrpo.tools import load_tools, run_tool
-from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

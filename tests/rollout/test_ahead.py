@@ -12,12 +12,12 @@ import torch
 
 from tests.support.rollouts import no_rollout_thread, scripted_rollouts
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.rollout.ahead import Begun, RolloutsAhead
 from toolgrpo.rollout.group_queue import Admission, GroupQueue, GroupSet, as_it_is
 from toolgrpo.rollout.observers import EpisodeDone, Observer, Observers, RolloutBegan, RolloutEnded, TurnDone
 from toolgrpo.testing import ByteChat, ScriptedEngine
 from toolgrpo.testing.engine import Script
-from toolgrpo.trajectory import Trajectory
 
 PATIENCE_S = 20.0  # of a test, for what another thread is to do
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
-from toolgrpo.trajectory import StopReason, Trajectory
 
 
 def trajectory(name: str) -> Trajectory:

@@ -8,10 +8,10 @@ import pytest
 
 from tests.support.segments import read_before
 from toolgrpo.engines.base import SampleRequest
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.compaction import STUB, ContextLimit
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
-from toolgrpo.trajectory import StopReason, Trajectory
 
 LONG = "r" * 100
 

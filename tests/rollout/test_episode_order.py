@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.calls import ToolErrorKind, ToolResult
-from toolgrpo.drops import DropCause
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
+from toolgrpo.episode.dropped import DropCause
+from toolgrpo.episode.tool_calls import ToolErrorKind, ToolResult
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.errors import EngineError, FinalEngineError, PluginError
 from toolgrpo.evaluation.grading import grade
 from toolgrpo.rewards import get_reward
@@ -32,7 +33,6 @@ from toolgrpo.testing import (
     scripted_runner,
 )
 from toolgrpo.tools.render import cut
-from toolgrpo.trajectory import StopReason, Trajectory
 
 pytestmark = pytest.mark.lock
 

@@ -13,12 +13,12 @@ import pytest
 
 from tests.support.rollouts import scripted_rollouts
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import RewardError
 from toolgrpo.rollout.group_queue import Admission, GroupQueue, GroupSet, TakenGroups
 from toolgrpo.rollout.observers import RolloutBegan
 from toolgrpo.rollout.scheduler import timers_held
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools
-from toolgrpo.trajectory import Trajectory
 
 SIZE = 2
 

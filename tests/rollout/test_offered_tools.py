@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from toolgrpo.calls import ToolErrorKind
+from toolgrpo.episode.tool_calls import ToolErrorKind
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.errors import DataError
 from toolgrpo.rollout.row_parts import OFFERED, check_tool_names, offered_tools, rows_without_their_tools
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedTools, run_episode
-from toolgrpo.trajectory import StopReason, Trajectory
 
 BOTH = 'call add {"a": 1, "b": 2}\ncall sub {"a": 1, "b": 2}\ncall add {"a": 3, "b": 4}'
 

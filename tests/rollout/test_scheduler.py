@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.rollouts import run_together
-from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest
+from toolgrpo.episode.tool_calls import ToolErrorKind, ToolResult
+from toolgrpo.episode.trajectory import StopReason
 from toolgrpo.errors import EngineError, PluginError
 from toolgrpo.rollout import Episode, EpisodeRunner, RolloutResult, Scheduler
 from toolgrpo.rollout.scheduler import run_all
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools, scripted_runner
-from toolgrpo.trajectory import StopReason
 
 CALL = 'call add {"a": 1, "b": 2}'
 

@@ -15,8 +15,8 @@ from tests.support.real_tokenizers import REAL_TOKENIZERS, NotAtHand, real_token
 from toolgrpo.chat import resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.engines.base import SampleRequest
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.testing import ScriptedEngine, ScriptedTools, run_episode
-from toolgrpo.trajectory import StopReason, Trajectory
 
 pytestmark = pytest.mark.contract
 

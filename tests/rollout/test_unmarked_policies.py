@@ -10,18 +10,18 @@ import pytest
 from tests.support.chat_families import trl_tokenizer
 from tests.support.chat_samples import LOOK_UP
 from tests.support.trainings import STAGES
-from toolgrpo.calls import AttemptStatus, ToolErrorKind
 from toolgrpo.chat import resolve_format
+from toolgrpo.episode.tool_calls import AttemptStatus, ToolErrorKind
+from toolgrpo.episode.trajectory import StopReason, Trajectory, is_void, is_void_record
 from toolgrpo.evaluation.before_training import untrained_facts
 from toolgrpo.observe.metrics import merged, rollout_metrics
-from toolgrpo.plugin_files import import_file
 from toolgrpo.report.episode_data import REPEATED, flags_of
 from toolgrpo.rewards.gold_calls import made_calls
 from toolgrpo.rewards.tool_use import tool_use
 from toolgrpo.rollout import RolloutBatch, Scored
 from toolgrpo.rollout.batch import Grade
+from toolgrpo.support.plugin_files import import_file
 from toolgrpo.testing import ScriptedEngine, ScriptedTools, run_episode
-from toolgrpo.trajectory import StopReason, Trajectory, is_void, is_void_record
 
 TOKENIZER = trl_tokenizer("qwen2_5")
 CHAT: Any = resolve_format(TOKENIZER)

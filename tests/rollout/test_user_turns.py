@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.drops import DropCause, DropEpisode
+from toolgrpo.episode.dropped import DropCause, DropEpisode
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.errors import DataError
 from toolgrpo.evaluation.replaying import calls_again
 from toolgrpo.report.episode_data import episode_texts
 from toolgrpo.rollout.row_parts import users_speak
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedTools, run_episode
-from toolgrpo.trajectory import StopReason, Trajectory
 
 pytestmark = pytest.mark.lock
 

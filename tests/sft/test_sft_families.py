@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.chat_families import template_names, trl_tokenizer
 from tests.support.chat_samples import LOOK_UP, calling
-from toolgrpo.calls import AttemptStatus
 from toolgrpo.chat import resolve_format
 from toolgrpo.chat.base import ParsedTurn
+from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.sft.encoder import ConversationEncoder
 

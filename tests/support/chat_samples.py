@@ -8,7 +8,7 @@ from typing import Any
 
 from toolgrpo.chat import ChatFormat
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.trajectory import Message
+from toolgrpo.episode.trajectory import Message
 
 LOOK_UP: dict[str, Any] = {
     "type": "function",

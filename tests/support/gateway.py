@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.gateway.server import Endpoint
 from toolgrpo.gateway.session import GatewaySession
 from toolgrpo.rollout import Episode
 from toolgrpo.testing.engine import ScriptedEngine, scripted_runner
-from toolgrpo.trajectory import StopReason, Trajectory
 
 T = TypeVar("T")
 

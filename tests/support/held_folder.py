@@ -9,7 +9,7 @@ from pathlib import Path
 _HOLD = """
 import os, sys, time
 from pathlib import Path
-from toolgrpo.folder_claim import claim_folder
+from toolgrpo.support.run_lock import claim_folder
 
 claim_folder(Path(sys.argv[1]), int(sys.argv[2]))
 child = os.fork() if "fork" in sys.argv else None

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.base import tool_message
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.trajectory import Message
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt
+from toolgrpo.episode.trajectory import Message
 
 _TEXTS = (
     *("a", "two words", "Grüße aus Köln", "Zu\u0308rich e\u0301", "你好，世界"),

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.segments import cut_into_segments
-from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.trajectory import StopReason, Trajectory, Turn
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
 from toolgrpo.rollout.batch import Grade, Mode, RolloutBatch, RolloutTimes, Scored
 from toolgrpo.rollout.observers import RolloutBegan
-from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 Said = Callable[[str], str]
 _END = 256  # the special token

@@ -6,9 +6,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from toolgrpo.engines.base import SampleRequest
-from toolgrpo.segments import Segment, first_columns
+from toolgrpo.episode.segments import Segment, first_columns
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.testing import ByteChat
-from toolgrpo.trajectory import Trajectory
 
 
 def read_before(trajectory: Trajectory, end: int) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from toolgrpo.calls import AttemptStatus, CallAttempt, ToolResult
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolResult
 from toolgrpo.tools.base import ToolProvider
 
 

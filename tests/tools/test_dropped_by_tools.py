@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.support.tool_calls import attempt, call_all
-from toolgrpo.calls import ToolErrorKind
-from toolgrpo.drops import Drop, DropCause
+from toolgrpo.episode.dropped import Drop, DropCause
+from toolgrpo.episode.tool_calls import ToolErrorKind
+from toolgrpo.episode.trajectory import StopReason
 from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
 from toolgrpo.tools import load_tools
-from toolgrpo.trajectory import StopReason
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:the model will see only")]
 

@@ -14,8 +14,8 @@ import pytest
 from process_tree import all_end
 
 from tests.support.tool_calls import attempt
-from toolgrpo.calls import ToolErrorKind, ToolResult
-from toolgrpo.drops import EnvironmentLost
+from toolgrpo.episode.dropped import EnvironmentLost
+from toolgrpo.episode.tool_calls import ToolErrorKind, ToolResult
 from toolgrpo.tools import Toolbox, load_tools
 from toolgrpo.tools.toolbox import ToolboxSession
 

@@ -13,7 +13,7 @@ import pytest
 from process_tree import all_end, has_ended
 
 from tests.support.tool_calls import attempt, call_all
-from toolgrpo.calls import ToolErrorKind
+from toolgrpo.episode.tool_calls import ToolErrorKind
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 
 pytestmark = pytest.mark.e2e

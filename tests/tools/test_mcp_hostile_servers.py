@@ -21,7 +21,7 @@ from process_tree import all_end
 
 from tests.support.ports import free_port
 from tests.support.tool_calls import attempt
-from toolgrpo.calls import ToolErrorKind
+from toolgrpo.episode.tool_calls import ToolErrorKind
 from toolgrpo.errors import PluginError
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 

@@ -16,7 +16,7 @@ from process_tree import all_end
 
 from tests.support.ports import free_port
 from tests.support.tool_calls import attempt, call_all
-from toolgrpo.calls import ToolErrorKind
+from toolgrpo.episode.tool_calls import ToolErrorKind
 from toolgrpo.errors import ConfigError, PluginError
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.mcp.config_file import read_mcp_config

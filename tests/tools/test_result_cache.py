@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from toolgrpo.calls import ToolErrorKind
+from toolgrpo.episode.tool_calls import ToolErrorKind
 from toolgrpo.tools.backends import CacheLookup, ResultCache
 from toolgrpo.tools.base import Reply
 

@@ -17,7 +17,7 @@ from process_tree import all_end, children_of, wait_for
 
 from confined_python.processes.linux import children
 from tests.support.tool_calls import attempt
-from toolgrpo.calls import CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.tool_calls import CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import ToolExecutorError
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolgrpo.calls import AttemptStatus
+from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker
 from toolgrpo.tools.bounds import MAX_DEPTH

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.tool_calls import attempt, call_all
-from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolErrorKind
 from toolgrpo.tools import Toolbox, load_tools
 
 pytestmark = [pytest.mark.contract, pytest.mark.filterwarnings("ignore:the model will see only")]

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from tests.support.tool_calls import attempt
-from toolgrpo.calls import CallAttempt, ToolErrorKind
-from toolgrpo.drops import EnvironmentLost
+from toolgrpo.episode.dropped import EnvironmentLost
+from toolgrpo.episode.tool_calls import CallAttempt, ToolErrorKind
+from toolgrpo.episode.trajectory import StopReason
 from toolgrpo.errors import PluginError
 from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.base import AfterTurn
 from toolgrpo.tools.toolbox import ToolboxSession
-from toolgrpo.trajectory import StopReason
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "tools"
 

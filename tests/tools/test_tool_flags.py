@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from tests.support.tool_calls import attempt
-from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.commands.arguments import parse_arguments
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
+from toolgrpo.episode.tool_calls import ToolErrorKind, ToolResult
 from toolgrpo.tools import Toolbox, run_tool
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from toolgrpo.errors import PluginError
-from toolgrpo.plain_text import is_secret_variable
+from toolgrpo.support.plain_text import is_secret_variable
 from toolgrpo.tools import load_tools, run_tool
 
 _FILE = """

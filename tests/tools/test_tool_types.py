@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from toolgrpo.calls import ToolErrorKind
+from toolgrpo.episode.tool_calls import ToolErrorKind
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 
 FILE = Path(__file__).parents[1] / "fixtures" / "tools" / "typed_tools.py"

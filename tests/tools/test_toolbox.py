@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.tool_calls import attempt, call_all
-from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import ConfigError, PluginError, ToolExecutorError
 from toolgrpo.tools import Toolbox, load_tools, run_tool, tool
 

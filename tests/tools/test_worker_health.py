@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.tool_calls import attempt, call_all
-from toolgrpo.calls import ToolErrorKind
+from toolgrpo.episode.tool_calls import ToolErrorKind
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.workers.tool_worker import Health

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.trainings import LossInputs, recorded, run_to_end, same_weights, varied
 from toolgrpo import DropEpisode
-from toolgrpo.drops import EnvironmentLost
 from toolgrpo.engines.base import SampleRequest
+from toolgrpo.episode.dropped import EnvironmentLost
 from toolgrpo.errors import TooManyDroppedError
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer

@@ -29,9 +29,9 @@ import torch
 from peft import LoraConfig
 
 from tests.support.trainings import CREDIT_BY_TURN, STAGES, stage_file
-from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.engines.transformers import ReplicaEngine
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 from toolgrpo.testing.vllm_stand_in import StandInVLLM
 from toolgrpo.trainer.trainer import ToolGRPOTrainer

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.trainings import by_length, call_and_answer
-from toolgrpo.calls import ToolErrorKind, ToolResult
+from toolgrpo.episode.tool_calls import ToolErrorKind, ToolResult
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.rollout import EpisodeDone, Observer, RolloutBatch, RolloutBegan, TurnDone
 from toolgrpo.testing import ScriptedTools, tiny_trainer

@@ -11,11 +11,11 @@ import torch
 
 from tests.support.segments import cut_into_segments, of_several_turns
 from tests.support.trainings import CREDIT_BY_TURN, LOSSES, STILL, Gradients, LossInputs, run_to_end
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout import RolloutBatch
 from toolgrpo.testing import ScriptedTools, tiny_trainer
 from toolgrpo.trainer.pass_rows import SegmentedRows
-from toolgrpo.trajectory import Trajectory
 
 pytestmark = pytest.mark.contract
 

@@ -9,11 +9,11 @@ import pytest
 
 from tests.support.trainings import run_to_end, step_logs
 from toolgrpo.engines.base import SampleRequest
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.observe.records import ids_checksum, iter_steps, iter_tokens, read_episodes
 from toolgrpo.rollout.batch import Scored
 from toolgrpo.testing import ByteChat, tiny_trainer
 from toolgrpo.trainer.batch_in_training import chosen_episodes
-from toolgrpo.trajectory import StopReason, Trajectory
 
 
 def script(request: SampleRequest, number: int) -> list[int]:

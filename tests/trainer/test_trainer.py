@@ -19,10 +19,10 @@ from trl.trainer import utils as trl_utils
 from tests.support.trainings import LossInputs, by_length, call_and_answer
 from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import ChatFormatError, ConfigError, EngineError, RewardError
 from toolgrpo.testing import ByteChat, ScriptedTools, numbered_tokenizer, tiny_config, tiny_qwen3, tiny_trainer
 from toolgrpo.tools import load_tools
-from toolgrpo.trajectory import Trajectory
 
 
 def rows(n: int = 8) -> Dataset:

@@ -16,8 +16,8 @@ from tests.support.chat_families import trl_tokenizer
 from tests.support.trainings import run_to_end
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.errors import ConfigError, RewardError
-from toolgrpo.plugin_files import import_file
 from toolgrpo.rewards import get_reward
+from toolgrpo.support.plugin_files import import_file
 from toolgrpo.testing import ScriptedEngine, tiny_config, tiny_qwen3
 from toolgrpo.testing.engine import Script
 

@@ -26,12 +26,12 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 
 from toolgrpo import ToolGRPOTrainer
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.trajectory import StopReason
 from toolgrpo.errors import ConfigError
-from toolgrpo.ledger import Ledger
 from toolgrpo.testing import ByteChat, ScriptedEngine, numbered_tokenizer, tiny_config, tiny_trainer
 from toolgrpo.trainer.trl import trainer as trl_trainer
 from toolgrpo.trainer.trl.batch import as_trl
-from toolgrpo.trajectory import StopReason
 
 pytestmark = pytest.mark.contract
 

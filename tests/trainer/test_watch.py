@@ -15,8 +15,8 @@ from rich.console import Console
 from transformers import TrainerControl, TrainerState
 
 from tests.support.trainings import KeptBatches, call_and_answer, run_to_end
-from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest
+from toolgrpo.episode.tool_calls import ToolErrorKind, ToolResult
 from toolgrpo.errors import InfrastructureError
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.records import iter_steps

@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from toolgrpo.chat.base import ChatFormat, ParsedTurn, assistant_message, tool_message
+from toolgrpo.episode.trajectory import Message
 from toolgrpo.errors import ChatFormatError, ModelError
-from toolgrpo.trajectory import Message
 
 __all__ = [
     "ChatFormat",

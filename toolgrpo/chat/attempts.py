@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from confined_python import parse_python
-from toolgrpo.calls import AttemptStatus, CallAttempt, written
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, written
 
 _LONGEST_MENDED = 10_000  # characters
 _XML = re.compile(r"\s*<name>\s*([^<>\s]+)\s*</name>\s*<(arguments|parameters)>(.*)</\2>\s*", re.DOTALL)

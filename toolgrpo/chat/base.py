@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from toolgrpo.calls import RUNNABLE, CallAttempt
-from toolgrpo.trajectory import Message
+from toolgrpo.episode.tool_calls import RUNNABLE, CallAttempt
+from toolgrpo.episode.trajectory import Message
 
 
 @dataclass(frozen=True, slots=True)

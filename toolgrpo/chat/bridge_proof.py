@@ -31,12 +31,12 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from toolgrpo.calls import AttemptStatus
 from toolgrpo.chat.base import ChatFormat, tool_message
 from toolgrpo.chat.encoding import unguarded
 from toolgrpo.chat.format import TemplateFormat
+from toolgrpo.episode.tool_calls import AttemptStatus
+from toolgrpo.episode.trajectory import Message
 from toolgrpo.errors import ChatFormatError
-from toolgrpo.trajectory import Message
 
 _ONE, _OTHER = "look_up", "search_for"
 _SHAPES: dict[str, Sequence[tuple[str, str]]] = {

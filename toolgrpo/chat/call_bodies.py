@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from confined_python import parse_python
-from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.attempts import (
     BareCalls,
     CallForm,
@@ -32,6 +31,7 @@ from toolgrpo.chat.attempts import (
     unreadable,
 )
 from toolgrpo.chat.encoding import unguarded
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt
 
 _QUOTE = '<|"|>'
 _GEMMA_FORM = f"call:NAME{{key:{_QUOTE}text{_QUOTE},other:1}}"

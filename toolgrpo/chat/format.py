@@ -31,8 +31,8 @@ from toolgrpo.chat.message_shapes import (
     with_schemas,
     with_text,
 )
+from toolgrpo.episode.trajectory import Message
 from toolgrpo.errors import ChatFormatError
-from toolgrpo.trajectory import Message
 
 if TYPE_CHECKING:  # it imports transformers
     from toolgrpo.chat.turn_reader import TurnReader

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolgrpo.trajectory import Message
+from toolgrpo.episode.trajectory import Message
 
 _PREAMBLE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"

@@ -27,7 +27,6 @@ from typing import Any
 
 import regex  # type: ignore[import-untyped]  # it ships no types; transformers compiles its patterns with it
 
-from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.attempts import (
     CallForm,
     Marker,
@@ -43,7 +42,8 @@ from toolgrpo.chat.attempts import (
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.encoding import TextGuard, is_guarded, unguarded
 from toolgrpo.chat.transformers_seam import ResponseTemplate, process_field
-from toolgrpo.regex_budget import RegexBudget
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt
+from toolgrpo.support.regex_budget import RegexBudget
 
 CALLS, CONTENT = "tool_calls", "content"
 REASONING = ("reasoning_content", "thinking", "reasoning")

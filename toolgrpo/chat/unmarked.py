@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from toolgrpo.calls import AttemptStatus, CallAttempt, written
 from toolgrpo.chat.attempts import CallForm, is_call, json_attempts, load_json
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.call_bodies import objects_at_end
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, written
 from toolgrpo.tools.arguments import ArgumentChecker
 
 _FENCE = re.compile(r"^[^\S\n]*```[^\n]*$", re.MULTILINE)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 
-from toolgrpo.startup import ON_WINDOWS
+from toolgrpo.support.process_setup import ON_WINDOWS
 
 if sys.platform == "win32":
     sys.exit(ON_WINDOWS)  # before the first import of what only Unix has

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 from toolgrpo.commands.given import Given
 from toolgrpo.data.rows import raise_bad_row
 from toolgrpo.errors import ConfigError, DataError
-from toolgrpo.folder_claim import claim_folder
 from toolgrpo.models import check_model
-from toolgrpo.named_files import located, nearest, no_data_file
 from toolgrpo.options import EpisodeOptions, Options, WatchOptions, at_least, batch_of_parts, option
-from toolgrpo.plugin_files import check_python
 from toolgrpo.rewards import OF_TRL, check_weights, get_reward
+from toolgrpo.support.plugin_files import check_python
+from toolgrpo.support.run_lock import claim_folder
+from toolgrpo.support.shipped_files import located, nearest, no_data_file
 from toolgrpo.trainer.checkpoint_files import check_model_is_elsewhere, check_wanted
 
 if TYPE_CHECKING:

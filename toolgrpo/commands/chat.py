@@ -25,7 +25,6 @@ from typing import Any
 
 from rich.text import Text
 
-from toolgrpo.calls import CallAttempt, ToolResult
 from toolgrpo.chat.base import ParsedTurn, assistant_message, tool_message
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.evaluate import EvaluationConfig
@@ -34,15 +33,16 @@ from toolgrpo.commands.loaded_model import load_model
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.base import Sample, SampleRequest
+from toolgrpo.episode.tool_calls import CallAttempt, ToolResult
+from toolgrpo.episode.trajectory import Message, Trajectory
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.observe.line_file import json_line
-from toolgrpo.plain_text import plain
 from toolgrpo.rollout import Episode, EpisodeRunner
-from toolgrpo.storage import CONVERSATIONS, check_output, storage_errors
+from toolgrpo.support.plain_text import plain
+from toolgrpo.support.storage import CONVERSATIONS, check_output, storage_errors
 from toolgrpo.tools.arguments import signatures_text
 from toolgrpo.tools.base import ToolProvider, ToolSession
 from toolgrpo.trainer.config import ModelConfig
-from toolgrpo.trajectory import Message, Trajectory
 
 _COMMANDS = "/reset begins anew, /tools lists the tools, /save FILE.jsonl keeps this; Ctrl-C stops an answer, Ctrl-D or /quit ends it"
 

@@ -54,10 +54,10 @@ from toolgrpo.engines.vllm_options import vllm_available
 from toolgrpo.errors import ConfigError, ModelError, SandboxError, ToolGRPOError
 from toolgrpo.evaluation.agreement import differences, drawn_tokens, largest_rounding
 from toolgrpo.evaluation.before_training import WRITINGS, nonsense, rehearse, score_made_up, untrained_facts
-from toolgrpo.plain_text import counted, duration
 from toolgrpo.rewards import Reward, check_gold
 from toolgrpo.rollout import RolloutBatch
 from toolgrpo.rollout.row_parts import offered_tools
+from toolgrpo.support.plain_text import counted, duration
 from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 from toolgrpo.trainer.memory import Device, Estimate

@@ -18,12 +18,12 @@ from typing import Any
 from rich.text import Text
 
 from toolgrpo.evaluation.before_training import Untrained, spread
-from toolgrpo.named_files import page_here
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
 from toolgrpo.observe.doctor import why_broken
 from toolgrpo.observe.metrics import cut_in_turn
-from toolgrpo.plain_text import plain
 from toolgrpo.rollout import EpisodeLimits, RolloutBatch
+from toolgrpo.support.plain_text import plain
+from toolgrpo.support.shipped_files import page_here
 
 
 class CheckVerdict(StrEnum):

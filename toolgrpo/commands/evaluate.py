@@ -32,7 +32,7 @@ from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, token_text
 from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
 from toolgrpo.rollout import Rollouts
 from toolgrpo.rollout.observers import Observers
-from toolgrpo.storage import storage_errors, write_whole
+from toolgrpo.support.storage import storage_errors, write_whole
 from toolgrpo.trainer.assembly import cache_of
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 from toolgrpo.trainer.hardware import precision_line

@@ -28,10 +28,10 @@ from toolgrpo.chat.base import ChatFormat, tool_message
 from toolgrpo.commands.given import RUN_FILE, Given
 from toolgrpo.commands.table import ExportArguments
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
-from toolgrpo.hub import settle_hub
 from toolgrpo.models import adapter_with_base, base_of_adapter, is_adapter
-from toolgrpo.settings_files import BadSettings, read_yaml
-from toolgrpo.storage import check_output_folder, storage_errors, write_whole
+from toolgrpo.support.offline import settle_hub
+from toolgrpo.support.settings_files import BadSettings, read_yaml
+from toolgrpo.support.storage import check_output_folder, storage_errors, write_whole
 from toolgrpo.trainer.model_card import CARD_FILE, TOOLS_FILE, merged_card
 
 _CONVERTER = "convert_hf_to_gguf.py"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from confined_python import parse_python
-from toolgrpo.named_files import nearest_is
+from toolgrpo.support.shipped_files import nearest_is
 
 _TRUE, _FALSE = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")  # as Transformers reads them
 TRUE_OR_FALSE = (*_TRUE, *_FALSE)

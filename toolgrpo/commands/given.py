@@ -33,10 +33,10 @@ import yaml
 from toolgrpo.commands.flags import TRUE_OR_FALSE, Flag, flags_of_classes, is_known
 from toolgrpo.commands.other_names import answer_to, meant_by
 from toolgrpo.errors import ConfigError, ToolGRPOError
-from toolgrpo.named_files import CONFIGS, located, nearest, seen_from_here, shipped_names
-from toolgrpo.plain_text import without_secrets
-from toolgrpo.settings_files import EXPONENT_IS_NUMBER, BadSettings, read_yaml_with_lines
-from toolgrpo.storage import storage_errors, write_whole
+from toolgrpo.support.plain_text import without_secrets
+from toolgrpo.support.settings_files import EXPONENT_IS_NUMBER, BadSettings, read_yaml_with_lines
+from toolgrpo.support.shipped_files import CONFIGS, located, nearest, seen_from_here, shipped_names
+from toolgrpo.support.storage import storage_errors, write_whole
 
 HEADINGS = ("model", "data", "generation", "training", "tools", "reward", "logging")
 

@@ -16,7 +16,7 @@ from typing import Any
 from toolgrpo.commands.flags import Flag
 from toolgrpo.commands.table import COMMANDS, Command, flags_of
 from toolgrpo.errors import ConfigError
-from toolgrpo.named_files import nearest
+from toolgrpo.support.shipped_files import nearest
 from toolgrpo.trainer.trl.fields import WITHOUT_EFFECT
 
 _COLUMN = 34

@@ -26,10 +26,10 @@ from toolgrpo.engines.build import ENGINES, choose_engine
 from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ModelError
 from toolgrpo.evaluation.run import policy_of_model
-from toolgrpo.hub import settle_hub
 from toolgrpo.models import adapter_with_base, base_of_adapter, is_adapter, missing_folder
 from toolgrpo.models.untrained_markers import output_rows, output_rows_in, weight_files
 from toolgrpo.rollout import Player
+from toolgrpo.support.offline import settle_hub
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.hardware import check_backend

@@ -26,7 +26,7 @@ from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.given import Given
 from toolgrpo.commands.table import DataArguments, ReportArguments
 from toolgrpo.errors import DataError, SandboxError, ToolGRPOError
-from toolgrpo.plain_text import plain, without_secrets
+from toolgrpo.support.plain_text import plain, without_secrets
 
 if TYPE_CHECKING:
     from toolgrpo.report.build import Built

@@ -25,11 +25,11 @@ from toolgrpo.commands.other_names import question_iterations
 from toolgrpo.commands.table import COMMANDS, TASKS, Command, flags_of
 from toolgrpo.commands.terminal import LOADING, Terminal, plain_warnings
 from toolgrpo.errors import ConfigError, ToolGRPOError, UserError
-from toolgrpo.named_files import LAUNCH_FILES, located, nearest_is, page_here, shipped_names, shipped_root
-from toolgrpo.plain_text import plain
-from toolgrpo.settings_files import BadSettings, read_yaml
-from toolgrpo.startup import prepare
-from toolgrpo.storage import check_output_folder
+from toolgrpo.support.plain_text import plain
+from toolgrpo.support.process_setup import prepare
+from toolgrpo.support.settings_files import BadSettings, read_yaml
+from toolgrpo.support.shipped_files import LAUNCH_FILES, located, nearest_is, page_here, shipped_names, shipped_root
+from toolgrpo.support.storage import check_output_folder
 
 _NUMBERS = ("num_processes", "num_machines", "machine_rank", "main_process_port")
 LAUNCHER_FLAGS = {"accelerate_config": str, "main_process_ip": str} | dict.fromkeys(_NUMBERS, int)

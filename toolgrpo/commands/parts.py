@@ -29,18 +29,18 @@ from toolgrpo.data.rows import rows_and_reasons
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.evaluation.before_training import rehearse
 from toolgrpo.models import NAMED_MODELS, check_model, folder_of
-from toolgrpo.named_files import page_here
 from toolgrpo.observe.console import show_warnings
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.trackers import has_wandb_login
-from toolgrpo.plain_text import counted, without_secrets
 from toolgrpo.rewards import Reward, check_gold, refused_rows
 from toolgrpo.rewards.base import source_text
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout import Player
 from toolgrpo.rollout.demand import MOST_AT_A_TIME, PROMPT_ROOM, Prompts, Window
 from toolgrpo.rollout.row_parts import OFFERED, TOOL_COLUMNS, check_user_turns, rows_without_their_tools
-from toolgrpo.storage import storage_errors
+from toolgrpo.support.plain_text import counted, without_secrets
+from toolgrpo.support.shipped_files import page_here
+from toolgrpo.support.storage import storage_errors
 from toolgrpo.tools import Toolbox
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer.assembly import cache_of

@@ -25,26 +25,26 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from toolgrpo.calls import ToolResult
 from toolgrpo.commands.arguments import ReplayOptions, ScriptArguments
 from toolgrpo.commands.given import RUN_FILE, Given, config_of_run
 from toolgrpo.commands.plugins import load_rewards, load_toolbox
 from toolgrpo.commands.show import find_episode, recording_in
 from toolgrpo.commands.table import ReplayArguments
 from toolgrpo.commands.terminal import LOADING, Terminal
+from toolgrpo.episode.tool_calls import ToolResult
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import ConfigError
 from toolgrpo.evaluation.grading import grade
 from toolgrpo.evaluation.replaying import Again, Answer, calls_again, episode_again, first_parting, rewards_again
-from toolgrpo.named_files import PLUGINS, located
 from toolgrpo.observe.console import show_warnings
 from toolgrpo.observe.episode_view import conversation
 from toolgrpo.observe.records import Record, iter_episodes, row_of, shown_step
-from toolgrpo.plain_text import plain
 from toolgrpo.rewards import Reward
 from toolgrpo.rollout import RolloutBatch, Scored
 from toolgrpo.rollout.limits import TokenCutter
+from toolgrpo.support.plain_text import plain
+from toolgrpo.support.shipped_files import PLUGINS, located
 from toolgrpo.tools import Toolbox
-from toolgrpo.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from toolgrpo.commands.parts import RunParts

@@ -31,15 +31,15 @@ from toolgrpo.commands.table import SFTArguments, SFTOptions
 from toolgrpo.data.load import hub_ids
 from toolgrpo.engines.policy import compute_dtype
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
-from toolgrpo.folder_claim import claim_folder
 from toolgrpo.models import check_weights, folder_of, name_base_whole
 from toolgrpo.models.untrained_markers import output_rows
 from toolgrpo.observe.progress import StepProgress, library_bars_off
 from toolgrpo.options import options_of, with_fields_of
 from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversations
 from toolgrpo.shared_pass.scoring import SharedPass
-from toolgrpo.startup import map_large_blocks
-from toolgrpo.storage import storage_errors
+from toolgrpo.support.process_setup import map_large_blocks
+from toolgrpo.support.run_lock import claim_folder
+from toolgrpo.support.storage import storage_errors
 from toolgrpo.trainer.checkpoint_files import BegunRun, checkpoint_folder, seal
 from toolgrpo.trainer.checkpointing import begin_together
 from toolgrpo.trainer.hardware import precision_line, settled_device

@@ -19,16 +19,16 @@ from typing import Any
 
 from rich.console import Console
 
-from toolgrpo.calls import AttemptStatus
 from toolgrpo.commands.given import Given
 from toolgrpo.commands.table import ShowArguments
+from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.episode_view import causes_of, conversation, episode_table, group_table, tokens
 from toolgrpo.observe.line_file import json_line
 from toolgrpo.observe.records import episode_files, iter_episodes, read_vocabulary, shown_step
-from toolgrpo.plain_text import plain
-from toolgrpo.storage import CONVERSATIONS, check_output, storage_errors
+from toolgrpo.support.plain_text import plain
+from toolgrpo.support.storage import CONVERSATIONS, check_output, storage_errors
 
 _WIDTH_OF_A_PIPE = 160
 _SHOWN = 5  # episodes, where nobody says how many

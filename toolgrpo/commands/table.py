@@ -29,7 +29,7 @@ from toolgrpo.options import (
     option,
     prefix_sharing_option,
 )
-from toolgrpo.storage import AN_EVALUATION, check_output
+from toolgrpo.support.storage import AN_EVALUATION, check_output
 from toolgrpo.trainer.trl.fields import READ_HERE
 
 

@@ -41,10 +41,10 @@ from rich.live import Live
 from rich.spinner import Spinner
 
 from toolgrpo.errors import ToolGRPOError, UserError
-from toolgrpo.folder_claim import claim_folder
 from toolgrpo.observe.console import FewLines, SteadyConsole, show_tool_output, show_warnings
-from toolgrpo.plain_text import plain
-from toolgrpo.storage import opened_to_append
+from toolgrpo.support.plain_text import plain
+from toolgrpo.support.run_lock import claim_folder
+from toolgrpo.support.storage import opened_to_append
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -32,13 +32,13 @@ from toolgrpo.data.load import hub_ids
 from toolgrpo.data.rows import n_trained_on, trained_on_line
 from toolgrpo.errors import ToolGRPOError
 from toolgrpo.evaluation.measures import Share
-from toolgrpo.folder_claim import claim_folder
 from toolgrpo.models import folder_of
-from toolgrpo.named_files import page_here
 from toolgrpo.observe.progress import training_line
 from toolgrpo.observe.watch import DoctorWatch
-from toolgrpo.plain_text import counted, without_secrets
-from toolgrpo.storage import storage_errors, write_whole
+from toolgrpo.support.plain_text import counted, without_secrets
+from toolgrpo.support.run_lock import claim_folder
+from toolgrpo.support.shipped_files import page_here
+from toolgrpo.support.storage import storage_errors, write_whole
 from toolgrpo.trainer.checkpoint_files import BegunRun
 from toolgrpo.trainer.checkpointing import begin_together
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig

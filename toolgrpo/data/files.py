@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from toolgrpo.data.rows import RawRow
 from toolgrpo.errors import DataError
-from toolgrpo.settings_files import unrepeated
+from toolgrpo.support.settings_files import unrepeated
 
 MAX_LINE_BYTES = 4 << 20
 _BATCH = 1000

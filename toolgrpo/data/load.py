@@ -60,8 +60,8 @@ from toolgrpo.data.rows import (
 )
 from toolgrpo.data.sources import FORMATS, HubSplit, embedded_rows, file_rows, gym_rows, hub_rows
 from toolgrpo.errors import DataError, UserError
-from toolgrpo.named_files import located
-from toolgrpo.settings_files import BadSettings, read_yaml
+from toolgrpo.support.settings_files import BadSettings, read_yaml
+from toolgrpo.support.shipped_files import located
 
 if TYPE_CHECKING:
     from datasets import Dataset

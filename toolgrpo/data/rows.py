@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolgrpo.errors import DataError
-from toolgrpo.named_files import nearest, nearest_is
+from toolgrpo.support.shipped_files import nearest, nearest_is
 
 Row = dict[str, Any]
 Convert = Callable[[Mapping[str, Any]], Row]

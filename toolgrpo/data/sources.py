@@ -18,9 +18,9 @@ from toolgrpo.data.arithmetic import arithmetic_rows, chain_rows
 from toolgrpo.data.files import find_files, read_file
 from toolgrpo.data.rows import Convert, RawRow, Row, RowError
 from toolgrpo.errors import DataError, StorageError
-from toolgrpo.hub import settle_hub
-from toolgrpo.named_files import nearest, no_data_file
-from toolgrpo.storage import storage_errors
+from toolgrpo.support.offline import settle_hub
+from toolgrpo.support.shipped_files import nearest, no_data_file
+from toolgrpo.support.storage import storage_errors
 
 EMBEDDED_ROWS = {"train": 4000, "heldout": 1000}
 EMBEDDED = {"arithmetic": arithmetic_rows, "chains": chain_rows}

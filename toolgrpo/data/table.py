@@ -28,7 +28,7 @@ from datasets import Dataset, Features, Json, List, Value
 
 from toolgrpo.data.rows import RawRow, Row, good_rows
 from toolgrpo.errors import DataError
-from toolgrpo.storage import storage_errors
+from toolgrpo.support.storage import storage_errors
 
 _BATCH = 1000
 _LONG_INTEGER = re.compile(r"\d{19}")

@@ -33,7 +33,7 @@ from toolgrpo.engines.base import Sample, SampleRequest
 from toolgrpo.engines.checks import BadAnswer, check_request, checked_sample
 from toolgrpo.engines.decode_batch import DecodeBatch, DecodingRow, bound_time_steps_as_trained, empty_cache
 from toolgrpo.errors import ConfigError, EngineError, ModelError
-from toolgrpo.startup import on_this_device
+from toolgrpo.support.process_setup import on_this_device
 
 
 class TransformersEngine:

@@ -19,9 +19,9 @@ import torch
 from toolgrpo.engines.base import Engine, HoldsCopy, SamplingOptions
 from toolgrpo.engines.decode_batch import processed_logprobs
 from toolgrpo.engines.policy import Policy
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import ModelError
 from toolgrpo.rollout.batch import RolloutBatch
-from toolgrpo.trajectory import Trajectory
 
 _TOKENS, _SEQUENCES = 64, 4
 

@@ -18,16 +18,16 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import fmean, median
 
-from toolgrpo.calls import RUNNABLE, AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.tool_calls import RUNNABLE, AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.trajectory import Message, StopReason, Trajectory, Turn, copies_result
 from toolgrpo.evaluation.grading import Grader, grade
 from toolgrpo.evaluation.measures import pass_at_k
 from toolgrpo.learning.advantages import is_dead
-from toolgrpo.ledger import Ledger
 from toolgrpo.rewards.gold import GoldEpisode, as_answer, as_boxed_answer, as_program, as_result_and_answer
 from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
 from toolgrpo.rollout.row_parts import offered_tools
 from toolgrpo.tools.base import ToolProvider
-from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn, copies_result
 
 _ENOUGH = 8  # episodes of a task, to say of it that none succeeds
 _REHEARSED = 3  # rows

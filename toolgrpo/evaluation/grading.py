@@ -20,13 +20,13 @@ from functools import partial
 from typing import Any
 
 from toolgrpo.data.rows import measure_of
-from toolgrpo.drops import Drop, DropCause, DropEpisode
+from toolgrpo.episode.dropped import Drop, DropCause, DropEpisode
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import ConfigError
 from toolgrpo.rewards.base import Reward, rows_named, watched
 from toolgrpo.rewards.guard import asked_in_thread
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Row, Scored, Success
 from toolgrpo.rollout.scheduler import run_blocking, timers_held
-from toolgrpo.trajectory import Trajectory
 
 Grader = Callable[..., Any]
 """A reward in TRL's form: `grader(prompts=, completions=, completion_ids=, **columns) -> list[float | None]`."""

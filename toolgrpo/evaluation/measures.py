@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from toolgrpo.episode.trajectory import Message
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import last_number, marked_answer
-from toolgrpo.trajectory import Message
 
 
 def wilson_interval(successes: float, n: int) -> tuple[float, float]:

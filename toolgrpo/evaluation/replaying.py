@@ -12,15 +12,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SamplingOptions
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.evaluation.grading import Grader, grade
 from toolgrpo.rollout import RolloutBatch, RolloutBegan, Rollouts, Scored
 from toolgrpo.rollout.batch import Row
 from toolgrpo.rollout.row_parts import offered_tools
 from toolgrpo.rollout.scheduler import run_all, run_blocking
 from toolgrpo.tools.base import ToolProvider, speaks
-from toolgrpo.trajectory import StopReason, Trajectory
 
 Answer = ToolResult | str | None
 

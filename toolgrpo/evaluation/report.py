@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.table import Table
 
-from toolgrpo.calls import INFRASTRUCTURE_CAUSES, NO_NAME, WITHOUT_MARKERS, AttemptStatus, Call
+from toolgrpo.episode.tool_calls import INFRASTRUCTURE_CAUSES, NO_NAME, WITHOUT_MARKERS, AttemptStatus, Call
 from toolgrpo.evaluation.measures import Difference, Share, majority_at_k, pass_at_k
 
 _UNKNOWN = "(names of no tool)"

@@ -18,20 +18,20 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from toolgrpo.calls import Call
 from toolgrpo.data.rows import row_key
 from toolgrpo.engines.adapters import own_weights
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
+from toolgrpo.episode.tool_calls import Call
+from toolgrpo.episode.trajectory import copies_result
 from toolgrpo.evaluation.grading import Grader, grade
 from toolgrpo.evaluation.measures import given_answer
 from toolgrpo.evaluation.report import EpisodeFacts, ModelReport
-from toolgrpo.meeting import wait_for_the_slowest
 from toolgrpo.observe.metrics import cut_in_turn
 from toolgrpo.rollout import EpisodeLimits, Rollouts, Scored
 from toolgrpo.rollout.batch import Row
-from toolgrpo.startup import give_memory_back
-from toolgrpo.trajectory import copies_result
+from toolgrpo.support.barrier import wait_for_the_slowest
+from toolgrpo.support.process_setup import give_memory_back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ with the deadlines, the group kill and the output log that environments have. `r
 episode, `play` runs the agent.
 
 Light on purpose: of this package the workers import only this module, `first_requests` and
-`toolgrpo.drops`.
+`toolgrpo.episode.dropped`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.errors import PluginError
-from toolgrpo.plugin_files import import_file
+from toolgrpo.support.plugin_files import import_file
 
 _NO_TIMEOUT_S = 24 * 3600.0  # of a client's request: the episode's deadline comes first
 _LAST_LINES = 400  # characters of what a command said before it failed

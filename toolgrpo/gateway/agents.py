@@ -22,9 +22,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolgrpo.calls import ToolErrorKind
 from toolgrpo.chat.bridge_proof import can_hear_users
-from toolgrpo.drops import Drop, DropCause, DropEpisode
+from toolgrpo.episode.dropped import Drop, DropCause, DropEpisode
+from toolgrpo.episode.tool_calls import ToolErrorKind
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.errors import ConfigError, InfrastructureError, PluginError
 from toolgrpo.gateway.agent_process import CommandAgent, PythonAgent
 from toolgrpo.gateway.session import GatewaySession
@@ -37,7 +38,6 @@ from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.workers.output_log import OutputLog
 from toolgrpo.tools.workers.pool import WorkerPool
 from toolgrpo.tools.workers.tool_worker import PoolOptions
-from toolgrpo.trajectory import StopReason, Trajectory
 
 if TYPE_CHECKING:
     from toolgrpo.gateway.server import Endpoint

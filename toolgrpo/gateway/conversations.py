@@ -17,14 +17,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from toolgrpo.calls import CallAttempt, ToolResult
 from toolgrpo.chat.base import tool_message
 from toolgrpo.engines.base import FinishReason, Sample
+from toolgrpo.episode.segments import Segment, first_columns
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.tool_calls import CallAttempt, ToolResult
+from toolgrpo.episode.trajectory import Message, StopReason, Trajectory, Turn
 from toolgrpo.gateway.openai_forms import ModelAnswer, read_arguments
-from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.limits import TextTokenizer
-from toolgrpo.segments import Segment, first_columns
-from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 
 # The sequences of tokens of one session, each of which only grows.
 #

@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
+from toolgrpo.episode.trajectory import Message
 from toolgrpo.tools.bounds import read_json
-from toolgrpo.trajectory import Message
 
 
 class Refused(Exception):

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from toolgrpo.episode.trajectory import Message
 from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, Refused, RequestBody, message_of, tool_of, validated
-from toolgrpo.trajectory import Message
 
 Json = dict[str, Any]
 

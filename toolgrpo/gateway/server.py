@@ -7,7 +7,7 @@ than a turn of our own episodes does, and an engine that steps on its loop does 
 Invariants: every request is answered, in OpenAI's form, errors too; one whose client goes away is
 cancelled, down to the engine; one that does not arrive, or not to its end, is let go, and first of all where
 descriptors run short; what it holds is bounded (`bounds.py`); nobody outside this machine can connect, unless `host`
-says so, and no web page (`toolgrpo.loopback`).
+says so, and no web page (`toolgrpo.support.foreign_requests`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from toolgrpo.gateway.openai_forms import (
     read_text,
 )
 from toolgrpo.gateway.other_forms import error_of_messages, read_messages, read_responses
-from toolgrpo.loopback import is_foreign
+from toolgrpo.support.foreign_requests import is_foreign
 
 try:
     import uvicorn

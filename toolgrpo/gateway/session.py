@@ -29,11 +29,13 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from toolgrpo.calls import RUNNABLE, CallAttempt, ToolResult
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.unmarked import with_unmarked
-from toolgrpo.drops import Drop, DropCause
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
+from toolgrpo.episode.dropped import Drop, DropCause
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.tool_calls import RUNNABLE, CallAttempt, ToolResult
+from toolgrpo.episode.trajectory import Message, StopReason, Trajectory
 from toolgrpo.errors import ChatFormatError, InfrastructureError
 from toolgrpo.gateway.bounds import off_loop
 from toolgrpo.gateway.conversations import (
@@ -53,10 +55,8 @@ from toolgrpo.gateway.conversations import (
     text_of,
 )
 from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, Refused, TextRequest, ToolCall
-from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.episode import turn_said
 from toolgrpo.rollout.runner import Episode, EpisodeRunner
-from toolgrpo.trajectory import Message, StopReason, Trajectory
 
 _CUT_ANSWERS = 10  # empty answers of an episode whose room is used up; then requests are refused
 

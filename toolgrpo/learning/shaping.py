@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
 
-from toolgrpo.drops import Drop
+from toolgrpo.episode.dropped import Drop
 from toolgrpo.learning.advantages import in_groups, normalized_rewards
 from toolgrpo.rollout.batch import Scored
 

@@ -32,9 +32,9 @@ from toolgrpo.learning.correction import (
     weights_of_rows,
 )
 from toolgrpo.learning.shaping import Member, Shaping
-from toolgrpo.plugin_files import import_file
 from toolgrpo.rewards.guard import RewardGuard, short
 from toolgrpo.rollout.batch import Scored
+from toolgrpo.support.plugin_files import import_file
 
 TOKEN_LOSSES = frozenset(("dapo", "cispo", "vespo"))  # divided by the loss tokens of all processes
 ROW_LOSSES = frozenset(("grpo", "dr_grpo", "sapo", "luspo"))  # divided by a number of rows

@@ -27,7 +27,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from toolgrpo.errors import ModelError
-from toolgrpo.folder_claim import other_run_in
+from toolgrpo.support.run_lock import other_run_in
 
 NANO = Path(__file__).parent / "nano"
 NAMED_MODELS = ("nano", "smollm2")

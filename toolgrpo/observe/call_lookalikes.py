@@ -14,8 +14,8 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from toolgrpo.calls import AttemptStatus
-from toolgrpo.trajectory import Trajectory, Turn
+from toolgrpo.episode.tool_calls import AttemptStatus
+from toolgrpo.episode.trajectory import Trajectory, Turn
 
 FORMS = {
     "markers": "markers that are plain text here, such as <tool_call>",

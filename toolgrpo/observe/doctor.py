@@ -18,10 +18,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from toolgrpo.calls import INFRASTRUCTURE_CAUSES, NO_NAME, NO_TOOL
 from toolgrpo.engines.base import MORE_ROOM
-from toolgrpo.named_files import TROUBLESHOOTING, page_here
+from toolgrpo.episode.tool_calls import INFRASTRUCTURE_CAUSES, NO_NAME, NO_TOOL
 from toolgrpo.observe.call_lookalikes import FORMS
+from toolgrpo.support.shipped_files import TROUBLESHOOTING, page_here
 
 LOGS_KEPT = 12  # no rule looks further back
 

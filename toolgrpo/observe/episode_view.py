@@ -20,9 +20,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from toolgrpo.calls import RUNNABLE
+from toolgrpo.episode.tool_calls import RUNNABLE
 from toolgrpo.observe.records import results_of, shown_step
-from toolgrpo.plain_text import plain
+from toolgrpo.support.plain_text import plain
 
 Record = Mapping[str, Any]
 _SHORT = 60  # characters of a prompt in a table

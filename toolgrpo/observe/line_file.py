@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from toolgrpo.errors import StorageError
-from toolgrpo.plain_text import finite, plain_json
+from toolgrpo.support.plain_text import finite, plain_json
 
 LIMIT = 256 << 20  # bytes; at this size lines of episodes shrink to about a sixth
 LONGEST = 64 << 20  # bytes of a line; an episode of a million tokens has about 40

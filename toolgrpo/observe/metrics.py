@@ -24,15 +24,15 @@ from typing import NamedTuple
 
 from accelerate.utils import gather_object
 
-from toolgrpo.calls import INFRASTRUCTURE_CAUSES, NO_TOOL, WITHOUT_MARKERS, ToolErrorKind
 from toolgrpo.engines.base import CacheRoom
+from toolgrpo.episode.tool_calls import INFRASTRUCTURE_CAUSES, NO_TOOL, WITHOUT_MARKERS, ToolErrorKind
+from toolgrpo.episode.trajectory import StopReason, Trajectory, copies_result, is_void
 from toolgrpo.learning.advantages import is_dead
 from toolgrpo.learning.shaping import Member, Shaping, members_of
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.observers import Observer
-from toolgrpo.trajectory import StopReason, Trajectory, copies_result, is_void
 
 EACH_TOOL = 32
 """Up to so many tools have metrics in every batch; of a larger catalogue only those that were called."""

@@ -37,8 +37,8 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from toolgrpo.engines.base import CacheRoom
-from toolgrpo.plain_text import counted, plain
 from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded
+from toolgrpo.support.plain_text import counted, plain
 from toolgrpo.tools.arguments import signatures_text
 from toolgrpo.tools.base import ToolProvider
 

@@ -18,12 +18,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.observe.line_file import LineFile, json_line
 from toolgrpo.observe.records import SCHEMA, ids_checksum, prompt_id, prompt_messages, read_vocabulary
 from toolgrpo.observe.records import read_episodes as read_episodes  # its documented place
 from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored
 from toolgrpo.rollout.observers import Observer, RolloutBegan
-from toolgrpo.trajectory import Trajectory
 
 _REMEDY = (
     "Free some space and go on with resume_from_checkpoint auto, or turn the recording off with record_episodes false."

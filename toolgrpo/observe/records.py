@@ -25,11 +25,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError
 from pydantic_core import core_schema as shapes
 
-from toolgrpo.drops import Drop
+from toolgrpo.episode.dropped import Drop
+from toolgrpo.episode.segments import SegmentStart, check_starts
+from toolgrpo.episode.trajectory import Trajectory, Turn
 from toolgrpo.observe.line_file import Line, lines_of, parts
-from toolgrpo.plain_text import counted, plain
-from toolgrpo.segments import SegmentStart, check_starts
-from toolgrpo.trajectory import Trajectory, Turn
+from toolgrpo.support.plain_text import counted, plain
 
 SCHEMA = 2
 

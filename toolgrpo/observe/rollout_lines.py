@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterable
 from statistics import fmean, pstdev
 
+from toolgrpo.episode.trajectory import Turn
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded
-from toolgrpo.trajectory import Turn
 
 _EVERY_S = 20.0
 _SHOWN_CHARS = 500  # of a turn's text, and of each result

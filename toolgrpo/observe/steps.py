@@ -22,9 +22,9 @@ from toolgrpo.observe.console import LOGGERS, WarningLines, are_shown, show_warn
 from toolgrpo.observe.line_file import LineFile, json_line
 from toolgrpo.observe.records import SCHEMA
 from toolgrpo.observe.trackers import versions
-from toolgrpo.plain_text import without_secrets
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer, RolloutBegan, RolloutEnded
+from toolgrpo.support.plain_text import without_secrets
 
 _REMEDY = "Free some space and go on with resume_from_checkpoint auto."
 _STEPS_BEFORE_WARNING = 3

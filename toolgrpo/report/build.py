@@ -22,14 +22,14 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from toolgrpo import __version__
-from toolgrpo.calls import NO_NAME, NO_TOOL, ToolErrorKind
+from toolgrpo.episode.tool_calls import NO_NAME, NO_TOOL, ToolErrorKind
 from toolgrpo.learning.advantages import is_dead
 from toolgrpo.observe.doctor import PARSE_CAUSES, over_run
 from toolgrpo.observe.records import results_of
 from toolgrpo.report.episode_data import bounded_prompt, cut_text, episode_texts, episode_tokens, flags_of
 from toolgrpo.report.files import Record, TokensByStep, batches, run_folder, step_lines, steps_shown, vocabulary_of
 from toolgrpo.report.html import PageWriter
-from toolgrpo.storage import A_REPORT, check_output, storage_errors
+from toolgrpo.support.storage import A_REPORT, check_output, storage_errors
 
 MOST_EPISODES = 12_000
 _MOST_NAMES = 30  # of each kind that a filter knows; the page keeps tools and causes as bits

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from itertools import compress, groupby
 from typing import Any
 
-from toolgrpo.calls import RUNNABLE
+from toolgrpo.episode.tool_calls import RUNNABLE
+from toolgrpo.episode.trajectory import copies_result, is_void_record
 from toolgrpo.observe.records import ids_checksum
-from toolgrpo.trajectory import copies_result, is_void_record
 
 TEXT_LIMIT = 20_000  # characters
 

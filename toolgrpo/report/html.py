@@ -23,7 +23,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
 
-from toolgrpo.plain_text import finite, plain
+from toolgrpo.support.plain_text import finite, plain
 
 # In this order: each may use what stands before it.
 SCRIPTS = (

@@ -2,7 +2,7 @@
 
 The loopback interface only, GET only, two answers: the page, made anew when the recordings have
 grown, and `state`, which changes with them. A request that a web page made is refused
-(`toolgrpo.loopback`); a reader that hangs up is no error.
+(`toolgrpo.support.foreign_requests`); a reader that hangs up is no error.
 
 Not covered: many readers; each page is made for all of them, one at a time.
 """
@@ -20,11 +20,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from toolgrpo.errors import ToolGRPOError
-from toolgrpo.loopback import is_foreign
 from toolgrpo.observe.line_file import parts
 from toolgrpo.observe.records import episode_files
 from toolgrpo.report.build import build_report
 from toolgrpo.report.files import run_folder
+from toolgrpo.support.foreign_requests import is_foreign
 
 _HOST = "127.0.0.1"
 _READ_S = 30.0  # a browser that asks and does not read is let go

@@ -15,11 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from toolgrpo.calls import Call
+from toolgrpo.episode.tool_calls import Call
+from toolgrpo.episode.trajectory import Message
 from toolgrpo.errors import ConfigError, PluginError
-from toolgrpo.named_files import nearest_is
-from toolgrpo.plain_text import counted
-from toolgrpo.plugin_files import import_failed, import_file
 from toolgrpo.rewards.accuracy import accuracy
 from toolgrpo.rewards.base import Reward, RewardFunction
 from toolgrpo.rewards.by_task import ByTask
@@ -40,7 +38,9 @@ from toolgrpo.rewards.gold_calls import gold_calls
 from toolgrpo.rewards.gym import reasoning_gym
 from toolgrpo.rewards.math import accuracy_reward, gsm8k, math, reasoning_accuracy_reward
 from toolgrpo.rewards.tool_use import tool_use
-from toolgrpo.trajectory import Message
+from toolgrpo.support.plain_text import counted
+from toolgrpo.support.plugin_files import import_failed, import_file
+from toolgrpo.support.shipped_files import nearest_is
 
 __all__ = [
     "BUILT_IN",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from toolgrpo.trajectory import Message
+from toolgrpo.episode.trajectory import Message
 
 RIGHT, CALLED, SILENT = 1.0, 0.1, 0.0
 

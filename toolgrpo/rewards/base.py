@@ -26,11 +26,11 @@ from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
 
-from toolgrpo.drops import DropEpisode
+from toolgrpo.episode.dropped import DropEpisode
+from toolgrpo.episode.trajectory import Message, Trajectory
 from toolgrpo.errors import ConfigError, PluginError, RewardError
-from toolgrpo.named_files import nearest_is
 from toolgrpo.rewards.guard import RewardGuard, finite, listed, short
-from toolgrpo.trajectory import Message, Trajectory
+from toolgrpo.support.shipped_files import nearest_is
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from toolgrpo.episode.trajectory import Message
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.base import Reward, Score, only_rows, row_name, rows_named
-from toolgrpo.trajectory import Message
 
 
 class ByTask:

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from toolgrpo.drops import EnvironmentLost
+from toolgrpo.episode.dropped import EnvironmentLost
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.base import Score
-from toolgrpo.trajectory import StopReason, Trajectory
 
 
 def environment(trajectories: Sequence[Trajectory], **_: Any) -> list[Score]:

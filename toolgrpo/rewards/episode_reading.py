@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from toolgrpo.calls import Call
-from toolgrpo.trajectory import Message, Trajectory
+from toolgrpo.episode.tool_calls import Call
+from toolgrpo.episode.trajectory import Message, Trajectory
 
 
 def final_answer(completion: Sequence[Message]) -> str:

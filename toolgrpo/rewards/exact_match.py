@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from toolgrpo.episode.trajectory import Message
 from toolgrpo.rewards.episode_reading import final_answer
-from toolgrpo.trajectory import Message
 
 
 def exact_match(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwargs: Any) -> list[float]:

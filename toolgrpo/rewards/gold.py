@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from toolgrpo.episode.trajectory import Message
 from toolgrpo.errors import DataError, RewardError
 from toolgrpo.rewards.base import Reward
 from toolgrpo.rewards.by_task import ByTask
-from toolgrpo.trajectory import Message
 
 GoldEpisode = Callable[[Mapping[str, Any]], list[Message]]
 """`gold(row)`: the messages of an episode that gives the row's own answer."""

@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from toolgrpo.calls import READABLE, CallAttempt
+from toolgrpo.episode.tool_calls import READABLE, CallAttempt
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.base import row_name
-from toolgrpo.trajectory import Trajectory
 
 _MOST_CALLS = 200  # of one episode; those after it count as calls of no tool
 _FORM = '[{"name": "add", "arguments": {"a": 1, "b": 2}}]'

@@ -35,10 +35,10 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
-from toolgrpo.drops import DropEpisode
+from toolgrpo.episode.dropped import DropEpisode
 from toolgrpo.errors import InfrastructureError, RewardError
-from toolgrpo.named_files import PLUGINS, located
-from toolgrpo.startup import on_this_device
+from toolgrpo.support.process_setup import on_this_device
+from toolgrpo.support.shipped_files import PLUGINS, located
 from toolgrpo.tools.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)

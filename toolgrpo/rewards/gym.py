@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from confined_python import DEFAULT_PRELOAD, SharedSandbox
+from toolgrpo.episode.trajectory import Message
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import boxed
-from toolgrpo.trajectory import Message
 
 _TIMEOUT_S = 5.0
 _SHARED = SharedSandbox(preload=(*DEFAULT_PRELOAD, "pickle", "reasoning_gym"))

@@ -22,11 +22,11 @@ from fractions import Fraction
 from typing import Any
 
 from confined_python import DEFAULT_PRELOAD, SharedSandbox
+from toolgrpo.episode.trajectory import Message
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.base import row_name
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import boxed, last_number, marked_answer
-from toolgrpo.trajectory import Message
 
 _SHARED = SharedSandbox(preload=(*DEFAULT_PRELOAD, "latex2sympy2_extended", "math_verify"))
 _EQUAL = """

@@ -19,9 +19,9 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from toolgrpo.calls import READABLE, AttemptStatus, Call, ToolErrorKind
+from toolgrpo.episode.tool_calls import READABLE, AttemptStatus, Call, ToolErrorKind
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.rewards.episode_reading import calls
-from toolgrpo.trajectory import Trajectory
 
 _PARTS = ("format", "tool", "arguments", "economy")
 

@@ -31,12 +31,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.rollout.batch import Row
 from toolgrpo.rollout.observers import EpisodeDone, Observers, RolloutBegan, TurnDone
 from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.rollout.scheduler import RolloutResult, run_all
-from toolgrpo.startup import on_this_device
-from toolgrpo.trajectory import Trajectory
+from toolgrpo.support.process_setup import on_this_device
 
 if TYPE_CHECKING:
     import torch

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from toolgrpo.drops import Drop
-from toolgrpo.trajectory import Trajectory
+from toolgrpo.episode.dropped import Drop
+from toolgrpo.episode.trajectory import Trajectory
 
 Row = Mapping[str, Any]
 """One row of the data: `prompt`, and every other column."""

@@ -1,6 +1,6 @@
 """Long episodes in a short window: old tool results are dropped, and a new segment goes on.
 
-A segment (`toolgrpo/segments.py`) whose next turn would begin behind `max_tokens` ends. The next one
+A segment (`toolgrpo/episode/segments.py`) whose next turn would begin behind `max_tokens` ends. The next one
 has a stub in the place of each older result:
 
     prompt | turn, stub | turn, stub | turn, result | turn, result
@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from toolgrpo.episode.trajectory import Message
 from toolgrpo.errors import ConfigError
-from toolgrpo.trajectory import Message
 
 STRATEGY = "drop_results"  # the only one; a config may name it
 STUB = "[dropped to make room; call again if you need it]"

@@ -35,18 +35,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.chat.base import ParsedTurn, assistant_message, tool_message
 from toolgrpo.chat.unmarked import with_unmarked
-from toolgrpo.drops import Drop, DropCause, DropEpisode
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
+from toolgrpo.episode.dropped import Drop, DropCause, DropEpisode
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.trajectory import Message, StopReason, Trajectory, Turn
 from toolgrpo.errors import InfrastructureError
-from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.compaction import History
 from toolgrpo.rollout.limits import Room, TokenCutter, TurnBudget
 from toolgrpo.rollout.row_parts import User, offered_tools, user_of
 from toolgrpo.tools.base import ToolSession
-from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
     from toolgrpo.rollout.runner import Episode, EpisodeRunner

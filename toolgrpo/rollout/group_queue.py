@@ -34,12 +34,12 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from toolgrpo.engines.base import SamplingOptions
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.rollout.ahead import Begun, RolloutsAhead, tell
 from toolgrpo.rollout.batch import RolloutTimes, Row
 from toolgrpo.rollout.observers import RolloutBegan
 from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.rollout.scheduler import check_complete, run_blocking
-from toolgrpo.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from toolgrpo.drops import Drop, DropCause
+from toolgrpo.episode.dropped import Drop, DropCause
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.trajectory import StopReason
 from toolgrpo.errors import ConfigError
-from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.compaction import ContextLimit
 from toolgrpo.tools.render import RenderedText, ends_of, joined
-from toolgrpo.trajectory import StopReason
 
 _LONGEST_TOKEN_CHARS = 128  # no vocabulary of the supported families has a longer entry that matters here
 _HALF_A_CHARACTER = "\ufffd"  # what a cut between the tokens of one character leaves on both sides

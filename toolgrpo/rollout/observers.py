@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from toolgrpo.episode.trajectory import Trajectory, Turn
 from toolgrpo.errors import ConfigError, PluginError, ToolGRPOError
 from toolgrpo.rollout.batch import Mode, RolloutBatch, Row
-from toolgrpo.trajectory import Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions
+from toolgrpo.episode.trajectory import Trajectory, Turn
 from toolgrpo.rollout.batch import Mode, RolloutBatch, Row, Scored
 from toolgrpo.rollout.limits import EpisodeLimits, TextTokenizer
 from toolgrpo.rollout.observers import EpisodeDone, Observers, RolloutBegan, RolloutEnded, TurnDone
@@ -24,7 +25,6 @@ from toolgrpo.rollout.row_parts import as_messages, thinking_of
 from toolgrpo.rollout.runner import Episode, EpisodeRunner, Player
 from toolgrpo.rollout.scheduler import Scheduler, run_all, run_blocking
 from toolgrpo.tools.base import ToolProvider
-from toolgrpo.trajectory import Trajectory, Turn
 
 if TYPE_CHECKING:
     import torch

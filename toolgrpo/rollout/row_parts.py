@@ -22,12 +22,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from toolgrpo.calls import RUNNABLE, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.tool_calls import RUNNABLE, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.trajectory import Message, StopReason
 from toolgrpo.errors import DataError
-from toolgrpo.named_files import nearest
 from toolgrpo.rollout.batch import Row
+from toolgrpo.support.shipped_files import nearest
 from toolgrpo.tools.base import ToolProvider, ToolSession, speaks
-from toolgrpo.trajectory import Message, StopReason
 
 TOOL_COLUMNS = ("tools", "hidden_tools", "expected_tools", "gold_calls")
 OFFERED = TOOL_COLUMNS[:2]  # which an episode cannot do without

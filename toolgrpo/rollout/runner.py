@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.checks import check_sample
+from toolgrpo.episode.trajectory import Message, Trajectory, Turn
 from toolgrpo.errors import EngineError, FinalEngineError
 from toolgrpo.rollout.episode import play_episode
-from toolgrpo.trajectory import Message, Trajectory, Turn
 
 if TYPE_CHECKING:
     from toolgrpo.rollout.rollouts import Rollouts

@@ -29,11 +29,11 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext,
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.errors import EngineError
 from toolgrpo.rollout.batch import RolloutTimes
 from toolgrpo.rollout.runner import Episode, EpisodeRunner
-from toolgrpo.startup import on_this_device
-from toolgrpo.trajectory import StopReason, Trajectory
+from toolgrpo.support.process_setup import on_this_device
 
 T = TypeVar("T")
 Handle = asyncio.Task[Trajectory]

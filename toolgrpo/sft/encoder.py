@@ -27,9 +27,9 @@ from toolgrpo.chat.base import assistant_message
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.data.load import Mixture, is_mixture, source_rows
 from toolgrpo.data.rows import OnBadRow, Row, raise_bad_row
+from toolgrpo.episode.trajectory import Message
 from toolgrpo.errors import ChatFormatError, DataError
-from toolgrpo.named_files import located, no_conversations, page_here
-from toolgrpo.trajectory import Message
+from toolgrpo.support.shipped_files import located, no_conversations, page_here
 
 Schemas = Sequence[Mapping[str, Any]]
 

@@ -15,9 +15,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.base import ParsedTurn
-from toolgrpo.trajectory import Message
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt
+from toolgrpo.episode.trajectory import Message
 
 
 class ByteChat:

@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.checks import check_request
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import EngineError
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, Player, Rollouts
 from toolgrpo.rollout.limits import TextTokenizer
 from toolgrpo.testing.chat import ByteChat
 from toolgrpo.tools.base import ToolProvider
-from toolgrpo.trajectory import Trajectory
 
 if TYPE_CHECKING:
     import torch

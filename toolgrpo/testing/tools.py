@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from toolgrpo.calls import RUNNABLE, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.tool_calls import RUNNABLE, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.tools.base import AfterTurn, ToolSession
 
 Answer = str | ToolResult

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 from jsonschema import ValidationError
 
-from toolgrpo.named_files import nearest
+from toolgrpo.support.shipped_files import nearest
 from toolgrpo.tools.bounds import MAX_DIGITS, beyond_bounds, read_json
 from toolgrpo.tools.render import describe_exception
 from toolgrpo.tools.validation import SchemaValidator

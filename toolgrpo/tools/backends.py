@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from confined_python.processes.wire import pack_objects
-from toolgrpo.calls import ToolErrorKind
-from toolgrpo.drops import DropEpisode, EnvironmentLost
+from toolgrpo.episode.dropped import DropEpisode, EnvironmentLost
+from toolgrpo.episode.tool_calls import ToolErrorKind
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.base import EpisodeHooks, Reply
 from toolgrpo.tools.loop_thread import LoopThread

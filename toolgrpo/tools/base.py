@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
-from toolgrpo.calls import CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.tool_calls import CallAttempt, ToolErrorKind, ToolResult
 
 T = TypeVar("T")
 TOOL_TIMEOUT_S = 30.0  # seconds that a call may take where nobody says otherwise

@@ -13,8 +13,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from toolgrpo.calls import ToolErrorKind
-from toolgrpo.drops import DropEpisode
+from toolgrpo.episode.dropped import DropEpisode
+from toolgrpo.episode.tool_calls import ToolErrorKind
 
 _MAX_ERROR_CHARS = 600
 

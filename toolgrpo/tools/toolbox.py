@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, TypeVar, overload
 
-from toolgrpo.calls import RUNNABLE, AttemptStatus, CallAttempt, ToolErrorKind, ToolResult, written
+from toolgrpo.episode.tool_calls import RUNNABLE, AttemptStatus, CallAttempt, ToolErrorKind, ToolResult, written
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker, example_of, names_near
 from toolgrpo.tools.backends import BackendSession, EnvironmentSession, ToolBackend

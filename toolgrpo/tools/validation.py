@@ -29,7 +29,7 @@ from referencing.jsonschema import DRAFT7, DRAFT202012
 from referencing.jsonschema import EMPTY_REGISTRY as NOTHING_RETRIEVED
 
 from toolgrpo.errors import PluginError
-from toolgrpo.regex_budget import RegexBudget
+from toolgrpo.support.regex_budget import RegexBudget
 from toolgrpo.tools.bounds import beyond_bounds
 
 _MAX_CHARS = 200_000

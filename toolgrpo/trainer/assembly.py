@@ -39,14 +39,14 @@ from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
 from toolgrpo.observe.steps import StepLog
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
 from toolgrpo.observe.watch import DoctorWatch, stop_if_infrastructure_fails
-from toolgrpo.plain_text import counted
 from toolgrpo.rewards import Reward, named_rewards, refused_rows
 from toolgrpo.rewards.base import source_text
 from toolgrpo.rollout import Observer, Player
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.rollout.row_parts import OFFERED, TOOL_COLUMNS, rows_without_their_tools, users_speak
 from toolgrpo.shared_pass.scoring import SharedPass, unsupported_model
-from toolgrpo.startup import map_large_blocks
+from toolgrpo.support.plain_text import counted
+from toolgrpo.support.process_setup import map_large_blocks
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
 from toolgrpo.trainer import trl_jobs

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from toolgrpo.drops import Drop
+from toolgrpo.episode.dropped import Drop
 from toolgrpo.errors import TooManyDroppedError
 from toolgrpo.evaluation.agreement import EngineProof
 from toolgrpo.learning.correction import (
@@ -43,7 +43,7 @@ from toolgrpo.learning.stages import LOSS, WORTH, Facts, TrainBatch, applied, ch
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
 from toolgrpo.rollout.observers import Observers
-from toolgrpo.startup import give_memory_back, maps_large_blocks
+from toolgrpo.support.process_setup import give_memory_back, maps_large_blocks
 from toolgrpo.trainer.batches import Batches, TakenBatch
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.pass_rows import RowChoice, Scores, SegmentedRows

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.evaluation.grading import Answers, Grading
 from toolgrpo.learning.advantages import is_dead
 from toolgrpo.learning.shaping import Shaping, members_of
@@ -25,7 +26,6 @@ from toolgrpo.rollout.group_queue import GroupSet, TakenGroups, as_it_is
 from toolgrpo.rollout.scheduler import timers_held
 from toolgrpo.trainer.row_queue import Processes, RowQueue
 from toolgrpo.trainer.trl_jobs import point_to_messages
-from toolgrpo.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)

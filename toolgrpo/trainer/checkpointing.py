@@ -37,7 +37,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from toolgrpo.engines.base import Resumable
 from toolgrpo.errors import StorageError
-from toolgrpo.storage import storage_failure, write_whole
+from toolgrpo.support.storage import storage_failure, write_whole
 from toolgrpo.trainer import checkpoint_files as files
 from toolgrpo.trainer.trl import trainer as trl_trainer
 

@@ -22,9 +22,9 @@ from huggingface_hub import EvalResult, ModelCardData, try_to_load_from_cache
 
 from toolgrpo.chat.families import vllm_flags
 from toolgrpo.models import folder_of
-from toolgrpo.plain_text import plain
-from toolgrpo.settings_files import parse_yaml
-from toolgrpo.storage import share_weights, write_whole
+from toolgrpo.support.plain_text import plain
+from toolgrpo.support.settings_files import parse_yaml
+from toolgrpo.support.storage import share_weights, write_whole
 
 if TYPE_CHECKING:
     from toolgrpo.evaluation.measures import Share

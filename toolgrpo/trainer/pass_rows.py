@@ -4,7 +4,7 @@ Live rows have an advantage on a token that is trained. What a dead row adds to 
 log-probabilities. So its pass is left out and a number stands in for each of them; the loss itself sees the whole
 batch, and all its denominators are those of the full pass, whichever they are.
 
-A row of TRL's batch stays an episode, also where its tokens are several sequences (`toolgrpo/segments.py`). Only the
+A row of TRL's batch stays an episode, also where its tokens are several sequences (`toolgrpo/episode/segments.py`). Only the
 forward pass reads them apart: `SegmentedRows.score` makes a row of every segment, lets any pass score these, and puts
 log-probabilities and entropies where the episode's row has the tokens. So advantages, weights, masks and denominators
 are those of an episode, whatever the loss; and what segments have in common is a shared prefix like any other. Where a
@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import ConfigError
-from toolgrpo.trajectory import Trajectory
 
 Scores = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """Log-probabilities and entropies, both (B, T), and a loss of the model's own."""

@@ -29,12 +29,12 @@ from accelerate.utils import gather_object
 
 from toolgrpo.engines.base import Engine, SamplingOptions
 from toolgrpo.errors import ConfigError, PeerError
-from toolgrpo.meeting import wait_for_the_slowest
 from toolgrpo.rollout.ahead import RolloutsAhead
 from toolgrpo.rollout.batch import Row
 from toolgrpo.rollout.group_queue import Admission, GroupQueue, GroupSet, GroupVerdict, Judge, TakenGroups
 from toolgrpo.rollout.observers import RolloutBegan
 from toolgrpo.rollout.rollouts import Rollouts
+from toolgrpo.support.barrier import wait_for_the_slowest
 
 T = TypeVar("T")
 V = TypeVar("V", bound=GroupVerdict)

@@ -35,7 +35,7 @@ import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from toolgrpo.errors import PeerError, ToolGRPOError
-from toolgrpo.storage import write_whole
+from toolgrpo.support.storage import write_whole
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -25,7 +25,6 @@ from toolgrpo.engines.build import BuiltEngine
 from toolgrpo.errors import TooManyDroppedError
 from toolgrpo.evaluation.agreement import EngineProof
 from toolgrpo.evaluation.grading import Grading, success_at
-from toolgrpo.folder_claim import FolderClaim, claim_folder
 from toolgrpo.learning.correction import settled
 from toolgrpo.learning.stages import Stage, user_stages
 from toolgrpo.models import name_base_whole
@@ -36,6 +35,7 @@ from toolgrpo.rewards.base import watched
 from toolgrpo.rollout import Observer, Player, RolloutBatch
 from toolgrpo.rollout.batch import Mode
 from toolgrpo.rollout.observers import Observers
+from toolgrpo.support.run_lock import FolderClaim, claim_folder
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.assembly import (

@@ -22,8 +22,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from toolgrpo.errors import ConfigError
-from toolgrpo.named_files import located, no_mcp_config
-from toolgrpo.settings_files import BadSettings, read_json
+from toolgrpo.support.settings_files import BadSettings, read_json
+from toolgrpo.support.shipped_files import located, no_mcp_config
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
 

@@ -31,7 +31,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from confined_python.processes import linux
-from toolgrpo.calls import ToolErrorKind
+from toolgrpo.episode.tool_calls import ToolErrorKind
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.base import Reply
 from toolgrpo.tools.mcp.config_file import McpServerConfig

@@ -26,7 +26,7 @@ import pydantic
 
 from confined_python.processes.wire import unpack_objects
 from toolgrpo.errors import PluginError
-from toolgrpo.plugin_files import import_failed, import_file, user_traceback
+from toolgrpo.support.plugin_files import import_failed, import_file, user_traceback
 from toolgrpo.tools.base import HOOKS
 from toolgrpo.tools.plugin.schema import function_schema, type_hints, wrap_explicit_schema
 from toolgrpo.tools.plugin.tool_spec import ToolSpec, options_of

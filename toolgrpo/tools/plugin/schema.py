@@ -31,7 +31,7 @@ import pydantic
 import typing_extensions
 
 from toolgrpo.errors import PluginError
-from toolgrpo.plugin_files import missing_import
+from toolgrpo.support.plugin_files import missing_import
 
 _BASIC: dict[Any, dict[str, Any]] = {
     int: {"type": "integer"},

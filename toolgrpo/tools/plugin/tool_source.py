@@ -22,7 +22,7 @@ from typing import Any
 
 from confined_python import parse_python
 from toolgrpo.errors import PluginError
-from toolgrpo.named_files import PLUGINS, located
+from toolgrpo.support.shipped_files import PLUGINS, located
 from toolgrpo.tools.plugin.plugin_file import PluginSource, search_beside_the_command
 
 HEAVY = frozenset(  # what a training script imports and tools seldom need

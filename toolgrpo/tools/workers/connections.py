@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from confined_python.processes.linux import kill_marked, watch_process
 from confined_python.processes.wire import FrameReader, WireError, pack
 from toolgrpo.errors import PluginError, ToolExecutorError
-from toolgrpo.plain_text import is_secret_variable
+from toolgrpo.support.plain_text import is_secret_variable
 from toolgrpo.tools.plugin.plugin_file import PluginSource, PluginSpec
 from toolgrpo.tools.plugin.tool_source import withheld_hint
 from toolgrpo.tools.workers.output_log import OutputLog

@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from toolgrpo.calls import ToolErrorKind
+from toolgrpo.episode.tool_calls import ToolErrorKind
 from toolgrpo.errors import PluginError, ToolExecutorError
 from toolgrpo.tools.base import Reply
 from toolgrpo.tools.plugin.plugin_file import PluginSpec

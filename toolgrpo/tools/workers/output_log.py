@@ -12,8 +12,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from toolgrpo.plain_text import plain
-from toolgrpo.storage import opened_to_append
+from toolgrpo.support.plain_text import plain
+from toolgrpo.support.storage import opened_to_append
 
 _logger = logging.getLogger("toolgrpo.tools.output")
 _CHUNK = 1 << 18

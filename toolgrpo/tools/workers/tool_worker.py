@@ -41,7 +41,7 @@ from confined_python.processes.linux import (
     own_directory_per_thread,
 )
 from confined_python.processes.wire import pack, receive, unpack_objects
-from toolgrpo.calls import ToolErrorKind
+from toolgrpo.episode.tool_calls import ToolErrorKind
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.plugin_file import Plugin
 from toolgrpo.tools.render import describe_failure, render_result

@@ -48,6 +48,7 @@ from accelerate.utils import gather_object
 from transformers import Trainer
 from trl import GRPOTrainer, apply_chat_template
 
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import ConfigError
 from toolgrpo.learning.correction import (
     Correction,
@@ -69,7 +70,6 @@ from toolgrpo.rollout.batch import Scored
 from toolgrpo.rollout.row_parts import as_messages
 from toolgrpo.trainer.batches import TakenBatch
 from toolgrpo.trainer.pass_rows import RowChoice, SegmentedRows
-from toolgrpo.trajectory import Trajectory
 
 Batch = dict[str, Any]
 _CLIPPED = frozenset(("grpo", "bnpo", "dr_grpo", "dapo", "luspo"))

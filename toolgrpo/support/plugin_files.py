@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from toolgrpo.errors import PluginError
-from toolgrpo.named_files import PLUGINS, located, no_python_file
+from toolgrpo.support.shipped_files import PLUGINS, located, no_python_file
 
 _IMPORTS = {  # of names that files use most, beside modules and those of typing
     **{"np": "import numpy as np", "pd": "import pandas as pd", "Path": "from pathlib import Path"},
@@ -126,7 +126,7 @@ def missing_import(name: str) -> str | None:
 def user_traceback(error: BaseException) -> str:
     """Return the traceback without our own frames and importlib's."""
     trimmed = traceback.TracebackException.from_exception(error)
-    ours = str(Path(__file__).parent)
+    ours = str(Path(__file__).parents[1])
     trimmed.stack = traceback.StackSummary.from_list(
         [frame for frame in trimmed.stack if not frame.filename.startswith(("<frozen", ours))]
     )

@@ -11,7 +11,7 @@ from toolgrpo.commands.given import read_given
 from toolgrpo.commands.main import launched
 from toolgrpo.data.load import load_tasks
 from toolgrpo.errors import UserError
-from toolgrpo.settings_files import BadSettings, parse_yaml, read_json, read_yaml
+from toolgrpo.support.settings_files import BadSettings, parse_yaml, read_json, read_yaml
 from toolgrpo.tools.mcp.config_file import read_mcp_config
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
-from toolgrpo.ledger import Ledger
-from toolgrpo.trajectory import StopReason, Trajectory, Turn
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.trajectory import StopReason, Trajectory, Turn
 
 PROMPT = [1, 2, 3]
 ids = st.lists(st.integers(0, 200_000), max_size=6)

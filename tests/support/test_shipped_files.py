@@ -10,10 +10,10 @@ import pytest
 from toolgrpo.commands.main import launched, main
 from toolgrpo.data import load_tasks
 from toolgrpo.errors import ConfigError
-from toolgrpo.named_files import CONFIGS, LAUNCH_FILES, PLUGINS, located, shipped_names, shipped_root
+from toolgrpo.support.shipped_files import CONFIGS, LAUNCH_FILES, PLUGINS, located, shipped_names, shipped_root
 from toolgrpo.tools import load_tools
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.held_folder import Holder
 from toolgrpo.errors import ConfigError
-from toolgrpo.folder_claim import claim_folder, other_run_in
+from toolgrpo.support.run_lock import claim_folder, other_run_in
 
 
 def test_a_second_run_is_refused_with_the_process_and_the_time_of_the_first(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_what_a_process_claimed_it_may_claim_again_and_gives_back_as_often(tmp_p
 
 
 def can_be_claimed_elsewhere(folder: Path) -> bool:
-    script = "import sys; from pathlib import Path; from toolgrpo.folder_claim import claim_folder\n"
+    script = "import sys; from pathlib import Path; from toolgrpo.support.run_lock import claim_folder\n"
     script += "claim_folder(Path(sys.argv[1]), patience_s=0.0)"
     done = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, timeout=60, check=False)
     assert done.returncode == 0 or b"another run writes into" in done.stderr

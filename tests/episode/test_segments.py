@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.segments import cut_into_segments, read_before
-from toolgrpo.ledger import Ledger
-from toolgrpo.segments import Segment, SegmentStart, cut_at_starts, first_columns, lay_out
-from toolgrpo.trajectory import StopReason, Trajectory, Turn
+from toolgrpo.episode.segments import Segment, SegmentStart, cut_at_starts, first_columns, lay_out
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.trajectory import StopReason, Trajectory, Turn
 
 tokens = st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=5)
 prompts = st.lists(st.integers(0, 9), min_size=1, max_size=4)

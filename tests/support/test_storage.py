@@ -13,7 +13,7 @@ from toolgrpo.commands.given import keep_run_config, run_text
 from toolgrpo.commands.main import read
 from toolgrpo.commands.terminal import RunLog
 from toolgrpo.observe.line_file import LineFile
-from toolgrpo.storage import write_whole
+from toolgrpo.support.storage import write_whole
 from toolgrpo.testing import ByteChat, tiny_trainer
 
 

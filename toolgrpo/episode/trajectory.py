@@ -5,10 +5,10 @@ Invariants:
 * `len(ids) == len(mask) == len(logprobs)`, always.
 * A log-probability that was not given is `None`, never 0. Context tokens have none.
 * An episode of one training sequence is its prompt and its ids. One of several has all of them in
-  its row, one after the other (`toolgrpo/segments.py`), and `segments` gives each by itself.
+  its row, one after the other (`toolgrpo/episode/segments.py`), and `segments` gives each by itself.
 
-A trajectory is written by a `Ledger` (`toolgrpo/ledger.py`); its calls are those of
-`toolgrpo/calls.py`. Not covered: what the tokens mean (`toolgrpo.chat`), and who sampled them
+A trajectory is written by a `Ledger` (`toolgrpo/episode/token_ledger.py`); its calls are those of
+`toolgrpo/episode/tool_calls.py`. Not covered: what the tokens mean (`toolgrpo.chat`), and who sampled them
 (`toolgrpo.engines`). This module imports nothing heavier than the standard library.
 """
 
@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from toolgrpo.calls import READABLE, AttemptStatus, Call, CallAttempt, ToolErrorKind, ToolResult
-from toolgrpo.drops import Drop, DropCause
-from toolgrpo.segments import Row, Segment, SegmentStart, check_starts, cut_at_starts, lay_out
+from toolgrpo.episode.dropped import Drop, DropCause
+from toolgrpo.episode.segments import Row, Segment, SegmentStart, check_starts, cut_at_starts, lay_out
+from toolgrpo.episode.tool_calls import READABLE, AttemptStatus, Call, CallAttempt, ToolErrorKind, ToolResult
 
 Message = dict[str, Any]
 """One chat message in the OpenAI form: role, content, and for assistants `tool_calls`,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from toolgrpo.plain_text import plain, plain_json, without_secrets
+from toolgrpo.support.plain_text import plain, plain_json, without_secrets
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J \x9b31m \x85 \u2028 \u2029 \u202e \u2066 \ufeff \ud800 \x7f \x00 \r"
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolgrpo.drops import Drop
-from toolgrpo.segments import SegmentStart
-from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
+from toolgrpo.episode.dropped import Drop
+from toolgrpo.episode.segments import SegmentStart
+from toolgrpo.episode.trajectory import Message, StopReason, Trajectory, Turn
 
 
 class Ledger:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from toolgrpo.regex_budget import RegexBudget
+from toolgrpo.support.regex_budget import RegexBudget
 
 
 def test_a_pattern_that_others_ran_out_of_time_is_tried_again() -> None:

@@ -26,7 +26,7 @@ LEFT_OUT = ("PYTORCH_", "MALLOC_", "GLIBC_", "THP_", "ONEDNN_", "TORCHINDUCTOR_"
 # Prints a JSON object: resident MiB at several moments, and what is in the environment.
 SCRIPT = """
 import json, os
-from toolgrpo.startup import give_memory_back, map_large_blocks, prepare
+from toolgrpo.support.process_setup import give_memory_back, map_large_blocks, prepare
 
 def rss():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
@@ -101,7 +101,7 @@ def test_torchrun_leaves_no_temporary_folder_and_one_of_the_user_stays(tmp_path:
             report.parent.mkdir(parents=True)
         for report in reports:
             run(
-                "import json; from toolgrpo.startup import prepare; prepare(); print(json.dumps(None))",
+                "import json; from toolgrpo.support.process_setup import prepare; prepare(); print(json.dumps(None))",
                 TORCHELASTIC_ERROR_FILE=str(report),
             )
         assert (tmp_path / root).exists() == stays
@@ -118,7 +118,7 @@ def test_torchrun_leaves_no_temporary_folder_and_one_of_the_user_stays(tmp_path:
 def test_on_an_nvidia_gpu_the_allocator_takes_segments_that_grow(
     given: dict[str, str], allocator: str | None, tmp_path: Path
 ) -> None:
-    ask = "import json, os; from toolgrpo import startup; startup._DRIVER = {!r}; startup.prepare(); print(json.dumps(os.environ.get('PYTORCH_ALLOC_CONF')))"
+    ask = "import json, os; from toolgrpo.support import process_setup as startup; startup._DRIVER = {!r}; startup.prepare(); print(json.dumps(os.environ.get('PYTORCH_ALLOC_CONF')))"
     assert run(ask.format(str(tmp_path)), **given) == allocator
     assert run(ask.format(str(tmp_path / "none")), **given) == given.get("PYTORCH_ALLOC_CONF")
 

@@ -38,8 +38,8 @@ def nearest_is(name: str, known: Iterable[str]) -> str:
 
 def shipped_root() -> Path:
     """Return the folder of the files that come with the package."""
-    packed = Path(__file__).parent / "shipped"
-    return packed if packed.is_dir() else Path(__file__).parents[1]
+    packed = Path(__file__).parents[1] / "shipped"
+    return packed if packed.is_dir() else Path(__file__).parents[2]
 
 
 def page_here(section: str = "", page: str = TROUBLESHOOTING) -> str:
