@@ -42,10 +42,10 @@ LINES = {
     "(itself)": 765,
 }
 MOST = {
-    "modules": 220,
+    "modules": 221,
     "modules with one importer": 42,
-    "modules that a trainer imports": 128,
-    "lines that a trainer imports": 23_305,
+    "modules that a trainer imports": 129,
+    "lines that a trainer imports": 23_310,
     "files that import TRL": 5,
     "fields of our own": 38,
     "lines of tests": 40_190,

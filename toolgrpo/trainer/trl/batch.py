@@ -46,7 +46,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from transformers import Trainer
-from trl import GRPOTrainer, apply_chat_template
+from trl import apply_chat_template
 
 from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import ConfigError
@@ -70,6 +70,7 @@ from toolgrpo.rollout.batch import Scored
 from toolgrpo.rollout.row_parts import as_messages
 from toolgrpo.trainer.batches import TakenBatch
 from toolgrpo.trainer.pass_rows import RowChoice, SegmentedRows
+from toolgrpo.trainer.trl.grpo import GRPOTrainer
 
 Batch = dict[str, Any]
 _CLIPPED = frozenset(("grpo", "bnpo", "dr_grpo", "dapo", "luspo"))

@@ -45,7 +45,7 @@ import trl
 from accelerate.utils import send_to_device
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from transformers.trainer_utils import EvalLoopOutput, has_length
-from trl import GRPOTrainer, SFTTrainer
+from trl import SFTTrainer
 from trl.trainer.utils import generate_model_card
 
 from toolgrpo.engines.adapters import merged_parameters, merges_exactly, persistent_buffers
@@ -57,6 +57,7 @@ from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.row_queue import Training
 from toolgrpo.trainer.trl.batch import as_trl, live_flags, log_evaluation, rewards_of_all
+from toolgrpo.trainer.trl.grpo import GRPOTrainer
 
 if TYPE_CHECKING:
     from toolgrpo.trainer.batch_in_training import BatchInTraining
