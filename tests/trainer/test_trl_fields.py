@@ -38,7 +38,8 @@ OTHER_VALUE: dict[str, Any] = {
 
 def trls_own() -> set[str]:
     inherited = {field.name for field in fields(TrainingArguments)}
-    return {field.name for field in fields(GRPOConfig)} - inherited
+    deprecated = {field.name for field in fields(GRPOConfig) if field.metadata.get("help", "").startswith("Deprecated")}
+    return {field.name for field in fields(GRPOConfig)} - inherited - deprecated
 
 
 def test_every_field_of_trl_stands_in_one_table() -> None:
@@ -70,3 +71,11 @@ def test_a_field_without_effect_is_refused_with_what_to_do(name: str, tmp_path: 
     other = OTHER_VALUE.get(name, not default if isinstance(default, bool) else {"a": 1})
     with pytest.raises(ConfigError, match=rf"^{name} .*no effect here; \w+"):
         ToolGRPOConfig(str(tmp_path), **{name: other})
+
+
+def test_what_trl_deprecates_is_read_by_its_new_name(tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning):
+        config = ToolGRPOConfig(str(tmp_path), report_to="none", use_cpu=True, vllm_importance_sampling_cap=2.0)
+    assert config.vllm_importance_sampling_clip_max == 2.0 and config.rollout_correction == "auto"
+    with pytest.warns(FutureWarning), pytest.raises(ConfigError, match="use_transformers_continuous_batching"):
+        ToolGRPOConfig(str(tmp_path), report_to="none", use_cpu=True, use_transformers_paged=True)

@@ -24,7 +24,6 @@ _FIELDS_OF_TRL = {  # and their defaults
     "vllm_importance_sampling_mode": "sequence_mask",
     "vllm_importance_sampling_clip_max": 3.0,
     "vllm_importance_sampling_clip_min": None,
-    "vllm_importance_sampling_cap": None,
 }
 
 

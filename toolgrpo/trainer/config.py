@@ -73,7 +73,11 @@ class ToolGRPOConfig(trl.GRPOConfig):  # type: ignore[misc]  # TRL ships no type
             self.record_episodes: RecordedShare = RecordedShare(self.record_episodes)
         except ArgumentTypeError as error:
             raise ConfigError(f"record_episodes {error}") from None
+        self._refuse_without_effect()  # again: TRL has put the values of fields that it deprecates into others
         self._check_own_fields()
+
+    def _refuse_without_effect(self) -> None:
+        refuse_without_effect(vars(self), {known.name: known.default for known in fields(self)})
 
     @classmethod
     def of_trl(cls, args: trl.GRPOConfig, **options: Any) -> Self:
@@ -99,8 +103,7 @@ class ToolGRPOConfig(trl.GRPOConfig):  # type: ignore[misc]  # TRL ships no type
 
     def _check_fields_of_trl(self) -> None:
         """Refuse what TRL and Transformers take without a word, or divide by zero on."""
-        defaults = {known.name: known.default for known in fields(self)}
-        refuse_without_effect(vars(self), defaults)
+        self._refuse_without_effect()
         for name, least in _LEAST_OF_TRL.items():
             value = getattr(self, name)
             if value is not None and value < least:

@@ -2,7 +2,7 @@
 or refused with a sentence.
 
 Invariant: each field that `GRPOConfig` adds to Transformers' `TrainingArguments` stands in exactly
-one of the three tables; a TRL that adds one fails `tests/trainer/test_trl_fields.py` until somebody
+one of the three tables, but for those that TRL deprecates, whose value it puts into another; a TRL that adds one fails `tests/trainer/test_trl_fields.py` until somebody
 has looked where it is read. The fields of `TrainingArguments` itself steer the training loop of
 Transformers, which runs as it is.
 """
@@ -34,7 +34,7 @@ READ_BY_TRL = frozenset(
         *("mask_truncated_completions", "sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
         *("top_entropy_quantile", "entropy_coef", "use_adaptive_entropy", "entropy_coef_min", "entropy_coef_max"),
         *("entropy_coef_delta", "entropy_target", "off_policy_mask_threshold", "use_bias_correction_kl"),
-        *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode", "vllm_importance_sampling_cap"),
+        *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
         *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
     )
 )
@@ -54,7 +54,6 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "vllm_model_impl": "leave it out; colocated vLLM uses its own implementation of the model",
     "use_transformers_continuous_batching": _BATCHES,
     "transformers_continuous_batching_config": _BATCHES,
-    "use_transformers_paged": _BATCHES,
     "log_multimodal": "leave it out; episodes are text",
     "num_completions_to_print": _TABLE,
     "log_unique_prompts": _TABLE,
