@@ -59,6 +59,14 @@ def test_a_good_job_passes_everything_and_a_step_is_done(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [], "nothing of it is kept"
 
 
+@pytest.mark.e2e
+def test_samples_that_a_reward_drops_are_a_failure_of_their_line(tmp_path: Path) -> None:
+    drops = "from toolgrpo import DropEpisode\ndef reward_func(completions, **_): return [DropEpisode('x')] * len(completions)"
+    (tmp_path / "reward.py").write_text(drops)
+    report, _ = look(tmp_path / "out", "--reward_fn", str(tmp_path / "reward.py"), "--reward_weights", *"111")
+    assert report.lines[-1].what == "samples" and "6 of 6 episodes" in report.lines[-1].said
+
+
 @pytest.mark.parametrize(
     ("file", "text", "flag", "said"),
     [
@@ -161,14 +169,8 @@ def test_episodes_that_were_cut_are_a_warning_that_names_the_limit(
 
 
 def test_a_time_is_told_in_its_own_unit() -> None:
-    assert [duration(seconds) for seconds in (0.04, 9, 89, 95, 5399, 5401)] == [
-        "0.0 s",
-        "9.0 s",
-        "89.0 s",
-        "1.6 min",
-        "90.0 min",
-        "1.5 h",
-    ]
+    told = [duration(seconds) for seconds in (0.04, 9, 89, 95, 5399, 5401)]
+    assert told == ["0.0 s", "9.0 s", "89.0 s", "1.6 min", "90.0 min", "1.5 h"]
 
 
 def untrained(**changes: Any) -> Untrained:

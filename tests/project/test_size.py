@@ -31,7 +31,7 @@ LINES = {
     "models": 350,
     "observe": 3240,
     "report": 950,
-    "rewards": 1900,
+    "rewards": 2100,
     "rollout": 2375,
     "sft": 250,
     "shared_pass": 1400,
@@ -48,10 +48,10 @@ MOST = {
     "lines that a trainer imports": 23_310,
     "files that import TRL": 5,
     "fields of our own": 38,
-    "lines of tests": 40_190,
+    "lines of tests": 40_450,
     "lines of benchmarks": 5_700,
     "lines of pages": 3_955,
-    "words of pages": 29_100,
+    "words of pages": 29_330,
 }
 SANDBOX = {"lines": 3_950, "lines of tests": 2_800}  # of confined-python, which is counted by itself
 

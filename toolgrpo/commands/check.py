@@ -55,10 +55,12 @@ from toolgrpo.errors import ConfigError, ModelError, SandboxError, ToolGRPOError
 from toolgrpo.evaluation.agreement import differences, drawn_tokens, largest_rounding
 from toolgrpo.evaluation.before_training import WRITINGS, nonsense, rehearse, score_made_up, untrained_facts
 from toolgrpo.rewards import Reward, check_gold
+from toolgrpo.rewards.judge import Judge
 from toolgrpo.rollout import RolloutBatch
 from toolgrpo.rollout.row_parts import offered_tools
 from toolgrpo.support.plain_text import counted, duration
 from toolgrpo.tools import Toolbox
+from toolgrpo.trainer.batch_in_training import check_dropped_share
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 from toolgrpo.trainer.memory import Device, Estimate
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
@@ -182,10 +184,14 @@ class CheckRun:
     def _rewards(self, rows: Dataset, rewards: Sequence[Reward], *, calls: bool) -> None:
         some = rows.select(range(min(len(rows), _ROWS_LOOKED_AT)))
         for reward in rewards:
+            if isinstance(reward.function, Judge):
+                self.report.add("reward", **reward.function.agreement())
             checked = check_gold(some, reward)
             if checked is not None:
                 said = f"{reward.name}: the gold answers of {checked} rows score full marks"
                 self.report.add("reward", said, rows=checked)
+        if all(isinstance(reward.function, Judge) for reward in rewards):
+            return  # an episode that is made up has no siblings
         try:
             self._made_up(list(some)[:20], rewards, calls=calls)
         except ToolGRPOError as error:
@@ -248,16 +254,9 @@ class CheckRun:
         """Add the estimate: a failure where no length of the episodes would help."""
         warning = "Shorter episodes, fewer at a time, --use_peft, or --vllm_enable_sleep_mode" if not found.fits else ""
         failure = "Use --use_peft, ZeRO or FSDP, or a smaller model" if found.fixed > found.there else ""
-        numbers = {f"{name}_gib": size / _GIB for name, size in found.parts.items()}
-        self.report.add(
-            "memory",
-            str(found),
-            warning=warning,
-            failure=failure,
-            needed_gib=found.needed / _GIB,
-            there_gib=found.there / _GIB,
-            **numbers,
-        )
+        sizes = {"needed": found.needed, "there": found.there, **found.parts}
+        numbers = {f"{name}_gib": size / _GIB for name, size in sizes.items()}
+        self.report.add("memory", str(found), warning=warning, failure=failure, **numbers)
 
     # what is estimated
 
@@ -329,12 +328,11 @@ class CheckRun:
         with self.terminal.busy(f"{len(chosen)} questions, {k} episodes each"):
             batch = trainer.measure([row for row in chosen for _ in range(k)], label="check")
         seconds = (time.monotonic() - started) / len(batch)
-        facts, encode = untrained_facts(batch, k), trainer.processing_class
+        check_dropped_share([one.drop for one in batch.episodes], trainer.args.max_dropped_share)
+        facts, encode, limits = untrained_facts(batch, k), trainer.processing_class, trainer.args.episode_limits()
         if trainer.toolbox is not None:
             add_calls(self.report, facts, batch, trainer.toolbox.names)
-        add_budget(
-            self.report, facts, batch, lambda text: len(encode(text)["input_ids"]), trainer.args.episode_limits()
-        )
+        add_budget(self.report, facts, batch, lambda text: len(encode(text)["input_ids"]), limits)
         add_success(self.report, facts)
         for reward in rewards:
             if said := reward.reads_marker_in_vain([episode.rewards.get(reward.name) for episode in batch.episodes]):

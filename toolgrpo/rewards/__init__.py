@@ -84,12 +84,16 @@ def get_reward(name: str) -> Reward:
     if name == "by_task":
         by_task = ByTask(_named_or_file)
         return Reward(by_task, name, "built in", refused=partial(refused_by_task, by_task))
+    if name == "judge":
+        from toolgrpo.rewards.judge import judge  # only who names it needs its settings
+
+        return Reward(judge(), name, "built in")
     if name in OF_TRL:
         return _of_trl(name)
     if re.fullmatch(r"\w+(\.\w+)+", name):
         return _import_reward(name)
     if name not in BUILT_IN:
-        known = (*BUILT_IN, "by_task", *OF_TRL)
+        known = (*BUILT_IN, "by_task", "judge", *OF_TRL)
         raise ConfigError(
             f"there is no built-in reward {name!r}{nearest_is(name, known)}; there are {', '.join(known)}. A reward of your "
             f"own is given as a file: --reward_fn FILE.py"
