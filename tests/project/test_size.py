@@ -21,7 +21,7 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2900,
-    "commands": 5830,
+    "commands": 5980,
     "data": 1540,
     "engines": 3900,
     "episode": 770,

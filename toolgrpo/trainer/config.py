@@ -28,7 +28,7 @@ from toolgrpo.rollout.compaction import ContextLimit
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer.hardware import settled_device
-from toolgrpo.trainer.trl.fields import refuse_without_effect
+from toolgrpo.trainer.trl.fields import without_effect
 from toolgrpo.trainer.trl_jobs import take_trl_arguments
 
 _LEAST_OF_TRL = {
@@ -100,7 +100,8 @@ class ToolGRPOConfig(trl.GRPOConfig):  # type: ignore[misc]  # TRL ships no type
     def _check_fields_of_trl(self) -> None:
         """Refuse what TRL and Transformers take without a word, or divide by zero on."""
         defaults = {known.name: known.default for known in fields(self)}
-        refuse_without_effect(vars(self), defaults)
+        if refused := without_effect(vars(self), defaults):
+            raise ConfigError("\n".join(refused))
         for name, least in _LEAST_OF_TRL.items():
             value = getattr(self, name)
             if value is not None and value < least:
