@@ -135,7 +135,7 @@ DEFECTS = {
     "  wombat: 1": "unknown key 'wombat'; the nearest known key is",
     "  num_generations: eight": "num_generations must be a whole number, got 'eight'",
     "  lr: 1e-5\n  learning_rate: 2e-5": "'learning_rate' is given twice ('learning_rate'); keep one",
-    "  num_iterations: 100": "write max_steps 100",
+    "  beta: 0.1\n  num_iterations: 6": "write max_steps 6 for steps",
     "  data: {max_rows: 3}": "it is a heading, and stands one level too deep, under 'training'",
     "  bf16: 7": "bf16 must be true or false, got 7",
     "modle: {dtipe: bf16}": "unknown heading 'modle'",

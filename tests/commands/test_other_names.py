@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 from trl import ModelConfig
 
 from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
-from toolgrpo.commands.main import read
-from toolgrpo.commands.other_names import ANSWERS, MEANS, UNDER_HEADING
+from toolgrpo.commands.main import mistakes, read
+from toolgrpo.commands.other_names import ANSWERS, MEANS, PASSED_OVER, UNDER_HEADING
 from toolgrpo.errors import ConfigError
 from toolgrpo.trainer.config import ToolGRPOConfig
 
-OLDER = """
-model:
-  name: nano
-  dtype: float32
-data:
-  dataset: arithmetic
-  max_samples: 64
-reward:
-  name: gsm8k
-training:
-  lr: 2e-5
-  group_size: 4
-  kl_coef: 0.04
-"""
+RECIPES = Path(__file__).parents[1] / "fixtures/other_recipes"
+OLDER = (RECIPES / "three_headings.yaml").read_text() + "reward: {name: gsm8k}\n"
 KINDS = (ScriptArguments, ToolGRPOConfig, ModelConfig)
 FIELDS = {field.name for kind in KINDS for field in dataclasses.fields(kind)}
 
@@ -45,11 +35,36 @@ def parse_flags(folder: Path, *flags: str) -> tuple[ScriptArguments, ToolGRPOCon
     return parse(folder, file, *flags, *reward)
 
 
-def test_an_older_file_is_understood(tmp_path: Path) -> None:
-    script, config, model = parse(tmp_path, OLDER)
-    assert (model.model_name_or_path, model.dtype) == ("nano", "float32")
-    assert (script.dataset_id_or_path, script.max_rows) == ("arithmetic", 64)
-    assert (config.learning_rate, config.num_generations, config.beta) == (2e-5, 4, 0.04)
+@pytest.mark.parametrize("file", sorted(RECIPES.glob("*.yaml")), ids=lambda file: file.stem)
+def test_a_file_in_other_words(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its comments have values that it has here, and the keys that are not read, each with one sentence, all at once."""
+    expected = yaml.safe_load("".join(line[2:] for line in file.read_text().splitlines(True) if line[0] == "#"))
+    for name in expected.get("variables", ()):
+        monkeypatch.setenv(name, "before")
+    given = read("train", ["--config", str(file)])
+    wanted = {name: str(file) if value == "FILE" else value for name, value in expected["values"].items()}
+    assert {name: given.values.get(name) for name in wanted} == wanted
+    assert given.launcher == expected.get("launcher", {})
+    assert expected.get("variables", {}).items() <= os.environ.items()
+    told = [re.match(r"(?:.*?, line \d+: )?(?:unknown key ')?(\w+)", one) for one in given.complaints]
+    assert sorted(one[1] for one in told if one) == sorted(expected.get("refused", ()))
+
+
+def test_flags_stand_over_how_a_published_file_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step has as many tasks, whatever the groups, the passes and the processes are."""
+    config = parse(tmp_path, OLDER, "--num_generations", "8", "--gradient_accumulation_steps", "2")[1]
+    assert (config.per_device_train_batch_size, config.generation_batch_size) == (16, 32)
+    config = parse(tmp_path, OLDER, "--max_steps", "2", "--per_device_train_batch_size", "8", "--num_iterations", "3")[
+        1
+    ]
+    assert (config.max_steps, config.per_device_train_batch_size, config.num_iterations) == (2, 8, 3)
+    argv = ["--config", str(tmp_path / "recipe.yaml")]
+    assert {"batch_size 4: 4 tasks per step, 4 episodes each"} < {*read("train", argv).said}
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert read("train", argv).values["per_device_train_batch_size"] == 8
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ConfigError, match="batch_size 4 tasks per step, 4 episodes each: 3 processes"):
+        read("train", argv).right()
 
 
 @pytest.mark.parametrize(
@@ -68,38 +83,29 @@ def test_lora_of_a_model_is_lora(tmp_path: Path, keys: str) -> None:
 
 def test_every_key_that_is_not_understood_is_answered_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(tmp_path, OLDER + "  batch_size: 4\n  max_new_tokens: 256\n  wombat: 1\npenalty: {turns: 0.1}\n")
+        parse(tmp_path, OLDER + "max_new_tokens: 256\nwombat: 1\npenalty: {turns: 0.1}\nenv: x\nname: nano\n")
     said = str(caught.value)
-    for words in ("'batch_size'; write per_device_train_batch_size", "'max_new_tokens'; write max_completion_length"):
-        assert words in said
-    assert "'wombat'; the nearest known key is" in said and "recipes/stages/length_penalty.py" in said
+    assert "'max_new_tokens'; write max_completion_length" in said and "recipes/stages/length_penalty.py" in said
+    assert all(words in said for words in ("'wombat'; the nearest known key is", "'env'; ", "unknown key 'name'"))
 
 
 def test_a_key_and_its_other_name_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'learning_rate' is given twice"):
-        parse(tmp_path, OLDER + "  learning_rate: 1.0e-5\n")
-
-
-def test_a_name_means_something_only_under_its_heading(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown key 'name'"):
-        parse(tmp_path, "name: nano\n")
-
-
-def test_a_flag_of_another_recipe_is_answered(tmp_path: Path) -> None:
+        parse(tmp_path, "lr: 1.0e-5\nlearning_rate: 1.0e-5\n")
     with pytest.raises(ConfigError, match="unknown flag --lr; it is learning_rate here"):
         parse_flags(tmp_path, "--lr", "1e-5")
 
 
 def test_many_iterations_are_questioned(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="write max_steps 100"):
-        parse(tmp_path, OLDER + "  num_iterations: 100\n")
-    assert parse(tmp_path, OLDER + "  num_iterations: 8\n")[1].num_iterations == 8
+        parse_flags(tmp_path, "--num_iterations", "100")
+    assert parse_flags(tmp_path, "--num_iterations", "8")[1].num_iterations == 8
 
 
 def test_the_tables_lead_to_fields_and_hide_none() -> None:
     assert {*MEANS.values(), *UNDER_HEADING.values()} <= FIELDS
-    assert not {*MEANS, *ANSWERS} & FIELDS
-    assert not MEANS.keys() & ANSWERS.keys()
+    assert not {*MEANS, *ANSWERS, *PASSED_OVER} & FIELDS
+    assert not MEANS.keys() & ANSWERS.keys() and not PASSED_OVER.keys() & {*MEANS, *ANSWERS}
 
 
 def test_a_function_name_without_a_file_is_a_built_in_reward(tmp_path: Path) -> None:
@@ -111,46 +117,49 @@ def test_a_function_name_without_a_file_is_a_built_in_reward(tmp_path: Path) -> 
         parse_flags(tmp_path, "--reward_function_name", "score", "--reward", "gsm8k")
 
 
-OF_TRL = """
-model_name_or_path: nano
-dataset_name: trl-lib/DeepMath-103K
-dataset_train_split: train[:100]
-dataset_test_split: test
-reward_funcs: [think_format_reward, my.rewards.custom]
-use_vllm: true
-env:
-  OF_THE_FILE: 3
-"""
+def test_data_of_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test split is read where something is measured on it, and a configuration of a folder is a folder in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/main").mkdir(parents=True)
+    (tmp_path / "data/main/train.jsonl").write_text('{"prompt": "1+1?", "solution": "2"}\n')
+    text = "dataset_name: data\ndataset_config: main\nreward_funcs: accuracy_reward\ndataset_test_split: test\n"
+    script = parse(tmp_path, "model_name_or_path: nano\n" + text)[0]
+    assert (script.dataset_id_or_path, script.eval_split) == ("data/main", None)
+    assert parse(tmp_path, text, "--model", "nano", "--eval_questions", "2")[0].eval_split == "test"
+    job = ["--config", "recipe.yaml", "--model", "nano", "--num_generations", "8", "--dry_run"]
+    assert not mistakes(read("train", job))
+    (evaluated,) = mistakes(read("train", [*job, "--eval_strategy", "steps", "--eval_steps", "5"]))
+    assert "eval_questions N" in str(evaluated)
+    (tmp_path / "data/main/train.jsonl").write_text('{"prompt": "1+1?", "gold": "2"}\n')
+    (columns,) = mistakes(read("train", job))
+    assert "asks for 'solution'" in str(columns)
 
 
-def test_a_file_of_trls_command_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OF_THE_FILE", raising=False)
-    script, config, _ = parse(tmp_path, OF_TRL)
-    assert (script.dataset_id_or_path, script.dataset_split) == ("trl-lib/DeepMath-103K", "train[:100]")
-    assert (script.eval_split, script.reward) == ("test", ["think_format_reward", "my.rewards.custom"])
-    assert config.use_vllm and os.environ["OF_THE_FILE"] == "3"
-    odd = "datasets: [{path: a/b}]\ndataset_config: main\nreward_model_name_or_path: a/b\n"
-    with pytest.raises(ConfigError, match=r"(?s)mixture file.*OWNER/NAME:CONFIG.*in Python"):
-        parse(tmp_path, OF_TRL + odd)
+def test_a_run_s_file_sets_no_variables_and_launches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may come with a recording from elsewhere."""
+    monkeypatch.setenv("OF_THE_FILE", "before")
+    for name in ("run.yaml", "config.yaml"):
+        (tmp_path / name).write_text('env: {OF_THE_FILE: 3, "": 1}\nnum_processes: 4\n')
+    for command, *argv in (["replay", str(tmp_path), "1", "--config", "run.yaml"], ["chat", str(tmp_path)]):
+        given = read(command, [word.replace("run.yaml", str(tmp_path / "run.yaml")) for word in argv])
+        assert os.environ["OF_THE_FILE"] == "before" and not given.launcher and "'env'" in "".join(given.complaints)
+    given = read("train", ["--config", str(tmp_path / "config.yaml")])
+    assert os.environ["OF_THE_FILE"] == "3" and given.launcher == {"num_processes": 4}
+    assert "cannot set the variable ''" in "".join(given.complaints)
 
 
 def test_a_training_without_a_reward_asks_for_one(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="no reward is given, and it decides what the model learns: --reward exact_match"
-    ):
+    with pytest.raises(ConfigError, match="no reward is given, and it decides what the model learns: --reward exact"):
         parse(tmp_path, "model_name_or_path: nano\ndataset_id_or_path: arithmetic\n")
     assert parse_flags(tmp_path, "--environment", "counter.py:Counter")[0].reward == ["environment"]
 
 
 @pytest.mark.parametrize("flags", [("--lora_r", "16", "--lora_alpha", "32"), ("--lora-alpha=32",), ("--use_rslora",)])
 def test_lora_is_never_left_out_in_silence(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    """Also where the numbers are TRL's defaults."""
+    """Also where the numbers are TRL's defaults, or stand under another heading."""
     with pytest.raises(ConfigError, match="is given, but not use_peft, so all weights would be trained"):
         parse_flags(tmp_path, *flags)
     assert parse_flags(tmp_path, *flags, "--use_peft")[2].use_peft
     assert not parse_flags(tmp_path, *flags, "--use_peft", "false")[2].use_peft
-
-
-def test_lora_in_a_file_is_seen_too(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="lora_r is given, but not use_peft"):
-        parse(tmp_path, OLDER + "  lora_r: 16\n")
+        parse(tmp_path, "training: {lora_r: 16}\n")

@@ -26,12 +26,8 @@ def mixture(tmp_path: Path, text: str) -> Path:
 def test_weights_are_shares_and_no_row_comes_twice(tmp_path: Path) -> None:
     rows_file(tmp_path / "a.jsonl", 100)
     rows_file(tmp_path / "b.jsonl", 10)
-    path = mixture(
-        tmp_path,
-        "system_prompt: S\ntasks:\n"
-        "- {data: DIR/a.jsonl, name: a, weight: 3, tools: [add], reward: gsm8k}\n"
-        "- {data: DIR/b.jsonl, name: b, reward: accuracy, system_prompt: T}\n",
-    )
+    tasks = "system_prompt: S\ntasks:\n- {data: DIR/a.jsonl, name: a, weight: 3, tools: [add], reward: gsm8k}\n"
+    path = mixture(tmp_path, tasks + "- {data: DIR/b.jsonl, name: b, reward: accuracy, system_prompt: T}\n")
     rows = load_tasks(path, seed=1)
     assert Counter(row["task"] for row in rows) == {"a": 30, "b": 10}
     assert len({row["prompt"][1]["content"] for row in rows}) == 40
@@ -42,14 +38,25 @@ def test_weights_are_shares_and_no_row_comes_twice(tmp_path: Path) -> None:
     assert len(load_tasks(path, limit=7)) == 7
 
 
+def test_the_data_sets_of_trl_are_whole_or_by_their_fractions(tmp_path: Path) -> None:
+    rows_file(tmp_path / "a.jsonl", 20)
+    (tmp_path / "b/main").mkdir(parents=True)
+    rows_file(tmp_path / "b/main/test.jsonl", 5)
+    a, b = "datasets:\n- {path: json, data_files: DIR/a.jsonl%s}\n", "- {path: DIR/b, name: main, split: test%s}\n"
+    path = mixture(tmp_path, f"learning_rate: 1\n{a}{b}" % ("", ""))
+    assert len(load_tasks(path)) == 25
+    with pytest.raises(DataError, match="says which split it takes"):
+        load_tasks(path, split="heldout")
+    rows = load_tasks(mixture(tmp_path, (a + b) % (", columns: [prompt], fraction: 0.6", ", fraction: 0.2")))
+    assert Counter(row["prompt"][0]["content"].split()[0] for row in rows) == {"a": 15, "test": 5}
+    assert all((row["answer"] is None) == row["prompt"][0]["content"].startswith("a") for row in rows)
+
+
 def test_a_task_may_hide_the_tools_that_its_prompts_do_not_show(tmp_path: Path) -> None:
     rows_file(tmp_path / "a.jsonl", 3)
     rows_file(tmp_path / "b.jsonl", 3)
-    path = mixture(
-        tmp_path,
-        "tasks:\n- {data: DIR/a.jsonl, name: a, tools: [], hidden_tools: [add]}\n- {data: DIR/b.jsonl, name: b}\n",
-    )
-    for row in load_tasks(path):
+    text = "tasks:\n- {data: DIR/a.jsonl, name: a, tools: [], hidden_tools: [add]}\n- {data: DIR/b.jsonl, name: b}\n"
+    for row in load_tasks(mixture(tmp_path, text)):
         assert (row["tools"], row["hidden_tools"]) == (([], ["add"]) if row["task"] == "a" else (None, None))
 
 
@@ -63,6 +70,9 @@ def test_a_task_may_hide_the_tools_that_its_prompts_do_not_show(tmp_path: Path) 
         ("tasks:\n- {data: other.yaml}", "names another mixture"),
         ("tasks: [", "is not valid YAML"),
         ("tasks:\n- {data: DIR/none.jsonl}", "does not exist"),
+        ("datasets:\n- {path: a/b, fraction: 0.5}\n- c/d", "give one for all, or none"),
+        ("datasets:\n- {path: a/b, data_files: x.json}", "a/b: data_files and data_dir are read of this machine"),
+        ("datasets: a/b", "must hold `tasks:`"),
     ],
 )
 def test_a_mixture_file_that_cannot_be_used(tmp_path: Path, text: str, problem: str) -> None:
@@ -82,12 +92,9 @@ def test_worked_examples_stand_before_the_rows_own_messages(tmp_path: Path) -> N
     examples = [("user", "u"), ("assistant", "a"), ("user", "q")]
     found = sorted([(m["role"], m["content"]) for m in row["prompt"]] for row in rows)
     assert found == [[("system", "S"), *examples], [("system", "own"), *examples]]
+    call = "{role: assistant, content: '', tool_calls: [{type: function, function: {name: f, arguments: {}}}]}"
     own = load_tasks(
-        mixture(
-            tmp_path,
-            text + "- {data: DIR/a.jsonl, examples: [{role: user, content: v},"
-            " {role: assistant, content: '', tool_calls: [{type: function, function: {name: f, arguments: {}}}]}]}",
-        )
+        mixture(tmp_path, text + f"- {{data: DIR/a.jsonl, examples: [{{role: user, content: v}}, {call}]}}")
     )
     assert own[0]["prompt"][1]["content"] == "v" and own[0]["prompt"][2]["tool_calls"][0]["function"]["name"] == "f"
 

@@ -19,7 +19,7 @@ import yaml
 from tests.support.page_blocks import PAGES, SHELL, Block, commands_of, page_blocks
 from tests.support.page_rooms import PythonRoom, run_command
 from toolgrpo.commands.given import ALIASES
-from toolgrpo.commands.main import LAUNCHER_FLAGS
+from toolgrpo.commands.other_names import LAUNCHER_FLAGS
 from toolgrpo.commands.table import COMMANDS, flags_of
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from trl import GRPOConfig, ModelConfig
 
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.given import ALIASES
-from toolgrpo.commands.main import LAUNCHER_FLAGS
+from toolgrpo.commands.other_names import LAUNCHER_FLAGS
 from toolgrpo.commands.table import EvaluationArguments
 from toolgrpo.engines.base import CacheRoom
 from toolgrpo.episode.token_ledger import Ledger

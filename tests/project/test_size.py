@@ -21,7 +21,7 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2900,
-    "commands": 5830,
+    "commands": 5980,
     "data": 1540,
     "engines": 3900,
     "episode": 770,
@@ -42,16 +42,16 @@ LINES = {
     "(itself)": 765,
 }
 MOST = {
-    "modules": 221,
+    "modules": 222,
     "modules with one importer": 42,
     "modules that a trainer imports": 129,
-    "lines that a trainer imports": 23_310,
+    "lines that a trainer imports": 23_320,
     "files that import TRL": 5,
     "fields of our own": 38,
-    "lines of tests": 40_450,
+    "lines of tests": 40_465,
     "lines of benchmarks": 5_700,
     "lines of pages": 3_955,
-    "words of pages": 29_330,
+    "words of pages": 29_370,
 }
 SANDBOX = {"lines": 3_950, "lines of tests": 2_800}  # of confined-python, which is counted by itself
 

@@ -32,25 +32,10 @@ def score(name: str, completion: list[dict[str, Any]], answer: str, **columns: A
 
 
 def episode(*turns: list[tuple[CallAttempt, ToolResult]], content: str = "") -> Trajectory:
-    return Trajectory(
-        prompt_ids=(1,),
-        ids=(),
-        mask=(),
-        logprobs=(),
-        messages=(),
-        turns=tuple(
-            Turn(
-                start=0,
-                end=0,
-                content=content,
-                reasoning=None,
-                attempts=tuple(attempt for attempt, _ in pairs),
-                results=tuple(result for _, result in pairs),
-            )
-            for pairs in turns
-        ),
-        stop_reason=StopReason.FINISHED,
-    )
+    played = [zip(*pairs, strict=True) if pairs else ((), ()) for pairs in turns]
+    made = [Turn(start=0, end=0, content=content, reasoning=None, attempts=a, results=r) for a, r in played]
+    nothing: dict[str, Any] = dict.fromkeys(("ids", "mask", "logprobs", "messages"), ())
+    return Trajectory(prompt_ids=(1,), turns=tuple(made), stop_reason=StopReason.FINISHED, **nothing)
 
 
 def good(name: str, **arguments: Any) -> tuple[CallAttempt, ToolResult]:
@@ -78,6 +63,7 @@ def test_a_reward_of_trl_reads_the_final_response() -> None:
     assert score("think_format_reward", [said("calls"), tool("3"), thought], "3") == 1.0
     assert score("think_format_reward", [thought, tool("3"), said("3")], "3") == 0.0
     assert score("think_format_reward", [{**said("3"), "reasoning_content": "It is 3."}], "3") == 1.0
+    assert score("get_soft_overlong_punishment", [said("3")], "3", completion_ids=[1] * 1152) == -0.5
 
 
 def test_formulas_are_compared_as_by_trl_and_an_endless_one_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +77,7 @@ def test_formulas_are_compared_as_by_trl_and_an_endless_one_is_wrong(monkeypatch
         }
         assert get_reward(name)(**asked) == getattr(theirs, name)(**asked)
     assert get_reward("accuracy_reward")(completions=[[said(r"\boxed{(10^8)!}")]], solution=["$3$"]) == [0.0]
+    assert score("accuracy_reward", [said(r"\boxed{3}")], "3") == 1.0, "an answer is the solution where there is none"
     monkeypatch.setitem(sys.modules, "math_verify", None)
     with pytest.raises(ConfigError, match=r"pip install 'toolgrpo\[math\]'"):
         get_reward("accuracy_reward")
@@ -99,9 +86,7 @@ def test_formulas_are_compared_as_by_trl_and_an_endless_one_is_wrong(monkeypatch
 def test_a_dotted_path_is_a_reward_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "rewards_of_mine.py").write_text(
-        "def half(completions, **kwargs):\n    return [0.5] * len(completions)\n"
-    )
+    (tmp_path / "rewards_of_mine.py").write_text("def half(completions, **kwargs): return [0.5] * len(completions)\n")
     assert score("rewards_of_mine.half", [said("x")], "y") == 0.5
     with pytest.raises(PluginError, match="has no function quarter"):
         get_reward("rewards_of_mine.quarter")

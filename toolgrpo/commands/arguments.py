@@ -23,7 +23,7 @@ from toolgrpo.data.rows import raise_bad_row
 from toolgrpo.errors import ConfigError, DataError
 from toolgrpo.models import check_model
 from toolgrpo.options import EpisodeOptions, Options, WatchOptions, at_least, batch_of_parts, option
-from toolgrpo.rewards import OF_TRL, check_weights, get_reward
+from toolgrpo.rewards import IMPORTED, check_weights, get_reward
 from toolgrpo.support.plugin_files import check_python
 from toolgrpo.support.run_lock import claim_folder
 from toolgrpo.support.shipped_files import located, nearest, no_data_file
@@ -63,9 +63,7 @@ class ScriptArguments(Options, theme="tools"):
     )
     reward_fn: list[str] | None = option(None, "Python files that export a reward function.", theme="rewards")
     reward_function_name: str | None = option(
-        None,
-        "Name of the function in the reward files (reward_func); without a file, of a built-in.",
-        theme="rewards",
+        None, "Name of the function in the reward files (reward_func); without a file, of a built-in.", theme="rewards"
     )
     dataset_id_or_path: str | None = option(
         None, "Data: a file, a hub id or a task set (arithmetic, gsm8k).", theme="data"
@@ -238,8 +236,8 @@ def rewards(given: Given) -> None:
 
 
 def _is_ours(reward: str) -> bool:
-    """Return whether looking a reward up imports nothing: it is neither TRL's nor of another package."""
-    return reward not in OF_TRL and "." not in reward
+    """Return whether looking a reward up imports nothing of TRL or another package."""
+    return reward not in IMPORTED and "." not in reward
 
 
 def rows(given: Given) -> None:
@@ -265,22 +263,21 @@ def questions(given: Given) -> None:
 
 def _read_rows(given: Given, spec: str, split: str, limit: int) -> None:
     """Read rows as they are read later, and see whether built-in rewards get their columns."""
-    from toolgrpo.data.load import Mixture, hub_place, is_mixture, task_rows  # not for help and a wrong flag
+    from toolgrpo.data.load import hub_place, is_mixture, parts_of, task_rows  # not for help and a wrong flag
 
-    parts = [task.data for task in Mixture.from_file(located(spec)).tasks] if is_mixture(spec) else [spec]
     on_bad_row: Callable[[DataError], None] = (
         (lambda error: None) if given.values.get("skip_bad_rows") else raise_bad_row
     )
-    for part in parts:
-        if part.startswith("reasoning_gym:") or hub_place(part, split) is not None:
+    for part, part_split in parts_of(spec, split):
+        if part.startswith("reasoning_gym:") or hub_place(part, part_split) is not None:
             continue
-        rows = task_rows(part, split=split, limit=min(limit, _ROWS), on_bad_row=on_bad_row)
+        rows = task_rows(part, split=part_split, limit=min(limit, _ROWS), on_bad_row=on_bad_row)
         columns, n = set[str](), 0
         for row in rows:
             columns |= row.keys()
             n += 1
         if not n:
-            raise DataError(f"{part} [{split}] has no rows that can be used")
+            raise DataError(f"{part} [{part_split}] has no rows that can be used")
         if n < _ROWS and not is_mixture(spec):  # else others may have more columns
             for name in filter(_is_ours, given.values.get("reward") or ()):
                 if name != "by_task":
@@ -329,7 +326,13 @@ def trackers(given: Given) -> None:
 
 
 def something_is_measured(given: Given) -> None:
-    """Refuse held-out rows of which none is asked for."""
+    """Refuse held-out rows of which none is asked for, and evaluations without any."""
+    known = given.known()
+    strategy = "steps" if known["eval_steps"] else known["eval_strategy"]
+    if strategy not in ("no", None) and not (known["eval_questions"] or known["eval_share"]):
+        raise ConfigError(
+            f"eval_strategy is {strategy}, but no held-out rows are asked for; add --eval_questions N, or --eval_share 0.1"
+        )
     for name in ("eval_dataset_id_or_path", "eval_split"):
         if given.values.get(name) and not {"eval_questions", "eval_share"} & given.values.keys():
             raise ConfigError(

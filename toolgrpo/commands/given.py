@@ -5,8 +5,8 @@ Every field of a command's dataclasses is a flag and a YAML key.
 * YAML keys may stand under headings (`model:`, `data:`, ...), which are for the reader only;
 * a value is checked against the type of its field; YAML's traps are taken out of the way (a bare `no` stays
   the text "no" where text is wanted, `1e-5` is a number, a key that stands twice is an error);
-* keys of other recipes (`lr`, `group_size`, those of TRL's commands) are taken where they can mean one thing only
-  (`other_names.py`); the variables under `env` are set;
+* keys of other recipes (`lr`, `group_size`, those of TRL's scripts) are taken where they can mean one thing only, and the
+  variables under `env` are set (`other_names.py`);
 * an unknown key or flag is an error that names the nearest known one; abbreviated flags are not guessed;
 * whatever is wrong is a `ConfigError`, a line for each mistake, also where a dataclass itself refuses its values.
 
@@ -31,7 +31,7 @@ from typing import Any
 import yaml
 
 from toolgrpo.commands.flags import TRUE_OR_FALSE, Flag, flags_of_classes, is_known
-from toolgrpo.commands.other_names import answer_to, meant_by
+from toolgrpo.commands.other_names import GivenKey, Reading, answer_to, in_our_words, meant_by
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.support.plain_text import without_secrets
 from toolgrpo.support.settings_files import EXPONENT_IS_NUMBER, BadSettings, read_yaml_with_lines
@@ -68,16 +68,19 @@ class Given:
     places: Mapping[str, str] = field(default_factory=dict)
     file: Path | None = None
     command: str = ""
+    said: Sequence[str] = ()  # how keys of other recipes were read
+    launcher: Mapping[str, Any] = field(default_factory=dict)  # words for accelerate's launcher in the file
 
     def over(self, file: Path) -> Given:
         """Return these values over those of a YAML file; raise ConfigError if it cannot be read."""
-        below = _file_values(file, self.flags)
+        below = _file_values(file, self.flags, self.values)
         return replace(
-            self,
+            below,
             values={**below.values, **self.values},
             complaints=[*below.complaints, *self.complaints],
             places={name: place for name, place in below.places.items() if name not in self.values},
             file=file,
+            command=self.command,
         )
 
     def right(self) -> Mapping[str, Any]:
@@ -113,20 +116,10 @@ class Given:
     def placed(self, error: ToolGRPOError) -> ToolGRPOError:
         """Return the error with file and line of the first key of the file that it names."""
         said = str(error)
-        if not isinstance(error, ConfigError) or said.startswith(tuple(self.places.values())):
+        if not isinstance(error, ConfigError) or self.file is None or said.startswith(str(self.file)):
             return error
         place = next((self.places[word] for word in re.findall(r"\w+", said) if word in self.places), None)
         return error if place is None else ConfigError(f"{place}: {error}")
-
-
-@dataclass(frozen=True, slots=True)
-class GivenKey:
-    """One key of a YAML file; the heading is None for one that stands under none."""
-
-    heading: str | None
-    name: str
-    value: Any
-    where: str  # file and line
 
 
 # The words of a command line.
@@ -250,15 +243,17 @@ def _unknown_flag(flag: str, known: Iterable[str]) -> str:
 # The keys of a file.
 
 
-def _file_values(path: Path, known: Mapping[str, Flag]) -> Given:
+def _file_values(path: Path, known: Mapping[str, Flag], typed: Mapping[str, Any]) -> Given:
     """Return the values of a YAML file by known key, and all that is wrong with it, a line for each."""
     content = _keys_in(path, known)
-    if path.name == RUN_FILE:
-        content = [one for one in content if _key_for(one, known) in known or not _of_another_command(one.name)]
-    complaints = _unknown_keys(content, known)
+    if path.name == RUN_FILE:  # it may come with a recording from elsewhere: it sets no variables and launches nothing
+        read = Reading([one for one in content if _key_for(one, known) in known or not _of_another_command(one.name)])
+    else:
+        read = in_our_words(content, typed, known, str(path))
+    complaints = [*read.complaints, *_unknown_keys(read.keys, known)]
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
-    for given in content:
+    for given in read.keys:
         name = _key_for(given, known)
         if name not in known:
             continue
@@ -270,10 +265,10 @@ def _file_values(path: Path, known: Mapping[str, Flag]) -> Given:
             values[name] = known[name].from_yaml(given.value)
         except ValueError as error:
             complaints.append(f"{given.where}: {given.name} {error}")
-    means_lora = [one.where for one in content if one.heading == "model" and one.name in _MEAN_LORA]
+    means_lora = [one.where for one in read.keys if one.heading == "model" and one.name in _MEAN_LORA]
     if "use_peft" in known and means_lora and "use_peft" not in values:
         values["use_peft"], places["use_peft"] = True, means_lora[0]
-    return Given(known, values, complaints, places)
+    return Given(known, values, complaints, places, said=read.said, launcher=read.launcher)
 
 
 def _of_another_command(name: str) -> bool:
@@ -303,11 +298,11 @@ def _unknown_keys(content: Iterable[GivenKey], known: Mapping[str, Flag]) -> lis
 
 def _key_for(given: GivenKey, known: Mapping[str, Flag]) -> str:
     """Return the known key that is meant, or the one that stands there."""
-    return meant_by(ALIASES.get(given.name, given.name), given.heading, known)
+    return given.meant or meant_by(ALIASES.get(given.name, given.name), given.heading, known)
 
 
 def _keys_in(path: Path, known: Mapping[str, Flag]) -> list[GivenKey]:
-    """Return the keys of a YAML file without its headings, and set TRL's `env`, the variables of the environment."""
+    """Return the keys of a YAML file without its headings."""
     found = []
     content, lines = _load_yaml(path)
 
@@ -318,11 +313,9 @@ def _keys_in(path: Path, known: Mapping[str, Flag]) -> list[GivenKey]:
     for name, value in content.items():
         if name == _RUN_ID:
             continue
-        if isinstance(value, Mapping) and name == "env":
-            os.environ.update({str(variable): str(text) for variable, text in value.items()})
-        elif isinstance(value, Mapping) and name in HEADINGS:
+        if isinstance(value, Mapping) and name in HEADINGS:
             found += [key(name, inner, of) for inner, of in value.items()]
-        elif isinstance(value, Mapping) and name not in known:
+        elif isinstance(value, Mapping) and name not in known and answer_to(name) is None:
             meant = nearest(str(name), HEADINGS)[0]
             found += [key(None, name, value), *(key(meant, inner, of, under=name) for inner, of in value.items())]
         elif value is None and name in HEADINGS and name not in known:

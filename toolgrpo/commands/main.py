@@ -11,17 +11,18 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from toolgrpo.commands import arguments as look
 from toolgrpo.commands.flags import Flag
 from toolgrpo.commands.given import RUN_FILE, Given, read_given, split_words
 from toolgrpo.commands.help_page import asked_for, completion, help_text
-from toolgrpo.commands.other_names import question_iterations
+from toolgrpo.commands.other_names import LAUNCHER_FLAGS
 from toolgrpo.commands.table import COMMANDS, TASKS, Command, flags_of
 from toolgrpo.commands.terminal import LOADING, Terminal, plain_warnings
 from toolgrpo.errors import ConfigError, ToolGRPOError, UserError
@@ -30,9 +31,10 @@ from toolgrpo.support.process_setup import prepare
 from toolgrpo.support.settings_files import BadSettings, read_yaml
 from toolgrpo.support.shipped_files import LAUNCH_FILES, located, nearest_is, page_here, shipped_names, shipped_root
 from toolgrpo.support.storage import check_output_folder
+from toolgrpo.trainer.trl.fields import without_effect
 
-_NUMBERS = ("num_processes", "num_machines", "machine_rank", "main_process_port")
-LAUNCHER_FLAGS = {"accelerate_config": str, "main_process_ip": str} | dict.fromkeys(_NUMBERS, int)
+_MOST_ITERATIONS = 8
+_IN_SEVERAL = ("train", "sft", "evaluate")  # processes, where a file says so and no launcher started this one
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         given = read(name, words)
         errors = mistakes(given)
+        if given.launcher and name in _IN_SEVERAL and not {"RANK", "ACCELERATE_MIXED_PRECISION"} & os.environ.keys():
+            launch, words = launched(arguments[1:], given.launcher)
     except ToolGRPOError as unreadable:  # its file
         errors = [unreadable]
     for one in errors:
@@ -81,15 +85,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run(COMMANDS[name], given)
 
 
-def launched(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def launched(words: Sequence[str], in_file: Mapping[str, Any] = MappingProxyType({})) -> tuple[list[str], list[str]]:
     """Return how `accelerate` starts a command, empty if nobody asks for that, and the command's other words.
 
     `--accelerate_config` takes a file or the name of a shipped one, as TRL's commands do; flags of the launcher go
-    over what it says.
+    over what it says, and over what the command's own file says of it.
     """
     found, rest = split_words(words, dict.fromkeys(LAUNCHER_FLAGS, 1))
     given: dict[str, Any] = {}
-    for name, behind in found:
+    for name, behind in [*((name, [str(value)]) for name, value in in_file.items()), *found]:
         try:
             if not behind:
                 raise ValueError("needs a value after it")
@@ -133,9 +137,16 @@ def _missing(command: Command, given: Given) -> list[str]:
     lora = sorted(name for name in given.values if name.startswith("lora_") or name in ("use_rslora", "use_dora"))
     if lora and "use_peft" not in given.values:
         said.append(f"{lora[0]} is given, but not use_peft, so all weights would be trained; add --use_peft")
+    if "vllm_mode" in given.flags:  # those of ToolGRPOConfig, which refuses them too, but after seconds
+        defaults = {name: flag.default for name, flag in given.flags.items()}
+        said += without_effect({**defaults, **given.values}, defaults)
     iterations = given.values.get("num_iterations")
-    odd = question_iterations(iterations) if isinstance(iterations, int) else None
-    return said if odd is None else [*said, odd]
+    if isinstance(iterations, int) and iterations > _MOST_ITERATIONS:
+        few = f"at most {_MOST_ITERATIONS} here, more in a Python script"
+        said.append(
+            f"num_iterations {iterations} are passes over each batch ({few}); write max_steps {iterations} for steps"
+        )
+    return said
 
 
 def mistakes(given: Given) -> list[ToolGRPOError]:
@@ -236,6 +247,8 @@ def _run(command: Command, given: Given) -> int:
 
     if command.on_terminal:
         terminal = Terminal.of_command(command.name, quiet=bool(given.values.get("json")), loads=command.loads)
+        for number, line in enumerate(given.said if command.trains else ()):
+            terminal.say(f"{'' if number else 'read':<9} {line}")
         try:
             return int(run(terminal))
         except UserError as error:

@@ -199,14 +199,6 @@ class RunParts:
             rows = rows.select([number for number in range(len(rows)) if number not in refused])
         return rows
 
-    def check_evaluation(self, heldout: Dataset | None) -> None:
-        """Check that there is something to evaluate on during training, where that is wanted."""
-        if self.config.eval_strategy != "no" and heldout is None:
-            raise ConfigError(
-                f"eval_strategy is {self.config.eval_strategy.value}, but no held-out rows are asked for; add --eval_questions "
-                f"N (and --eval_dataset_id_or_path FILE where the task set holds none out)"
-            )
-
     def model_path(self, name: str) -> str:
         """Return where the model lies; the named models are built or unpacked first."""
         path = self._place_of(name)

@@ -212,7 +212,6 @@ class TrainingRun:
         dataset = parts.rows_to_score(dataset, tools, rewards, TRAINING_ROWS)
         heldout = heldout and parts.rows_to_score(heldout, tools, rewards, HELDOUT_ROWS)
         parts.check(dataset, tools, rewards, heldout)
-        parts.check_evaluation(heldout)
         trainer = parts.trainer(
             reward_funcs=[replace(reward, refused=None) for reward in rewards],  # its rows were looked at
             train_dataset=dataset,

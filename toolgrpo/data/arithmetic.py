@@ -36,6 +36,7 @@ N_CALLS = 4  # of a chain
 _CALLS_WEIGHTS = {1: 0.40, 2: 0.35, 3: 0.25}
 _HELDOUT_ONE_IN = 5
 _WORDS: dict[Operation, str] = {"add": "plus", "subtract": "minus", "multiply": "times", "divide": "divided by"}
+_COMPUTED = {"add": int.__add__, "subtract": int.__sub__, "multiply": int.__mul__, "divide": int.__floordiv__}
 _COMMANDS: dict[Operation, str] = {
     "add": "Add {left} and {right}",
     "subtract": "Subtract {right} from {left}",
@@ -60,13 +61,7 @@ class Step:
 
     @property
     def result(self) -> int:
-        if self.operation == "add":
-            return self.left + self.right
-        if self.operation == "subtract":
-            return self.left - self.right
-        if self.operation == "multiply":
-            return self.left * self.right
-        return self.left // self.right
+        return _COMPUTED[self.operation](self.left, self.right)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +104,11 @@ def arithmetic_rows(split: Split, n: int, seed: int = 0) -> list[dict[str, Any]]
 def chain_rows(split: Split, n: int, seed: int = 0, n_calls: int = N_CALLS) -> list[dict[str, Any]]:
     """`n` different questions of `n_calls` calls each, with the calls that answer them for the reward `gold_calls`."""
     rng = random.Random(f"chains {split} {seed}" + ("" if n_calls == N_CALLS else f" of {n_calls}"))
-    return [
-        {**_row(problem), "gold_calls": _calls(problem)}
-        for problem in _problems("chains", rng, lambda: n_calls, split, n)
-    ]
+    problems = _problems("chains", rng, lambda: n_calls, split, n)
+    return [{**_row(problem), "gold_calls": _calls(problem)} for problem in problems]
 
 
-def _problems(
-    what: str, rng: random.Random, draw_n_calls: Callable[[], int], split: Split, n: int
-) -> Iterator[Problem]:
+def _problems(what: str, rng: random.Random, n_calls: Callable[[], int], split: Split, n: int) -> Iterator[Problem]:
     """The first `n` problems of this split that are drawn, each question once."""
     if split not in SPLITS:
         raise DataError(f"the {what} have the splits {' and '.join(SPLITS)}, got {split!r}")
@@ -125,7 +116,7 @@ def _problems(
         raise DataError(f"the number of {what} must be at least 0, got {n}")
     found: dict[str, Problem] = {}
     while len(found) < n:
-        problem = draw_problem(rng, draw_n_calls())
+        problem = draw_problem(rng, n_calls())
         if problem.split == split:
             found[problem.question] = problem
     yield from found.values()
@@ -140,9 +131,8 @@ def _row(problem: Problem) -> dict[str, Any]:
 
 
 def _calls(problem: Problem) -> str:
-    return json.dumps(
-        [{"name": step.operation, "arguments": {"a": step.left, "b": step.right}} for step in problem.steps]
-    )
+    calls = [{"name": step.operation, "arguments": {"a": step.left, "b": step.right}} for step in problem.steps]
+    return json.dumps(calls)
 
 
 def _first_step(rng: random.Random, operation: Operation) -> Step:

@@ -152,12 +152,9 @@ def _problem(error: Exception) -> str:
 
 
 def _check_names(where: str, columns: Sequence[str]) -> None:
-    if len(set(columns)) != len(columns):
-        raise DataError(f"{where}: two columns have the name {_repeated(columns)!r}; rename one, or leave it out")
-
-
-def _repeated(names: Sequence[str]) -> str:
-    return next(name for place, name in enumerate(names) if name in names[:place])
+    for place, name in enumerate(columns):
+        if name in columns[:place]:
+            raise DataError(f"{where}: two columns have the name {name!r}; rename one, or leave it out")
 
 
 def _object_row(where: str, row: Any) -> RawRow:

@@ -13,20 +13,18 @@ OWNER/NAME[:CONFIG]               any other data set of the hub with `prompt` an
 A mixture is several data sets as one, for training with many tools and tasks: a YAML file.
 
     system_prompt: You may call tools.          # for rows that have none; optional, here or per task
-    examples:                                   # messages before each row's own; optional, here or per task
-      - {role: user, content: Add 1 and 2.}
-      - {role: assistant, content: "3"}
+    examples: [{role: user, content: Add 1 and 2.}, {role: assistant, content: "3"}]  # before a row's own; likewise
     tasks:
       - data: gsm8k:recipes/data/gsm8k_30.jsonl # anything that load_tasks takes, but no other mixture
         name: gsm8k                             # column `task`; default: the data
+        split: test                             # default: the one asked for; likewise `columns`, a list
         weight: 2                               # share of the rows; default 1
         tools: [calculator]                     # column `tools`; default: all
         hidden_tools: [search]                  # column `hidden_tools`: callable, but not in the prompt; default: none
         reward: gsm8k                           # column `reward`: a built-in name or a file, for --reward by_task
 
-Invariants of a mixture: no row is used twice, so the data set that runs out first (for its weight) bounds the
-mixture; the order is drawn from the seed; the same file and seed give the same rows. Paths are
-relative to the working folder.
+A config of TRL's with `datasets` is one, too. Invariants: no row is used twice, so the data set that runs out first (for
+its weight) bounds the mixture; the order is drawn from the seed. Paths are relative to the working folder.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -91,7 +89,8 @@ def load_tasks(
     if limit is not None and limit < 1:
         raise DataError(f"the limit of rows must be at least 1, got {limit}")
     if is_mixture(spec):
-        rows = partial(Mixture.from_file(located(spec)).rows, partial(task_rows, split=split), limit=limit, seed=seed)
+        mixture = Mixture.from_file(located(spec), split)
+        rows = partial(mixture.rows, partial(task_rows, split=split), limit=limit, seed=seed)
     else:
         rows = partial(task_rows, str(spec), split=split, limit=limit)
 
@@ -133,7 +132,7 @@ def _places(rows: Mapping[int, Mapping[str, Any]], sources: Iterable[tuple[str, 
     places: dict[int, str] = {}
     for spec, split in dict.fromkeys(sources):
         with suppress(UserError, OSError):  # its files are not there any more
-            for found in [_resolve(part, split, None) for part in _parts(spec)]:
+            for found in [_resolve(*part, None) for part in parts_of(spec, split)]:
                 for raw in found.rows if found.place is None else ():  # not the hub's, which is asked once
                     with suppress(RowError):
                         alike = wanted.get(_key_in_source(check_row(found.convert(raw.columns))) if raw.columns else "")
@@ -159,11 +158,15 @@ def _rounded(number: str) -> str:
 
 
 def task_rows(
-    spec: str, *, split: str, limit: int | None = None, on_bad_row: OnBadRow = raise_bad_row
+    spec: str, split: str, limit: int | None = None, on_bad_row: OnBadRow = raise_bad_row, columns: Sequence[str] = ()
 ) -> Iterator[Row]:
-    """Yield the checked rows of anything but a mixture."""
+    """Yield the checked rows of anything but a mixture, of these columns alone if any are named."""
     found = _resolve(spec, split, limit)
-    return islice(good_rows(found.rows, found.convert, on_bad_row), limit)
+
+    def convert(row: Mapping[str, Any]) -> Row:
+        return found.convert({name: value for name, value in row.items() if not columns or name in columns})
+
+    return islice(good_rows(found.rows, convert, on_bad_row), limit)
 
 
 def source_rows(spec: str, split: str) -> Iterator[RawRow]:
@@ -178,11 +181,18 @@ def hub_place(spec: str, split: str) -> HubSplit | None:
 
 def hub_ids(spec: str, split: str) -> list[str]:
     """Return the data sets of the hub that these rows come from, those of a mixture's parts too."""
-    return sorted({place.repository for part in _parts(spec) if (place := hub_place(part, split))})
+    return sorted({place.repository for part in parts_of(spec, split) if (place := hub_place(*part))})
 
 
-def _parts(spec: str) -> list[str]:
-    return [task.data for task in Mixture.from_file(located(spec)).tasks] if is_mixture(spec) else [spec]
+def parts_of(spec: str, split: str) -> list[tuple[str, str]]:
+    """Return the data and the split of each part: of a mixture's tasks, or of itself."""
+    tasks = Mixture.from_file(located(spec), split).tasks if is_mixture(spec) else [Task(data=spec)]
+    return [(task.data, task.split or split) for task in tasks]
+
+
+def with_config(name: str, config: str) -> str:
+    """Return a data set in one of its configurations: of the hub, or a folder's folder."""
+    return str(Path(name) / config) if located(name).is_dir() else f"{name}:{config}"
 
 
 class _Resolved(NamedTuple):
@@ -253,7 +263,9 @@ class Task(_Opening):
 
     data: str
     name: str | None = None
-    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    split: str | None = None
+    columns: list[str] | None = None
+    weight: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)  # None: all rows
     tools: list[str] | None = None
     hidden_tools: list[str] | None = None
     reward: str | None = None
@@ -266,14 +278,14 @@ class Mixture(_Opening):
     _path: Path
 
     @classmethod
-    def from_file(cls, path: Path) -> Mixture:
+    def from_file(cls, path: Path, split: str = "train") -> Mixture:
         try:
             read = read_yaml(path)
-            mixture = cls.model_validate({} if read is None else read)
-        except OSError as error:
-            raise DataError(f"the mixture {path} cannot be read: {error.strerror}") from error
-        except BadSettings as error:
-            raise DataError(f"the mixture {path} {error}") from error
+            of_trl = read.get("datasets") if isinstance(read, dict) else None
+            mixture = cls.model_validate({"tasks": _of_trl(of_trl)} if isinstance(of_trl, list) else read or {})
+        except (OSError, BadSettings) as error:
+            why = error if isinstance(error, BadSettings) else f"cannot be read: {error.strerror}"
+            raise DataError(f"the mixture {path} {why}") from error
         except ValidationError as error:
             problems = "; ".join(
                 f"{'.'.join(map(str, detail['loc'])) or 'the file'}: {detail['msg']}" for detail in error.errors()
@@ -284,6 +296,10 @@ class Mixture(_Opening):
         for task in mixture.tasks:
             if is_mixture(task.data):
                 raise DataError(f"the mixture {path} names another mixture, {task.data}; put its tasks here")
+        if len({task.weight is None for task in mixture.tasks}) > 1:
+            raise DataError(f"the mixture {path} has a fraction for some data sets alone; give one for all, or none")
+        if split != "train" and any(task.split for task in mixture.tasks):
+            raise DataError(f"{path} says which split it takes of each data set; hold rows out with --eval_share 0.1")
         mixture._path = path
         return mixture
 
@@ -292,15 +308,17 @@ class Mixture(_Opening):
     ) -> Iterator[Row]:
         """Yield the rows of all tasks, by their weights, in an order drawn from the seed."""
         tasks = self.tasks
-        parts = [list(load(task.data, on_bad_row=on_bad_row)) for task in tasks]
+        asked = [task.model_dump(include={"split", "columns"}, exclude_none=True) for task in tasks]
+        parts = [list(load(task.data, on_bad_row=on_bad_row, **more)) for task, more in zip(tasks, asked, strict=True)]
         for task, part in zip(tasks, parts, strict=True):
             if not part:
                 raise DataError(f"{self._path}: {task.data} has no rows that can be used")
-        total = min(len(part) / task.weight for task, part in zip(tasks, parts, strict=True))
+        weights = [task.weight or len(part) for task, part in zip(tasks, parts, strict=True)]
+        total = min(len(part) / weight for weight, part in zip(weights, parts, strict=True))
         rows = [
             self._with_task(row, task)
-            for task, part in zip(tasks, parts, strict=True)
-            for row in part[: max(1, int(total * task.weight + 1e-9))]
+            for task, part, weight in zip(tasks, parts, weights, strict=True)
+            for row in part[: max(1, int(total * weight + 1e-9))]
         ]
         random.Random(seed).shuffle(rows)
         yield from rows[:limit]
@@ -312,6 +330,22 @@ class Mixture(_Opening):
                 columns[name] = getattr(task, name)
         opening = task.system_prompt or self.system_prompt, task.examples or self.examples
         return with_opening({**row, **columns}, *opening)
+
+
+def _of_trl(datasets: list[Any]) -> list[dict[str, Any]]:
+    """Return the tasks that the `datasets` of a config of TRL's are."""
+    tasks = []
+    for one in datasets:
+        rest = {"split": "train", **(one if isinstance(one, dict) else {"path": one})}
+        path, name, files, folder = (rest.pop(key, None) for key in ("path", "name", "data_files", "data_dir"))
+        if (files and path not in ("json", "csv", "parquet")) or (folder and not located(str(path)).is_dir()):
+            raise DataError(
+                f"{path}: data_files and data_dir are read of this machine alone: `path: json`, or a folder"
+            )
+        inner, rest["weight"] = folder or name, rest.pop("fraction", None)
+        spec = with_config(str(path), inner) if inner else path
+        tasks += [{"data": data, **rest} for data in (files if isinstance(files, list) else [files or spec])]
+    return tasks
 
 
 def is_mixture(spec: str | Path) -> bool:

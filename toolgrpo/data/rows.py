@@ -249,7 +249,7 @@ def check_row(columns: Mapping[str, Any]) -> Row:
     for name in IMAGE_COLUMNS:
         if name in row:
             raise RowError(
-                f"it has a column {name!r}, and episodes are text: no model would see it. Leave the column out, or rename it"
+                f"it has a column {name!r}, and episodes are text: no model would see it; leave it out, or rename it"
             )
     return row
 
@@ -321,10 +321,7 @@ def _answer(answer: Any) -> str:
 
 def _check_tool_names(names: Any, column: str, which: str) -> None:
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise RowError(
-            f"the column '{column}' must be a list of names of loaded tools ({which}), not "
-            f"{_name(names)}; rename the column if it means something else"
-        )
+        raise RowError(f"the column '{column}' must be a list of names of loaded tools ({which}), not {_name(names)}")
 
 
 def _check_user_turns(texts: Any) -> None:
@@ -332,8 +329,7 @@ def _check_user_turns(texts: Any) -> None:
         return
     if not isinstance(texts, list):
         raise RowError(
-            f"the column 'user_turns' must be a list of what the user says after the prompt, not {_name(texts)}; rename the "
-            f"column if it means something else"
+            f"the column 'user_turns' must be a list of what the user says after the prompt, not {_name(texts)}"
         )
     for number, text in enumerate(texts, start=1):
         if not isinstance(text, str) or not text.strip():

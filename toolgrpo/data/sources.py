@@ -192,14 +192,7 @@ FORMATS: dict[str, Format] = {
         gsm8k, {"train": HubSplit("openai/gsm8k", "main", "train"), "test": _GSM8K_TEST, "heldout": _GSM8K_TEST}
     ),
     "mbpp": Format(
-        mbpp,
-        {
-            "train": _mbpp("train"),
-            "validation": _mbpp("validation"),
-            "test": _mbpp("test"),
-            "prompt": _mbpp("prompt"),
-            "heldout": _mbpp("test"),
-        },
+        mbpp, {split: _mbpp(split) for split in ("train", "validation", "test", "prompt")} | {"heldout": _mbpp("test")}
     ),
     "aime": Format(
         aime, {"train": HubSplit("AI-MO/aimo-validation-aime", None, "train"), "test": _AIME_25, "heldout": _AIME_25}

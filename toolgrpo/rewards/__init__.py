@@ -75,7 +75,7 @@ BUILT_IN = {
     "tool_use": _built_in(tool_use),
 }
 _COMPARING = {"accuracy_reward": accuracy_reward, "reasoning_accuracy_reward": reasoning_accuracy_reward}
-OF_TRL = (*_COMPARING, "think_format_reward")
+IMPORTED = ("think_format_reward", "get_soft_overlong_punishment")  # of TRL's, as its script names them
 _EXAMPLE = "def reward_func(completions, answer, **kwargs): return [0.0] * len(completions)"
 
 
@@ -88,12 +88,12 @@ def get_reward(name: str) -> Reward:
         from toolgrpo.rewards.judge import judge  # only who names it needs its settings
 
         return Reward(judge(), name, "built in")
-    if name in OF_TRL:
+    if name in (*_COMPARING, *IMPORTED):
         return _of_trl(name)
     if re.fullmatch(r"\w+(\.\w+)+", name):
         return _import_reward(name)
     if name not in BUILT_IN:
-        known = (*BUILT_IN, "by_task", "judge", *OF_TRL)
+        known = (*BUILT_IN, "by_task", "judge", *_COMPARING, *IMPORTED)
         raise ConfigError(
             f"there is no built-in reward {name!r}{nearest_is(name, known)}; there are {', '.join(known)}. A reward of your "
             f"own is given as a file: --reward_fn FILE.py"
@@ -105,7 +105,9 @@ def _of_trl(name: str) -> Reward:
     """Return a reward of TRL's, which reads one message: the final response of an episode."""
     if name in _COMPARING and find_spec("math_verify") is None:
         raise ConfigError(f"TRL's reward {name} needs math_verify: pip install 'toolgrpo[math]'")
-    of_trl = _COMPARING.get(name) or _import_reward(f"trl.rewards.{name}").function
+    of_trl: RewardFunction = _COMPARING.get(name) or getattr(import_module("trl.rewards"), name)
+    if name.startswith("get_"):
+        return Reward(of_trl(max_completion_len=1280, soft_punish_cache=256), name, "TRL")  # its script's numbers
 
     @wraps(of_trl)
     def of_final_response(completions: Sequence[Any], **kwargs: Any) -> Any:

@@ -40,6 +40,9 @@ RewardFunction = Callable[..., Any]
 Score = float | None | DropEpisode
 """What an episode is worth to one reward; None: it does not score it."""
 
+_SAME = {"prompt": "prompts", "solution": "answer"}
+"""Names of rewards written for TRL, where the data has no such column: the column goes to `prompts`, the answer is one."""
+
 _GIVEN = ("prompts", "completions", "completion_ids", "trajectories", "trainer_state", "log_extra", "log_metric")
 """What every call has, besides the columns of the data."""
 
@@ -98,8 +101,7 @@ class Reward:
         """Return one score per completion; `arguments` are what TRL passes: prompts, ids, trajectories, every column."""
         n = len(completions)
         available = {"completions": completions, **arguments}
-        if "prompts" in available:
-            available.setdefault("prompt", available["prompts"])  # a column of the data, which TRL passes as `prompts`
+        available = {name: available[ours] for name, ours in _SAME.items() if ours in available} | available
         if self.marker is not None and (log_metric := arguments.get("log_metric")) is not None:
             log_metric(f"rewards/{self.name}/looks_for_marker", 1.0)  # for the doctor
         trajectories = arguments.get("trajectories") or [None] * n
@@ -153,7 +155,8 @@ class Reward:
 
     def check_columns(self, columns: Iterable[str]) -> None:
         """Raise RewardError if the function needs an argument that neither the trainer nor these columns give."""
-        check_has(self._signature, {*_GIVEN, *columns}, self._where())
+        there = {*_GIVEN, *columns}
+        check_has(self._signature, there | {name for name, ours in _SAME.items() if ours in there}, self._where())
 
     def _checked(self, returned: Any, available: Mapping[str, Any], n: int) -> list[Score]:
         values = listed(returned)

@@ -69,7 +69,7 @@ def _mixed(path: Path, split: str) -> Iterator[dict[str, Any]]:
             f"names its own schemas in `tools`; leave these keys out"
         )
 
-    def load(spec: str, *, on_bad_row: OnBadRow) -> Iterator[Row]:
+    def load(spec: str, *, on_bad_row: OnBadRow, split: str = split, columns: object = None) -> Iterator[Row]:
         return ({"prompt": row["messages"], "schemas": row["tools"]} for row in _checked(spec, split))
 
     for row in mixture.rows(load, limit=None, seed=0, on_bad_row=raise_bad_row):

@@ -28,7 +28,7 @@ from toolgrpo.rollout.compaction import ContextLimit
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer.hardware import settled_device
-from toolgrpo.trainer.trl.fields import refuse_without_effect
+from toolgrpo.trainer.trl.fields import without_effect
 from toolgrpo.trainer.trl_jobs import take_trl_arguments
 
 _LEAST_OF_TRL = {
@@ -77,7 +77,8 @@ class ToolGRPOConfig(trl.GRPOConfig):  # type: ignore[misc]  # TRL ships no type
         self._check_own_fields()
 
     def _refuse_without_effect(self) -> None:
-        refuse_without_effect(vars(self), {known.name: known.default for known in fields(self)})
+        if refused := without_effect(vars(self), {known.name: known.default for known in fields(self)}):
+            raise ConfigError("\n".join(refused))
 
     @classmethod
     def of_trl(cls, args: trl.GRPOConfig, **options: Any) -> Self:

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolgrpo.errors import ConfigError
-
 READ_HERE = frozenset(
     (
         *("max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
@@ -66,8 +64,10 @@ DONE_HERE: Mapping[str, str] = {
 }
 
 
-def refuse_without_effect(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for the first field that was set and would do nothing."""
-    for name, instead in {**WITHOUT_EFFECT, **DONE_HERE}.items():
-        if values.get(name) != defaults.get(name):
-            raise ConfigError(f"{name} belongs to what TRL would do itself and has no effect here; {instead}")
+def without_effect(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each field that was set and would do nothing."""
+    return [
+        f"{name} belongs to what TRL would do itself and has no effect here; {instead}"
+        for name, instead in {**WITHOUT_EFFECT, **DONE_HERE}.items()
+        if values.get(name) != defaults.get(name)
+    ]
