@@ -39,7 +39,7 @@ GIB = 2**30
 ROOM_FOR_FP32_GIB = 40  # weights, gradients and Adam of 1.5B in fp32 take 25 GiB, beside vLLM
 OF_A_RECIPE = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "max_completion_length", "beta"),
-    *("learning_rate", "loss_type", "gradient_checkpointing", "vllm_gpu_memory_utilization", "temperature"),
+    *("learning_rate", "loss_type", "vllm_gpu_memory_utilization", "temperature"),  # and, on their card, checkpointing
 )
 LARGEST_BF16 = 0.5  # of any token; where the adapter was not sent they were 1.08 apart on a CPU, else 0.10
 LONGEST_PROMPT = {"financial_qwen2.5_0.5b": 2506, "aime_qwen2.5_0.5b": 298}  # tokens, docs/how-to/scaling.md

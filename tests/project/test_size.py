@@ -38,14 +38,14 @@ LINES = {
     "support": 1250,
     "testing": 1000,
     "tools": 5210,
-    "trainer": 5210,
+    "trainer": 5270,
     "(itself)": 765,
 }
 MOST = {
     "modules": 220,
     "modules with one importer": 42,
     "modules that a trainer imports": 128,
-    "lines that a trainer imports": 23_305,
+    "lines that a trainer imports": 23_400,
     "files that import TRL": 5,
     "fields of our own": 38,
     "lines of tests": 40_190,

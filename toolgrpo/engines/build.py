@@ -285,7 +285,9 @@ def _memory_of_colocated(options: EngineOptions, facts: MemoryFacts) -> EngineMe
 
 
 def _memory_of_transformers(options: EngineOptions, facts: MemoryFacts) -> EngineMemory:
-    return EngineMemory("generation", facts.caches, facts.copy if options.own_copy else 0, until_pass=True)
+    return EngineMemory(
+        "generation", facts.caches, facts.copy if options.own_copy else 0, until_pass=not options.own_copy
+    )
 
 
 class EngineKind(NamedTuple):
