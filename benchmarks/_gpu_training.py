@@ -32,8 +32,6 @@ from toolgrpo.engines.vllm_options import vllm_is_for_cpu
 from toolgrpo.models import NANO
 from toolgrpo.testing.trainers import tiny_qwen3
 
-__all__ = ["processes", "recipe", "steps", "whole_step"]
-
 ROOT = Path(__file__).resolve().parents[1]
 GIB = 2**30
 ROOM_FOR_FP32_GIB = 40  # weights, gradients and Adam of 1.5B in fp32 take 25 GiB, beside vLLM
