@@ -16,11 +16,9 @@ from typing import Any
 
 from _gpu_place import Figure, Part, Place
 
-__all__ = ["PARTS", "Figure", "Part", "Place"]
-
 ROOT = Path(__file__).resolve().parents[1]
 Run = Callable[[Place], Iterator[Figure]]
-VLLM = ("vllm",)
+FOUR_BITS = ("bitsandbytes", "vllm_bnb_plugin")
 
 
 def contract(engine: str) -> Run:
@@ -96,11 +94,11 @@ def training(name: str, **options: Any) -> Run:
 def processes(about: str, launch: str, n: int = 2, job: Any = None, **config: Any) -> Part:
     """A part that needs as many GPUs as processes, or none."""
     run = training("processes", launch=launch, n=n, job=job or {}, config={"max_steps": 2, **config})
-    return Part(about=about, limit_s=1200, gpus=n, on_cpu=True, modules=VLLM, run=run)
+    return Part(about=about, limit_s=1200, gpus=n, on_cpu=True, modules=("vllm",), run=run)
 
 
-def with_vllm(about: str, limit_s: float, run: Run, gpus: int = 0) -> Part:
-    return Part(about=about, limit_s=limit_s, gpus=gpus, modules=VLLM, run=run)
+def with_vllm(about: str, limit_s: float, run: Run, gpus: int = 0, *modules: str) -> Part:
+    return Part(about=about, limit_s=limit_s, gpus=gpus, modules=("vllm", *modules), run=run)
 
 
 def recipe(name: str, config: str) -> Part:
@@ -131,6 +129,9 @@ PARTS: dict[str, Part] = {  # the most valuable first, for a GPU that is lent fo
     "memory_financial": recipe("financial", "financial_qwen2.5_0.5b"),
     "memory_aime": recipe("AIME", "aime_qwen2.5_0.5b"),
     "flex": alone("Shared attention beside FlexAttention", 1200, of("_gpu_shared_pass", "flex")),
+    "four_bits": with_vllm(
+        "The same, LoRA over 4 bits", 1800, training("steps", lora=True, packed=True), 0, *FOUR_BITS
+    ),
     "contract_transformers": alone("Engine contract: transformers", 900, contract("transformers")),
     "contract_colocate": with_vllm("Engine contract: vLLM in the process", 1200, contract("vllm_colocate"), 1),
     "nano": alone("nano is trained", 1800, nano),

@@ -23,7 +23,7 @@ from _gpu_engines import ROUNDING_BF16, ROUNDING_FP32
 from _gpu_place import Figure, Place, folder_of_shape
 from _whole_step_runs import Job, Phase, measured
 from peft import LoraConfig
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BitsAndBytesConfig
 
 from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
 from toolgrpo.data import load_tasks
@@ -129,12 +129,14 @@ def _counted_preemptions(engine: Any) -> list[str]:
     return preempted
 
 
-def steps(place: Place, *, lora: bool) -> Iterator[Figure]:
+def steps(place: Place, *, lora: bool, packed: bool = False) -> Iterator[Figure]:
     """Twenty training steps with tools in the prompt: the way of a whole step, on a model that knows nothing.
 
     Its reward is the share of even token ids, which every group of episodes has in different measure.
     """
     n_steps, batch, length = (2, 4, 12) if place.tiny else (20, 16, 256)
+    four_bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16")
+    loaded = {"model_init_kwargs": {"dtype": "bfloat16", "quantization_config": four_bits}, "vllm_lora_sync": "adapter"}
     with tempfile.TemporaryDirectory() as folder:
         found = _trained(
             place, folder_of_shape(place, folder, "1.5B"),
@@ -143,7 +145,7 @@ def steps(place: Place, *, lora: bool) -> Iterator[Figure]:
             rows=load_tasks("arithmetic", limit=64),
             tools=str(ROOT / "tools_funcs" / "arithmetic_tools.py"),
             max_steps=n_steps, per_device_train_batch_size=batch, num_generations=4, max_completion_length=length,
-            learning_rate=1e-4 if lora else 1e-5,
+            learning_rate=1e-4 if lora else 1e-5, **(loaded if packed else {}),
         )  # fmt: skip
     yield from found.figures(n_steps)
     for name, what in (("mean", "at the mean"), ("max", "at most")):

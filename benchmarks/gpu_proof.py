@@ -5,12 +5,13 @@
     python benchmarks/gpu_proof.py --budget_s 540        # on a GPU that is lent for nine minutes, with what is installed there
     python benchmarks/gpu_proof.py --device cpu --tiny   # what can be run without a GPU, in small; the rest says what it needs
 
-With `--budget_s` nothing is installed, and nothing begins that the budget leaves no time for; a part that the budget cuts
-short keeps its figures. The next call with the same --out goes on: with what was not begun, then with what was cut short
-or failed. Parts stand in the order of what they are worth. Nothing is downloaded: models are random weights of a real shape, or nano, which is built here. Each part (`_gpu_parts.py`)
-runs in a process of its own with a time limit, and its row is written as it ends. A part that fails, or measures what it must
-not, says so, and the others run all the same; the exit status is 1 if any did. A part for which there are not enough GPUs is
-a row that says what it needs. Writes build/gpu_proof/gpu_proof.json and gpu_proof.md; --out names another folder.
+With `--budget_s` nothing is installed and nothing begins for which no time is left; a part that is cut short keeps its
+figures. The next call with the same --out goes on: with what was not begun, then with what was cut short or failed.
+
+Nothing is downloaded: models are random weights of a real shape, or nano, which is built here. Each part (`_gpu_parts.py`, the
+most valuable first) runs in a process of its own with a time limit, and its row is written as it ends. A part that fails, or
+measures what it must not, says so, and the others run all the same; the exit status is 1 if any did. A part that lacks GPUs or
+packages is a row that says so. Writes build/gpu_proof/gpu_proof.json and gpu_proof.md; --out names another folder.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ if __name__ == "__main__":
 
     prepare()  # before anything imports PyTorch
 
-from _gpu_parts import PARTS, Figure, Part, Place
+from _gpu_parts import PARTS
+from _gpu_place import Figure, Place
 from _machine import Stamp, stamp_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,8 +46,7 @@ CUT_SHORT = "cut short by the budget"
 BEGAN = time.monotonic()
 OUT = ROOT / "build" / "gpu_proof"
 NEEDS = (
-    "the GPU proof needs an NVIDIA GPU that PyTorch for CUDA can use, and here there is none; "
-    "`--device cpu --tiny` runs what can be run without one"
+    "the GPU proof needs an NVIDIA GPU for CUDA, and finds none; `--device cpu --tiny` runs what can be run without one"
 )
 SAID_CHARS = 1500  # of a part that failed
 
@@ -134,7 +135,7 @@ def prove(names: Sequence[str], place: Place, out: Path, budget_s: float | None 
         row = rows.get(name) or Row(part=name, about=PARTS[name].about, status="not begun: the budget was spent")
         if row.status == "ok" and name != "environment":
             continue
-        limit_s, left_s = _limit_s(PARTS[name], place), end - time.monotonic()
+        limit_s, left_s = 900.0 if place.tiny else PARTS[name].limit_s, end - time.monotonic()
         print(f"== {name}: {row.about} (at most {min(limit_s, left_s) / 60:.1f} min)", flush=True)
         if left_s > LEAST_S:
             known = row.figures if row.status == CUT_SHORT else ()
@@ -149,9 +150,7 @@ def prove(names: Sequence[str], place: Place, out: Path, budget_s: float | None 
 
 
 def run_part(name: str, place: Place, limit_s: float, before: Sequence[Figure] = ()) -> Row:
-    """Run a part in a process of its own, and end it with all that it started at its limit; what it measured until then
-    is kept. `before` are figures that it need not measure again.
-    """
+    """Run a part in a process of its own, and end it at its limit; figures of `before` need not be measured again."""
     part, started = PARTS[name], time.monotonic()
     missing = part.missing(place)
     if missing is not None:
@@ -191,10 +190,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except ProcessLookupError:
         return
     process.wait()
-
-
-def _limit_s(part: Part, place: Place) -> float:
-    return 900.0 if place.tiny else part.limit_s
 
 
 def _device_line(place: Place) -> str:

@@ -16,8 +16,7 @@ One row per size: seconds of forward + backward as TRL's loss needs them (fused 
 (with clipping and AdamW), and the most memory the first pass adds (high-water mark of resident memory). Medians of
 the rounds. Completion lengths are either all the longest ("full") or spread evenly from a quarter of it to all of it
 ("spread"). `--real` takes the first pass alone of layers as wide as those of Qwen2.5-0.5B, and a fourth way, `heap`: ours
-with all memory from the heap and 33 MB tiles of the head, as it was before large blocks were mapped; `kept` is ours without
-checkpointing. Writes
+with all memory from the heap and 33 MB tiles of the head, as before; and a fifth, `kept`: without checkpointing. Writes
 benchmarks/results/training_pass.json.
 """
 

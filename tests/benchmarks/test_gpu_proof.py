@@ -11,7 +11,8 @@ from pathlib import Path
 
 import gpu_proof
 import pytest
-from _gpu_parts import PARTS, Figure, Place
+from _gpu_parts import PARTS
+from _gpu_place import Figure, Place
 from gpu_proof import NEEDS, ROOT, main, prove, run_part
 
 from toolgrpo.engines.vllm_options import vllm_available

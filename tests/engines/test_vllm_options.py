@@ -50,6 +50,7 @@ def test_an_adapter_gets_the_smallest_rank_that_vllm_serves(rank: int, served: i
         arguments["enable_lora"] and arguments["max_lora_rank"] == served and arguments["load_format"] == "safetensors"
     )
     assert "max_lora_rank" not in asked(on_cpu=False)
+    assert asked(on_cpu=False, packed=True, has_weights=True)["load_format"] == "bitsandbytes"
 
 
 def test_the_trainers_group_of_processes_is_shared_where_there_is_one() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from transformers import BitsAndBytesConfig
 
+from toolgrpo.errors import ConfigError
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 
 pytestmark = pytest.mark.e2e
@@ -34,6 +37,28 @@ def test_vllm_draws_from_the_adapter_that_is_trained(
     result = train_tiny.run(job(train_tiny, tmp_path, tiny_model, "vllm_colocate", vllm_lora_sync=sync, max_steps=4))
     assert max(result["difference"]) < 1e-4
     assert change_of_adapter(tiny_model, result) > 1e-3, "without the adapter the difference would be large"
+
+
+@pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm_colocate", marks=pytest.mark.needs_cpu_vllm)])
+def test_four_bits_are_trained_or_refused(
+    train_tiny: ModuleType, tiny_model: Path, tmp_path: Path, engine: str
+) -> None:
+    """The packages for it are in no lock. Where they are, an adapter is trained over packed weights, and vLLM starts with
+    those very weights and is sent the adapter.
+    """
+    packed = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16")
+    loaded = {"dtype": "bfloat16", "quantization_config": packed}
+    asked = job(
+        *(train_tiny, tmp_path, tiny_model, engine), vllm_lora_sync="adapter", model_init_kwargs=loaded, max_steps=3
+    )
+    needed = ("bitsandbytes", "vllm_bnb_plugin") if engine == "vllm_colocate" else ("bitsandbytes",)
+    if not all(map(find_spec, needed)):
+        with pytest.raises((ImportError, ConfigError), match="pip install "):
+            train_tiny.run(asked)
+        return
+    result = train_tiny.run(asked)
+    assert max(result["difference"]) < 0.5, "of any token, in bf16"
+    assert len(result["losses"]) == 3 and change_of_adapter(tiny_model, result) > 1e-3
 
 
 def change_of_adapter(model: Path, result: dict[str, Any]) -> float:
