@@ -24,22 +24,13 @@ def asked_for(engine: str, urls: Sequence[str] = (), lora_sync: str = "merge") -
     return EngineOptions(engine=engine, vllm_server=ServerOptions(urls=tuple(urls)), lora_sync=lora_sync)
 
 
-def test_auto_takes_what_is_there_and_says_why() -> None:
+def test_auto_takes_what_is_there_and_what_was_asked_for_is_taken() -> None:
     choice = choose_engine(asked_for("auto"))
     expected = ("vllm_colocate", "vLLM is installed") if vllm_available() else ("transformers", "vLLM is not installed")
     assert (choice.name, choice.why) == expected
-
-
-def test_auto_takes_the_servers_it_is_given() -> None:
     assert choose_engine(asked_for("auto", ["http://localhost:8000"])).name == "vllm_server"
-
-
-def test_servers_without_urls_are_refused() -> None:
     with pytest.raises(ConfigError, match="--vllm_server_urls"):
         choose_engine(asked_for("vllm_server"))
-
-
-def test_what_was_asked_for_is_taken() -> None:
     assert choose_engine(asked_for("transformers")).why == "asked for"
 
 
@@ -101,10 +92,9 @@ def test_an_adapter_alone_is_only_sent_where_there_is_a_plain_one(tiny_qwen3: An
 
 
 def test_what_was_wrong_on_a_gpu_is_refused_there() -> None:
+    odd, asked = policy(tiny_family("nemotron_h"), device="cuda"), EngineOptions(engine="transformers")
     with pytest.raises(ConfigError, match="does not draw from nemotron_h on a GPU"):
-        ENGINES["transformers"].build(
-            policy(tiny_family("nemotron_h"), device="cuda"), EngineOptions(engine="transformers")
-        )
+        ENGINES["transformers"].build(odd, asked)
 
 
 def test_an_adapter_alone_wants_16_bits_on_a_gpu(tiny_qwen3: Any) -> None:
