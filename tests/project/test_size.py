@@ -48,7 +48,7 @@ MOST = {
     "lines that a trainer imports": 23_410,
     "files that import TRL": 5,
     "fields of our own": 38,
-    "lines of tests": 40_190,
+    "lines of tests": 40_300,
     "lines of benchmarks": 5_760,
     "lines of pages": 3_955,
     "words of pages": 29_100,
