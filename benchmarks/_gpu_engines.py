@@ -21,8 +21,6 @@ from toolgrpo.engines.transformers import TransformersEngine
 from toolgrpo.engines.vllm_options import ServerOptions
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 
-__all__ = ["difference", "sleep", "transfer"]
-
 GIB = 2**30
 SAME = 1e-3  # log-probabilities of the same weights in the same precision, twice through one engine
 ROUNDING_FP32, ROUNDING_BF16 = 1e-3, 0.1  # of two implementations: the most in fp32, the mean in bf16

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from _gpu_place import Figure, Part, Place
 
-__all__ = ["PARTS", "Figure", "Part", "Place"]
-
 ROOT = Path(__file__).resolve().parents[1]
 Run = Callable[[Place], Iterator[Figure]]
+FOUR_BITS = ("bitsandbytes", "vllm_bnb_plugin")
 
 
 def contract(engine: str) -> Run:
@@ -37,6 +38,20 @@ def contract(engine: str) -> Run:
         yield Figure("skipped", counted["skipped"])
 
     return run
+
+
+def environment(place: Place) -> Iterator[Figure]:
+    """What there is: each part says what it misses of it."""
+    import torch
+
+    yield Figure("CUDA of PyTorch", float(torch.version.cuda or 0), at_least=1 if place.device == "cuda" else None)
+    for number in range(place.n_gpus):
+        card = torch.cuda.get_device_properties(number)
+        yield Figure(f"GPU {number}, {card.name}: compute capability", card.major + card.minor / 10, at_least=7.5)
+        yield Figure(f"GPU {number}: free", torch.cuda.mem_get_info(number)[0] / 2**30, "GiB")
+    for name in ("vllm", "trl", "peft", "deepspeed", "bitsandbytes", "vllm_bnb_plugin", "pytest", "pynvml"):
+        yield Figure(f"{name} is installed", float(find_spec(name) is not None))
+    yield Figure("free disk", shutil.disk_usage(tempfile.gettempdir()).free / 2**30, "GiB")
 
 
 def nano(place: Place) -> Iterator[Figure]:
@@ -79,59 +94,51 @@ def training(name: str, **options: Any) -> Run:
 def processes(about: str, launch: str, n: int = 2, job: Any = None, **config: Any) -> Part:
     """A part that needs as many GPUs as processes, or none."""
     run = training("processes", launch=launch, n=n, job=job or {}, config={"max_steps": 2, **config})
-    return Part(about=about, limit_s=1200, gpus=n, on_cpu=True, run=run)
+    return Part(about=about, limit_s=1200, gpus=n, on_cpu=True, modules=("vllm",), run=run)
 
 
-STALE: dict[str, Any] = {
-    "max_staleness": 1,
-    "max_steps": 4,
-    "learning_rate": 0.0,
-    "rollout_correction": "trl",
-}  # no token is off then
+def with_vllm(about: str, limit_s: float, run: Run, gpus: int = 0, *modules: str) -> Part:
+    return Part(about=about, limit_s=limit_s, gpus=gpus, modules=("vllm", *modules), run=run)
 
-PARTS: dict[str, Part] = {
-    "contract_transformers": Part(about="Engine contract: transformers", limit_s=900, run=contract("transformers")),
-    "contract_colocate": Part(
-        about="Engine contract: vLLM in the process", limit_s=1200, gpus=1, run=contract("vllm_colocate")
+
+def recipe(name: str, config: str) -> Part:
+    return with_vllm(f"Memory of the {name} recipe", 1800, training("recipe", config=config))
+
+
+def alone(about: str, limit_s: float, run: Run) -> Part:
+    return Part(about=about, limit_s=limit_s, run=run)
+
+
+# In the 16 bits in which vLLM's kernels for GPUs compute adapters; and at a rate at which no token is off.
+ADAPTER: dict[str, Any] = {"vllm_lora_sync": "adapter", "learning_rate": 3e-2, "bf16": True}
+STALE: dict[str, Any] = {"max_staleness": 1, "max_steps": 4, "learning_rate": 0.0, "rollout_correction": "trl"}
+
+PARTS: dict[str, Part] = {  # the most valuable first, for a GPU that is lent for some minutes
+    "environment": alone("What is installed", 60, environment),
+    "exactness": alone("Shared pass: exact", 600, of("_gpu_shared_pass", "exactness")),
+    "speed_whole": alone("Shared and TRL's pass, 1.5B shape", 1800, of("_gpu_shared_pass", "speed", whole=True)),
+    "speed": alone("The same at a small shape", 1200, of("_gpu_shared_pass", "speed")),
+    "kept": alone("Shared pass that keeps its activations", 600, of("_gpu_shared_pass", "kept")),
+    "whole_step": with_vllm("Whole steps beside TRL's trainer", 3600, training("whole_step")),
+    "adapter": processes("An adapter alone to vLLM", "single_gpu", 1, {"lora": True}, **ADAPTER),
+    "steps_lora": with_vllm("20 steps of a 1.5B shape, LoRA, bf16", 1800, training("steps", lora=True)),
+    "steps_full": with_vllm("20 steps of a 1.5B shape, all weights", 1800, training("steps", lora=False)),
+    "contract_server": with_vllm("Engine contract: a vLLM server, weights by disk", 1500, contract("vllm_server"), 1),
+    "ipc": with_vllm("Weights to a server by IPC", 1200, engines("transfer", backend="ipc"), 1),
+    "nccl": with_vllm("Weights to a server by NCCL", 1200, engines("transfer", backend="nccl"), 2),
+    "memory_financial": recipe("financial", "financial_qwen2.5_0.5b"),
+    "memory_aime": recipe("AIME", "aime_qwen2.5_0.5b"),
+    "flex": alone("Shared attention beside FlexAttention", 1200, of("_gpu_shared_pass", "flex")),
+    "four_bits": with_vllm(
+        "The same, LoRA over 4 bits", 1800, training("steps", lora=True, packed=True), 0, *FOUR_BITS
     ),
-    "contract_server": Part(
-        about="Engine contract: a vLLM server, weights by disk", limit_s=1500, gpus=1, run=contract("vllm_server")
-    ),
-    "nano": Part(about="nano is trained", limit_s=1800, run=nano),
-    "exactness": Part(about="Shared pass: exact", limit_s=600, run=of("_gpu_shared_pass", "exactness")),
-    "speed": Part(about="Shared pass beside TRL's pass", limit_s=1200, run=of("_gpu_shared_pass", "speed")),
-    "speed_whole": Part(
-        about="The same at a 1.5B shape", limit_s=1800, run=of("_gpu_shared_pass", "speed", whole=True)
-    ),
-    "flex": Part(about="Shared attention beside FlexAttention", limit_s=1200, run=of("_gpu_shared_pass", "flex")),
-    "sleep": Part(about="Sleep mode", limit_s=900, gpus=1, run=engines("sleep")),
-    "ipc": Part(about="Weights to a server by IPC", limit_s=1200, gpus=1, run=engines("transfer", backend="ipc")),
-    "nccl": Part(about="Weights to a server by NCCL", limit_s=1200, gpus=2, run=engines("transfer", backend="nccl")),
-    "adapter": processes(
-        "An adapter alone to vLLM",
-        "single_gpu",
-        1,
-        {"lora": True},
-        vllm_lora_sync="adapter",
-        learning_rate=3e-2,
-        bf16=True,  # vLLM's kernels for GPUs compute adapters in 16 bits
-    ),
+    "contract_transformers": alone("Engine contract: transformers", 900, contract("transformers")),
+    "contract_colocate": with_vllm("Engine contract: vLLM in the process", 1200, contract("vllm_colocate"), 1),
+    "nano": alone("nano is trained", 1800, nano),
+    "sleep": with_vllm("Sleep mode", 900, engines("sleep"), 1),
     "overlap": processes("Two processes, max_staleness 1", "multi_gpu", **STALE),
     "fsdp2": processes("Two processes, FSDP2", "fsdp2"),
     "zero3": processes("Two processes, ZeRO-3", "zero3"),
-    "steps_full": Part(about="20 steps of a 1.5B shape, all weights", limit_s=1800, run=training("steps", lora=False)),
-    "steps_lora": Part(about="20 steps of a 1.5B shape, LoRA, bf16", limit_s=1800, run=training("steps", lora=True)),
-    "memory_financial": Part(
-        about="Memory of the financial recipe", limit_s=1800, run=training("recipe", config="financial_qwen2.5_0.5b")
-    ),
-    "memory_aime": Part(
-        about="Memory of the AIME recipe", limit_s=1800, run=training("recipe", config="aime_qwen2.5_0.5b")
-    ),
-    "whole_step": Part(about="Whole steps beside TRL's trainer", limit_s=3600, run=training("whole_step")),
-    "difference_bf16": Part(
-        about="Log-probability difference by length, bf16", limit_s=1200, run=engines("difference", bits=16)
-    ),
-    "difference_fp32": Part(
-        about="Log-probability difference by length, fp32", limit_s=1200, run=engines("difference", bits=32)
-    ),
+    "difference_bf16": with_vllm("Log-probability difference by length, bf16", 1200, engines("difference", bits=16)),
+    "difference_fp32": with_vllm("Log-probability difference by length, fp32", 1200, engines("difference", bits=32)),
 }

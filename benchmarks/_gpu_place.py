@@ -6,13 +6,12 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["Figure", "Part", "Place", "folder_of_shape", "model_of_shape", "seconds_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +46,7 @@ class Place:
 
     device: str  # cuda or cpu
     tiny: bool
+    known: frozenset[str] = frozenset()  # figures of the part that runs, from a run that was cut short
 
     @property
     def n_gpus(self) -> int:
@@ -85,9 +85,13 @@ class Part:
     run: Callable[[Place], Iterator[Figure]]
     gpus: int = 0  # that it needs; none: it runs on a CPU as well
     on_cpu: bool = False  # it does, whatever it needs of GPUs
+    modules: tuple[str, ...] = ()  # that must be installed
 
     def missing(self, place: Place) -> str | None:
         """Return what the part needs and the place does not have."""
+        absent = [name for name in self.modules if find_spec(name) is None]
+        if absent:
+            return f"needs {', '.join(absent)}, not installed here"
         if place.n_gpus >= self.gpus or (self.on_cpu and place.device == "cpu"):
             return None
         return "needs a GPU" if self.gpus == 1 else f"needs {self.gpus} GPUs; there is {place.n_gpus or 'none'}"

@@ -17,8 +17,6 @@ from toolgrpo.shared_pass.packing import PackedSegment, pack, rows_of_batch
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer.trl.trainer import tune_fused_head
 
-__all__ = ["exactness", "flex", "speed"]
-
 SIZES = ((1200, 200, 8), (2600, 500, 8), (400, 400, 8), (200, 1000, 8), (20, 300, 8))  # prompt, completion, group
 TINY_SIZES = ((120, 20, 4),)
 ROUNDING = 1e-4  # of log-probabilities in fp32, by other kernels in another order
@@ -50,16 +48,41 @@ def speed(place: Place, *, whole: bool = False) -> Iterator[Figure]:
     large: Any = _large(place) if whole else None
     for prompt, completion, group in TINY_SIZES if place.tiny else SIZES:
         for lengths in ("full", "spread"):
+            size = f"prompt {prompt}, {group} x {completion} {lengths}"
+            if f"{size}: shared is faster, times" in place.known:
+                continue
             case = Case(prompt, completion, group, lengths, width, layers, large.config.vocab_size if whole else 8000)
             model, ids, mask = (large, *batch_of(case)) if whole else build(case)
             model, ids, mask = model.to(place.device), ids.to(place.device), mask.to(place.device)
-            size = f"prompt {prompt}, {group} x {completion} {lengths}"
             packed = pack(rows_of_batch(ids, mask, _labelled(mask, completion))).n_tokens / ids.numel()
             with torch.autocast(place.device, torch.bfloat16):
                 took = {way: _timed(place, way, model, ids, mask, completion, rounds) for way in ("padded", "shared")}
             yield Figure(f"{size}: packed tokens, of the padded", packed)
             yield Figure(f"{size}: padded", 1000 * took["padded"], "ms")
             yield Figure(f"{size}: shared is faster, times", took["padded"] / took["shared"])
+
+
+def kept(place: Place) -> Iterator[Figure]:
+    """A pass of the financial recipe's sizes without gradient checkpointing, and with it."""
+    prompt, completion, rows, rounds = (120, 20, 4, 1) if place.tiny else (2680, 208, 16, 5)
+    model = _large(place, "0.5B")
+    case = Case(prompt, completion, rows, "full", 0, 0, model.config.vocab_size)
+    ids, mask = (one.to(place.device) for one in batch_of(case))
+    ids[rows // 2 :, :prompt] = ids[rows // 2, :prompt].flip(0)  # two groups
+    tune_fused_head(torch.device(place.device))
+    took = []
+    for what in ("recomputed", "kept"):
+        if what == "kept":
+            model.gradient_checkpointing_disable()
+        if place.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        took.append(_timed(place, "shared", model, ids, mask, completion, rounds))
+        yield Figure(f"activations {what}: a pass", 1000 * took[-1], "ms")
+        if place.device == "cuda":
+            yield Figure(
+                f"activations {what}: peak of PyTorch's memory", torch.cuda.max_memory_allocated() / 2**30, "GiB"
+            )
+    yield Figure("kept is faster, times", took[0] / took[1])
 
 
 def flex(place: Place) -> Iterator[Figure]:
@@ -119,8 +142,8 @@ def _visible_blocks(segments: tuple[PackedSegment, ...], n_tokens: int, device: 
     return create_block_mask(visible, None, None, n_tokens, n_tokens, device=device)
 
 
-def _large(place: Place) -> Any:
-    model = model_of_shape(place, torch.bfloat16).train()
+def _large(place: Place, shape: str = "1.5B") -> Any:
+    model = model_of_shape(place, torch.bfloat16, shape).train()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model

@@ -23,7 +23,7 @@ from _gpu_engines import ROUNDING_BF16, ROUNDING_FP32
 from _gpu_place import Figure, Place, folder_of_shape
 from _whole_step_runs import Job, Phase, measured
 from peft import LoraConfig
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BitsAndBytesConfig
 
 from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
 from toolgrpo.data import load_tasks
@@ -32,14 +32,12 @@ from toolgrpo.engines.vllm_options import vllm_is_for_cpu
 from toolgrpo.models import NANO
 from toolgrpo.testing.trainers import tiny_qwen3
 
-__all__ = ["processes", "recipe", "steps", "whole_step"]
-
 ROOT = Path(__file__).resolve().parents[1]
 GIB = 2**30
 ROOM_FOR_FP32_GIB = 40  # weights, gradients and Adam of 1.5B in fp32 take 25 GiB, beside vLLM
 OF_A_RECIPE = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "max_completion_length", "beta"),
-    *("learning_rate", "loss_type", "gradient_checkpointing", "vllm_gpu_memory_utilization", "temperature"),
+    *("learning_rate", "loss_type", "vllm_gpu_memory_utilization", "temperature"),  # and, on their card, checkpointing
 )
 LARGEST_BF16 = 0.5  # of any token; where the adapter was not sent they were 1.08 apart on a CPU, else 0.10
 LONGEST_PROMPT = {"financial_qwen2.5_0.5b": 2506, "aime_qwen2.5_0.5b": 298}  # tokens, docs/how-to/scaling.md
@@ -131,12 +129,14 @@ def _counted_preemptions(engine: Any) -> list[str]:
     return preempted
 
 
-def steps(place: Place, *, lora: bool) -> Iterator[Figure]:
+def steps(place: Place, *, lora: bool, packed: bool = False) -> Iterator[Figure]:
     """Twenty training steps with tools in the prompt: the way of a whole step, on a model that knows nothing.
 
     Its reward is the share of even token ids, which every group of episodes has in different measure.
     """
     n_steps, batch, length = (2, 4, 12) if place.tiny else (20, 16, 256)
+    four_bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16")
+    loaded = {"model_init_kwargs": {"dtype": "bfloat16", "quantization_config": four_bits}, "vllm_lora_sync": "adapter"}
     with tempfile.TemporaryDirectory() as folder:
         found = _trained(
             place, folder_of_shape(place, folder, "1.5B"),
@@ -145,7 +145,7 @@ def steps(place: Place, *, lora: bool) -> Iterator[Figure]:
             rows=load_tasks("arithmetic", limit=64),
             tools=str(ROOT / "tools_funcs" / "arithmetic_tools.py"),
             max_steps=n_steps, per_device_train_batch_size=batch, num_generations=4, max_completion_length=length,
-            learning_rate=1e-4 if lora else 1e-5,
+            learning_rate=1e-4 if lora else 1e-5, **(loaded if packed else {}),
         )  # fmt: skip
     yield from found.figures(n_steps)
     for name, what in (("mean", "at the mean"), ("max", "at most")):

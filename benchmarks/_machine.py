@@ -17,8 +17,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Machine", "Stamp", "stamp_of", "this_machine"]
-
 ROOT = Path(__file__).resolve().parents[1]
 SETS = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 bf16", "amx_tile": "AMX", "amx_bf16": "AMX bf16"}
 RESTRICTIONS = {

@@ -16,7 +16,7 @@ One row per size: seconds of forward + backward as TRL's loss needs them (fused 
 (with clipping and AdamW), and the most memory the first pass adds (high-water mark of resident memory). Medians of
 the rounds. Completion lengths are either all the longest ("full") or spread evenly from a quarter of it to all of it
 ("spread"). `--real` takes the first pass alone of layers as wide as those of Qwen2.5-0.5B, and a fourth way, `heap`: ours
-with all memory from the heap and 33 MB tiles of the head, as it was before large blocks were mapped. Writes
+with all memory from the heap and 33 MB tiles of the head, as before; and a fifth, `kept`: without checkpointing. Writes
 benchmarks/results/training_pass.json.
 """
 
@@ -57,7 +57,7 @@ SIZES = [(1200, 200, 8), (400, 400, 8), (200, 1000, 8), (20, 300, 8), (400, 100,
 QUICK_SIZES = [SIZES[0], SIZES[2], SIZES[3]]
 NAME = "training_pass"
 WAYS = ("trl", "padded", "shared")
-REAL_WAYS = ("trl", "heap", "shared")
+REAL_WAYS = ("trl", "heap", "shared", "kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,9 @@ def _serve_case(way: str, case: Case) -> None:
     import torch
 
     model, ids, mask = build(case)
-    if case.adapter and way == "shared":
+    if way == "kept":
+        model.gradient_checkpointing_disable()
+    if case.adapter and way in ("shared", "kept"):
         from toolgrpo.support.process_setup import map_large_blocks
 
         map_large_blocks()  # as a run of this size does
@@ -220,7 +222,7 @@ def _recurrent_layers(case: Case) -> dict[str, Any]:
 def score(way: str, case: Case, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The forward pass; a sum to go backward from."""
     scored = None
-    if way in ("shared", "heap"):
+    if way in ("shared", "heap", "kept"):
         scored = _shared_pass().score_completions(
             model, ids, mask, case.completion, unwrapped=model, compute_entropy=True
         )
@@ -354,7 +356,8 @@ def rows(results: dict[str, Any]) -> list[Row]:
         size += f", {one['family']}" if one.get("family", "qwen3") != "qwen3" else ""
         compared = [("pass_s", "trl", "TRL"), ("peak_mib", "trl", "TRL")]
         compared += [("pass_s", "padded", "ours, not sharing"), ("step_s", "trl", "TRL")] if "padded" in one else []
-        compared += [(of, "heap", "ours, all from the heap") for of in ("pass_s", "peak_mib") if "heap" in one]
+        others = [("heap", "ours, all from the heap"), ("kept", "ours, activations kept")]
+        compared += [(of, *other) for other in others for of in ("pass_s", "peak_mib") if other[0] in one]
         for what, way, name in compared:
             ours, other = (Figure.kept(one[of][what], one[of].get(f"all_{what}"), 1) for of in ("shared", way))
             said = {"pass_s": "forward and backward", "step_s": "the whole step", "peak_mib": "memory"}[what]
@@ -368,7 +371,7 @@ def main() -> None:
     parser.add_argument("--hybrids", action="store_true", help="models with recurrent layers")
     parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--serve", choices=(*WAYS, "heap"), help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=(*WAYS, "heap", "kept"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options.serve, options.threads)

@@ -14,7 +14,7 @@ import typing
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from toolgrpo.errors import ConfigError
 from toolgrpo.learning.advantages import ESTIMATORS
@@ -295,6 +295,12 @@ class PassOptions(Options, theme="training"):
 
     prefix_sharing: str = prefix_sharing_option()
     max_tokens_per_pass: int | None = max_tokens_per_pass_option()
+    gradient_checkpointing: bool | Literal["auto"] = option(
+        True,
+        "Recompute activations in the backward pass to save memory: true, false or auto (unless they clearly fit).",
+        allowed=lambda value: value in (True, False, "auto"),
+        wrong="{name} must be true, false or auto; got {value!r}",
+    )
     skip_dead_rows: str = option(
         "auto",
         "Leave rows with zero advantage out of the training pass: auto (if nothing else needs them) or off. The gradient "
@@ -378,9 +384,7 @@ def with_fields_of(*themes: type[Any]) -> Callable[[type[T]], type[T]]:
             hints = typing.get_type_hints(theme)
             for one in dataclasses.fields(theme):
                 own[one.name] = hints[one.name]
-                shown = {
-                    name: one.metadata[name] for name in ("help", "choices") if name in one.metadata
-                }  # as argparse
+                shown = {name: one.metadata[name] for name in ("help", "choices") if name in one.metadata}
                 copied = field(default=one.default, default_factory=one.default_factory, metadata=shown)
                 setattr(kind, one.name, copied)
         kind.__annotations__ = own

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import gpu_proof
 import pytest
-from _gpu_parts import PARTS, Figure, Place
+from _gpu_parts import PARTS
+from _gpu_place import Figure, Place
 from gpu_proof import NEEDS, ROOT, main, prove, run_part
 
 HERE = Place("cpu", tiny=True)
-IN_THIS_PROCESS = ("speed", "speed_whole", "flex", "difference_bf16", "difference_fp32")
+IN_THIS_PROCESS = ("speed", "speed_whole", "kept", "flex", "difference_bf16", "difference_fp32")
 WITH_VLLM = ("steps_full", "steps_lora", "memory_financial", "memory_aime")
 ALONE = (*WITH_VLLM, "contract_transformers", "nano", "adapter", "overlap", "fsdp2", "zero3", "whole_step")
 
@@ -23,9 +24,9 @@ ALONE = (*WITH_VLLM, "contract_transformers", "nano", "adapter", "overlap", "fsd
 def test_rows_are_written_as_json_and_as_a_table(tmp_path: Path) -> None:
     proof = prove(["sleep", "nccl", "exactness"], HERE, tmp_path)
     found = json.loads((tmp_path / "gpu_proof.json").read_text())
-    assert [row["status"] for row in found["rows"]] == ["needs a GPU", "needs 2 GPUs; there is none", "ok"]
+    assert [row["status"] for row in found["rows"]] == ["ok", "needs 2 GPUs; there is none", "needs a GPU"]
     assert found["tiny"] and found["device"] == "no GPU" and found["stamp"]["versions"]["torch"]
-    exact = found["rows"][2]["figures"]
+    exact = found["rows"][0]["figures"]
     assert len(exact) == 6 and all(figure["value"] <= figure["at_most"] for figure in exact)
     assert not any(row.failed for row in proof.rows)
     table = (tmp_path / "gpu_proof.md").read_text()
@@ -43,12 +44,14 @@ def test_a_part_in_small(name: str) -> None:
 @pytest.mark.needs_cpu_vllm
 @pytest.mark.parametrize("name", ALONE)
 def test_a_part_that_starts_others(name: str) -> None:
-    row = run_part(name, HERE)
+    row = run_part(name, HERE, 900)
     assert row.status == "ok", row.said
 
 
 def test_every_part_is_run_or_needs_a_gpu() -> None:
-    assert {name for name in PARTS if PARTS[name].missing(HERE) is None} == {*IN_THIS_PROCESS, *ALONE, "exactness"}
+    assert {name for name in PARTS if PARTS[name].missing(HERE) is None} == {
+        *(*IN_THIS_PROCESS, *ALONE, "exactness", "environment")
+    }
 
 
 def test_a_part_that_fails_says_so_and_the_next_one_runs(
@@ -56,16 +59,39 @@ def test_a_part_that_fails_says_so_and_the_next_one_runs(
 ) -> None:
     monkeypatch.setitem(PARTS, "sleep", replace(PARTS["sleep"], gpus=0))
     assert main(["--device", "cpu", "--tiny", "--only", "sleep", "nccl", "--out", str(tmp_path)]) == 1
-    failed, after = json.loads((tmp_path / "gpu_proof.json").read_text())["rows"]
+    after, failed = json.loads((tmp_path / "gpu_proof.json").read_text())["rows"]
     assert failed["status"] == "failed" and "Error" in failed["said"]
     assert after["status"].startswith("needs")
     assert "not as it should be: sleep" in capsys.readouterr().out
 
 
-def test_a_part_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_proof, "_limit_s", lambda part, place: 0.2)
-    row = run_part("nano", HERE)
+def test_a_part_ends_at_its_limit() -> None:
+    row = run_part("nano", HERE, 0.2)
     assert row.status == "over its limit of 0 s" and row.failed and row.figures == ()
+
+
+def test_a_budget_is_kept_and_the_next_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("environment", "sleep", "kept", "flex")
+
+    def statuses(budget_s: float, *names: str) -> dict[str, str]:
+        assert not any(row.failed for row in prove(names, HERE, tmp_path, budget_s).rows)
+        return {row["part"]: row["status"] for row in json.loads((tmp_path / "gpu_proof.json").read_text())["rows"]}
+
+    late = "not begun: the budget was spent"
+    assert statuses(0, *asked) == dict.fromkeys(("environment", "kept", "flex", "sleep"), late)
+    assert statuses(600, *asked[:3]) == {"environment": "ok", "kept": "ok", "flex": late, "sleep": "needs a GPU"}
+    monkeypatch.setattr(gpu_proof, "LEAST_S", 0)
+    assert statuses(0.5, "kept", "flex") == statuses(0, "kept") and statuses(0)["flex"] == "cut short by the budget"
+    assert statuses(0)["kept"] == "ok", "what is done is not done again"
+    with pytest.raises(SystemExit, match="give --out"):
+        prove(asked, replace(HERE, tiny=False), tmp_path, 0)
+
+
+def test_a_part_that_was_cut_short_keeps_its_figures() -> None:
+    known = Figure("prompt 120, 4 x 20 full: shared is faster, times", 7.0)
+    row = run_part("speed", HERE, 900, [known])
+    assert row.status == "ok" and row.figures[0] == known
+    assert [figure.what.split()[5] for figure in row.figures] == ["full:", *["spread:"] * 3]
 
 
 def test_no_class_is_compared_by_its_name() -> None:
@@ -79,6 +105,7 @@ def test_a_figure_knows_its_bounds() -> None:
     assert not Figure("x", 1.0).is_off and not Figure("x", 1.0, at_most=1.0, at_least=1.0).is_off
     assert Figure("x", 1.1, at_most=1.0).is_off and Figure("x", 0.9, at_least=1.0).is_off
     assert Figure("x", float("nan")).is_off
+    assert replace(PARTS["nano"], modules=("torch", "not_here")).missing(HERE) == "needs not_here, not installed here"
     assert "IT IS NOT" in str(Figure("x", 2.0, "s", at_most=1.0))
 
 

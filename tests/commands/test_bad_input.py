@@ -192,9 +192,7 @@ TABLE += [
     for flag in FLAGS
     if flag.choices
 ]
-TABLE += [
-    (f"--{flag.name} nonsense", "must be true or false, got 'nonsense'") for flag in FLAGS if bool in flag.members
-]
+TABLE += [(f"--{flag.name} nonsense", "or false, got 'nonsense'") for flag in FLAGS if bool in flag.members]
 
 MODELS: list[tuple[str, str]] = [
     ("--model DIR/plain", "is a file; give the folder"),

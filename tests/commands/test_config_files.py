@@ -206,10 +206,16 @@ def test_every_flag_stands_in_run_yaml_as_it_was_given(number: int, tmp_path: Pa
         assert given_by("--config", str(kept)) == expected_of(told)
 
 
-@pytest.mark.parametrize(("word", "share"), [("true", 1.0), ("false", 0.0), ("0.1", 0.1)])
-def test_a_share_that_is_recorded_starts_and_resumes(word: str, share: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flag", "word", "value"),
+    [
+        *(("record_episodes", "true", 1.0), ("record_episodes", "false", 0.0), ("record_episodes", "0.1", 0.1)),
+        *(("gradient_checkpointing", "auto", "auto"), ("gradient_checkpointing", "no", False)),
+    ],
+)
+def test_a_switch_with_more_values_starts_and_resumes(flag: str, word: str, value: Any, tmp_path: Path) -> None:
     base = ["--model_name_or_path", "nano", "--dataset_id_or_path", "arithmetic", "--reward", "accuracy", "--use_cpu"]
-    argv = [*base, "--output_dir", str(tmp_path), "--record_episodes", word]
+    argv = [*base, "--output_dir", str(tmp_path), f"--{flag}", word]
     keep_run_config(run_text(read("train", argv)), tmp_path)
     for words in (argv, ["--config", str(tmp_path / "run.yaml")]):
-        assert parse_arguments(words)[1].record_episodes == share
+        assert getattr(parse_arguments(words)[1], flag) == value

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3Config
 
 from tests.support.model_families import tiny_family
 from toolgrpo.engines.adapters import adapter_saver
 from toolgrpo.engines.build import ENGINES, EngineOptions, build_engine, choose_engine
 from toolgrpo.engines.policy import Backend, Policy
 from toolgrpo.engines.transformers import ReplicaEngine, TransformersEngine
-from toolgrpo.engines.vllm_options import ServerOptions, vllm_available, vllm_is_for_cpu
+from toolgrpo.engines.vllm_options import ServerOptions, served_config, vllm_available, vllm_is_for_cpu
 from toolgrpo.errors import ConfigError
 from toolgrpo.testing import tiny_trainer
 
@@ -23,22 +24,13 @@ def asked_for(engine: str, urls: Sequence[str] = (), lora_sync: str = "merge") -
     return EngineOptions(engine=engine, vllm_server=ServerOptions(urls=tuple(urls)), lora_sync=lora_sync)
 
 
-def test_auto_takes_what_is_there_and_says_why() -> None:
+def test_auto_takes_what_is_there_and_what_was_asked_for_is_taken() -> None:
     choice = choose_engine(asked_for("auto"))
     expected = ("vllm_colocate", "vLLM is installed") if vllm_available() else ("transformers", "vLLM is not installed")
     assert (choice.name, choice.why) == expected
-
-
-def test_auto_takes_the_servers_it_is_given() -> None:
     assert choose_engine(asked_for("auto", ["http://localhost:8000"])).name == "vllm_server"
-
-
-def test_servers_without_urls_are_refused() -> None:
     with pytest.raises(ConfigError, match="--vllm_server_urls"):
         choose_engine(asked_for("vllm_server"))
-
-
-def test_what_was_asked_for_is_taken() -> None:
     assert choose_engine(asked_for("transformers")).why == "asked for"
 
 
@@ -100,10 +92,9 @@ def test_an_adapter_alone_is_only_sent_where_there_is_a_plain_one(tiny_qwen3: An
 
 
 def test_what_was_wrong_on_a_gpu_is_refused_there() -> None:
+    odd, asked = policy(tiny_family("nemotron_h"), device="cuda"), EngineOptions(engine="transformers")
     with pytest.raises(ConfigError, match="does not draw from nemotron_h on a GPU"):
-        ENGINES["transformers"].build(
-            policy(tiny_family("nemotron_h"), device="cuda"), EngineOptions(engine="transformers")
-        )
+        ENGINES["transformers"].build(odd, asked)
 
 
 def test_an_adapter_alone_wants_16_bits_on_a_gpu(tiny_qwen3: Any) -> None:
@@ -117,6 +108,11 @@ class Packed(torch.nn.Module):
 
     is_quantized = True
 
+    def __init__(self, bits: int = 8) -> None:
+        super().__init__()
+        self.is_loaded_in_4bit = bits == 4
+        self.config = Qwen3Config(quantization_config={"load_in_4bit": bits == 4})
+
 
 def test_packed_weights_are_for_one_engine_and_the_others_say_so() -> None:
     asked = policy(Packed())
@@ -124,8 +120,10 @@ def test_packed_weights_are_for_one_engine_and_the_others_say_so() -> None:
     assert choose_engine(asked_for("auto", urls), asked).name == "transformers"
     assert "packed" in choose_engine(asked_for("auto"), asked).why or not vllm_available()
     assert choose_engine(asked_for("transformers"), asked).name == "transformers"
-    with pytest.raises(ConfigError, match=r"weights are packed.*--engine transformers with --load_in_4bit"):
-        choose_engine(asked_for("vllm_server", urls), asked)
+    for other, sync in ((asked, "merge"), (asked, "adapter"), (policy(Packed(4)), "merge")):
+        with pytest.raises(ConfigError, match=r"weights are packed.*--engine transformers with --load_in_4bit"):
+            choose_engine(asked_for("vllm_server", urls, sync), other)
+    assert choose_engine(asked_for("auto", urls, "adapter"), policy(Packed(4))).name == "vllm_server"
     split = policy(Packed(), backend=Backend("FSDP", 2, fsdp_version=2))
     with pytest.raises(ConfigError, match=r"FSDP2 on 2 processes splits the parameters.*packed"):
         build_engine(split, EngineOptions(engine="transformers"))
@@ -140,6 +138,20 @@ def test_a_vllm_for_other_devices_than_the_trainers_is_not_taken(tiny_qwen3: Any
         choose_engine(asked_for("vllm_colocate"), other)
     with pytest.raises(ConfigError, match="packed"):
         choose_engine(asked_for("vllm_colocate"), policy(Packed()))
+
+
+@pytest.mark.needs_cpu_vllm
+def test_vllm_needs_a_plugin_and_bf16_for_4_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Packed(4)
+    assert "quantization_config" in served_config(model, packed=True).to_dict()
+    for there, says in (("vllm", "pip install bitsandbytes vllm-bnb-plugin"), ("", "in float32: add --bf16 true")):
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name, there=there: None if there and there != name else name
+        )
+        with pytest.raises(ConfigError, match=f"vllm_colocate cannot run here.*{says}. Use --engine transformers"):
+            choose_engine(asked_for("vllm_colocate", lora_sync="adapter"), policy(model))
+    asked = replace(policy(model), dtype=torch.bfloat16)
+    assert choose_engine(asked_for("auto", lora_sync="adapter"), asked).name == "vllm_colocate"
 
 
 @pytest.mark.needs_cpu_vllm

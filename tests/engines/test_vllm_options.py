@@ -32,7 +32,9 @@ def test_a_step_on_an_accelerator_has_room_for_a_prompt_with_many_tools(max_num_
 
 
 def test_a_cpu_has_small_blocks_and_vllms_own_steps() -> None:
+    assert asked(on_cpu=True, shares_group=True)["distributed_executor_backend"] == "external_launcher"
     arguments = asked(on_cpu=True, dtype=torch.bfloat16)
+    assert arguments["distributed_executor_backend"] is None, "there is no group of the trainer's"
     assert arguments["max_num_batched_tokens"] is None and arguments["block_size"] == CPU_BLOCK_SIZE
     assert arguments["enforce_eager"] is True and arguments["dtype"] == "bfloat16"
 
@@ -46,15 +48,9 @@ def test_prefixes_are_cached_but_of_mamba2_on_a_cpu() -> None:
 @pytest.mark.parametrize(("rank", "served"), [(8, 8), (12, 16), (300, 320)])
 def test_an_adapter_gets_the_smallest_rank_that_vllm_serves(rank: int, served: int) -> None:
     arguments = asked(on_cpu=False, lora_rank=rank, has_weights=True)
-    assert (
-        arguments["enable_lora"] and arguments["max_lora_rank"] == served and arguments["load_format"] == "safetensors"
-    )
+    assert arguments["max_lora_rank"] == served and arguments["load_format"] == "safetensors"
     assert "max_lora_rank" not in asked(on_cpu=False)
-
-
-def test_the_trainers_group_of_processes_is_shared_where_there_is_one() -> None:
-    assert asked(on_cpu=True, shares_group=True)["distributed_executor_backend"] == "external_launcher"
-    assert asked(on_cpu=True)["distributed_executor_backend"] is None
+    assert asked(on_cpu=False, packed=True, has_weights=True)["load_format"] == "bitsandbytes"
 
 
 def test_an_unpacked_checkpoint_is_not_served_as_a_packed_one(tiny_qwen3: Any, tmp_path: Path) -> None:
@@ -83,10 +79,7 @@ def test_one_config_has_one_folder_wherever_it_was_loaded_from(tmp_path: Path) -
     with config_folder(elsewhere, cache=tmp_path) as folder:
         assert folder == first
     assert sorted(path.name for path in tmp_path.iterdir()) == [first.name], "nothing half made is left"
-
-
-def test_another_config_has_another(tmp_path: Path) -> None:
-    assert folder_of(tmp_path) != folder_of(tmp_path, hidden_size=64)
+    assert folder_of(tmp_path, hidden_size=64) != first
 
 
 def test_weights_get_a_folder_that_is_gone_afterwards(tmp_path: Path) -> None:

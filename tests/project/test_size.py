@@ -23,7 +23,7 @@ LINES = {
     "chat": 2900,
     "commands": 5980,
     "data": 1540,
-    "engines": 3900,
+    "engines": 3930,
     "episode": 770,
     "evaluation": 1260,
     "gateway": 2350,
@@ -38,20 +38,20 @@ LINES = {
     "support": 1250,
     "testing": 1000,
     "tools": 5210,
-    "trainer": 5210,
+    "trainer": 5280,
     "(itself)": 765,
 }
 MOST = {
     "modules": 222,
     "modules with one importer": 42,
     "modules that a trainer imports": 129,
-    "lines that a trainer imports": 23_320,
+    "lines that a trainer imports": 23_430,
     "files that import TRL": 5,
     "fields of our own": 38,
-    "lines of tests": 40_465,
-    "lines of benchmarks": 5_700,
+    "lines of tests": 40_580,
+    "lines of benchmarks": 5_760,
     "lines of pages": 3_955,
-    "words of pages": 29_370,
+    "words of pages": 29_400,
 }
 SANDBOX = {"lines": 3_950, "lines of tests": 2_800}  # of confined-python, which is counted by itself
 

@@ -85,9 +85,10 @@ class Flag:
             return next(choice for choice in self.choices if str(choice) == text)
         kinds = typing.get_args(self.members[0]) if self.takes_several else self.members
         if bool in kinds:
-            if text.lower() not in TRUE_OR_FALSE:
-                raise ValueError(f"must be true or false, got {text!r}")
-            return text.lower() in _TRUE
+            words = [word for kind in kinds for word in typing.get_args(kind)]  # of a Literal beside it
+            if text.lower() not in (*TRUE_OR_FALSE, *words):
+                raise ValueError(f"must be {', '.join(['true', *words])} or false, got {text!r}")
+            return text if text in words else text.lower() in _TRUE
         if str not in kinds and typing.get_origin(kinds[0]) is dict:
             try:
                 return self.from_yaml(json.loads(text))

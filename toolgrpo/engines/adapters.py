@@ -87,7 +87,11 @@ def persistent_buffers(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def base_weights(base: Any) -> dict[str, torch.Tensor]:
-    """Return the weights under the adapter by their checkpoint names, tied ones once."""
+    """Return the weights under the adapter by their checkpoint names, tied ones once; packed ones with their scales."""
+    if getattr(base, "is_loaded_in_4bit", False):
+        tied = {name for name, _ in base.named_parameters(remove_duplicate=False)} - {*dict(base.named_parameters())}
+        whole = base.state_dict().items()
+        return {_WRAPPERS.sub("", name): one for name, one in whole if ".lora_" not in name and name not in tied}
     return {_WRAPPERS.sub("", name): weight for name, weight in own_weights(base) if ".lora_" not in name}
 
 

@@ -66,6 +66,7 @@ class BuiltEngine(NamedTuple):
 _GRAPHS = int(0.85 * 2**30)  # what vLLM takes for its CUDA graphs: estimated
 _NOT_RELOADED = ("gpt_oss",)  # vLLM writes experts and sinks past its own reload, on every device
 _DELTA_RULE = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+_UNPACKERS = ("bitsandbytes", "vllm_bnb_plugin")
 _WRONG_ON_GPU = ("nemotron_h",)  # decoded by the transformers engine (tests/engines/test_engine_contract.py)
 _WRONG_ON_CPU = ("lfm2", "lfm2_moe")  # vLLM hands its rotary kernel for CPUs what that one misreads
 
@@ -84,7 +85,7 @@ def choose_engine(options: EngineOptions, policy: Policy | None = None) -> Engin
     unsendable = None if policy is None else _unsendable(policy, adapter_alone)
     unfit = None
     if policy is not None and not unsendable:  # why vLLM in this process cannot draw from it
-        unfit = _on_another_device(policy) or _odd_heads(policy) or _wrong_numbers(policy)
+        unfit = _on_another_device(policy) or _odd_heads(policy) or _wrong_numbers(policy) or _cannot_unpack(policy)
     if engine == "auto":
         if server_urls and not unsendable:
             return EngineChoice("vllm_server", "server URLs are configured")
@@ -108,16 +109,16 @@ def choose_engine(options: EngineOptions, policy: Policy | None = None) -> Engin
 
 def planned_engine(options: EngineOptions, *, packed: bool, with_vllm: bool) -> str:
     """Return the engine that is likely chosen for a policy that is not loaded, on a machine with or without vLLM."""
-    here = "vllm_colocate" if with_vllm and not packed else "transformers"
+    here = "vllm_colocate" if with_vllm and (not packed or options.lora_sync == "adapter") else "transformers"
     return options.engine if options.engine != "auto" else "vllm_server" if options.vllm_server.urls else here
 
 
 def _unsendable(policy: Policy, adapter_alone: bool) -> str | None:
     """Return why no vLLM can be given this policy's weights, a colon and what to do; or None."""
-    if policy.is_quantized:
+    if policy.is_quantized and not (adapter_alone and policy.is_in_4_bits):
         return (
             "the policy's weights are packed (4 or 8 bits): use --engine transformers with --load_in_4bit or "
-            "--load_in_8bit, or leave those out"
+            "--load_in_8bit, or leave those out; with 4 bits --vllm_lora_sync adapter sends the adapter alone"
         )
     kind = _kind(policy)
     if kind in _NOT_RELOADED and not adapter_alone:
@@ -142,6 +143,17 @@ def _wrong_numbers(policy: Policy) -> str | None:
                 f"({'installed' if vision else 'missing; https://download.pytorch.org/whl/cpu has it'})"
             )
     return None
+
+
+def _cannot_unpack(policy: Policy) -> str | None:
+    """Return why vLLM in this process cannot read 4-bit weights, or None: since 0.28 a plugin does it, in bf16 alone."""
+    if not policy.is_quantized:
+        return None
+    missing = [name.replace("_", "-") for name in _UNPACKERS if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"vLLM does not read 4-bit weights by itself: pip install {' '.join(missing)}"
+    wide = policy.dtype == torch.float32
+    return "vLLM computes with 4-bit weights in bf16, and training in float32: add --bf16 true" if wide else None
 
 
 def _kind(policy: Policy) -> str:
@@ -185,10 +197,11 @@ def _vllm_colocate(policy: Policy, options: EngineOptions) -> Engine:
             "vllm_enable_sleep_mode gives GPU memory back between rollouts, but training is on the CPU; leave it out."
         )
     base = policy.base_model
-    config = served_config(base)
+    config = served_config(base, packed=policy.is_quantized)
     start = replace(
         options.vllm,
         dtype=policy.dtype,
+        packed=policy.is_quantized,
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_rows,
         seed=options.seed + policy.process_index,
@@ -285,7 +298,9 @@ def _memory_of_colocated(options: EngineOptions, facts: MemoryFacts) -> EngineMe
 
 
 def _memory_of_transformers(options: EngineOptions, facts: MemoryFacts) -> EngineMemory:
-    return EngineMemory("generation", facts.caches, facts.copy if options.own_copy else 0, until_pass=True)
+    return EngineMemory(
+        "generation", facts.caches, facts.copy if options.own_copy else 0, until_pass=not options.own_copy
+    )
 
 
 class EngineKind(NamedTuple):

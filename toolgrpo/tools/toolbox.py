@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 from toolgrpo.episode.tool_calls import RUNNABLE, AttemptStatus, CallAttempt, ToolErrorKind, ToolResult, written
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker, example_of, names_near
-from toolgrpo.tools.backends import BackendSession, EnvironmentSession, ToolBackend
+from toolgrpo.tools.backends import BackendSession, EnvironmentBackend, EnvironmentSession, ToolBackend
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolSession
 from toolgrpo.tools.bounds import read_json
 from toolgrpo.tools.loop_thread import LoopThread
@@ -128,6 +128,11 @@ class Toolbox:
     def speaks(self) -> bool:
         """Return whether its environment speaks for the user in the middle of an episode."""
         return any(getattr(backend, "speaks", False) for backend in self._backends)
+
+    @property
+    def has_environment(self) -> bool:
+        """Return whether an environment may add to the prompt of a row."""
+        return any(isinstance(backend, EnvironmentBackend) for backend in self._backends)
 
     def session(self, row: Mapping[str, Any]) -> ToolboxSession:
         """Return the tools as one episode sees them: `async with`, or `with` to try them by hand.

@@ -140,11 +140,7 @@ class ToolGRPOConfig(trl.GRPOConfig):  # type: ignore[misc]  # TRL ships no type
         return bool(self.max_staleness > 0)
 
     def changed(self, **changes: Any) -> Self:
-        """Return a copy with these fields set.
-
-        Not by `dataclasses.replace`: TRL would derive the fields anew that it has derived before,
-        and refuse them.
-        """
+        """Return a copy with these fields set; `dataclasses.replace` would derive TRL's anew, which TRL refuses."""
         known = {known.name for known in fields(self)}
         if not changes.keys() <= known:
             raise ConfigError(f"{min(changes.keys() - known)} is no field of {type(self).__name__}")

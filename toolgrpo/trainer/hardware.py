@@ -5,8 +5,7 @@ and as the trainer does. What bf16 costs on a CPU is measured then, on this very
 
 accelerate can fall back in silence: with `ACCELERATE_USE_CPU=true` a ZeRO-3 launch exits 0 after
 plain DDP, FSDP without an accelerator becomes DDP as well, and DDP can become processes that each
-train alone. `check_backend` makes that an error. Not covered: whether the launcher was asked for the
-right thing.
+train alone. `check_backend` makes that an error.
 """
 
 from __future__ import annotations

@@ -20,15 +20,17 @@ import psutil
 import torch
 
 from toolgrpo.engines.base import CacheRoom
-from toolgrpo.engines.build import ENGINES, EngineOptions, MemoryFacts
+from toolgrpo.engines.build import ENGINES, EngineMemory, EngineOptions, MemoryFacts
 from toolgrpo.engines.policy import kv_bytes_per_token
 from toolgrpo.errors import ConfigError
 
 _ALWAYS = 2**26  # tiles of the output head, attention, what libraries load at their first use
 _LARGE = 2**30  # bytes of activations, from which on memory counts more than a few percent of time
 _USABLE = 0.9  # of the free memory: the rest is for rollouts, tools, and what the sum leaves out
+_CLEARLY = 0.75  # of it, for a pass that keeps what it could compute again: nothing is gained at the edge
 _OF_A_CARD = 0.98  # of the GB that a card is sold with, in GiB; T4, L4 and A10 leave 0.92
 _CUDA = int(0.6 * 2**30)  # context and libraries of this process: estimated
+_CPU = torch.device("cpu")
 _HEAD_TILE = (4096, 32768)  # tokens and vocabulary of a tile of TRL's output head
 _WITH_SCALES = 1.125  # of packed weights: each block of 64 has a scale
 
@@ -45,6 +47,7 @@ class PassShape:
     itemsize: int  # bytes of an activation
     checkpointing: bool
     residual: int | None = None  # bytes of what goes from layer to layer; None: the same
+    copies: int = 0  # bytes of a number in the copies that adapters of more bits make of what they read
 
     @classmethod
     def of(cls, model: Any, *, checkpointing: bool) -> Self | None:
@@ -83,7 +86,9 @@ class PassShape:
         """Activations that are kept for the backward pass, and what that works on at a time."""
         layer = 8 * self.width + self.heads + 4 * self.inner
         if not self.checkpointing:
-            return self.itemsize * (self.layers * layer + 3 * self.inner)
+            itemsize = max(self.itemsize, self.residual or 0)  # under autocast much is as wide as the weights
+            copies = self.layers * self.copies * (3 * self.width + self.inner)
+            return copies + itemsize * (self.layers * layer + 3 * self.inner)
         between = self.layers * self.width * (self.residual or self.itemsize)
         return between + self.itemsize * (layer + 3 * self.inner)
 
@@ -200,7 +205,9 @@ class RunShape:
                 weights -= _n_bytes(module.weight) - int(module.weight.numel() * bits / 8 * _WITH_SCALES)
         passes = PassShape.of(model, checkpointing=config.gradient_checkpointing)
         if passes is not None:
-            passes = replace(passes, itemsize=dtype.itemsize, residual=embedding.weight.element_size())
+            residual = embedding.weight.element_size()
+            copies = passes.itemsize if passes.itemsize > max(dtype.itemsize, residual) else 0
+            passes = replace(passes, itemsize=dtype.itemsize, residual=residual, copies=copies)
         in_float32 = [weight for weight in trained if weight.dim() > 1 and weight.element_size() > dtype.itemsize]
         return cls(
             n_weights=sum(one.numel() for one in base.parameters() if base is model or not one.requires_grad),
@@ -229,6 +236,7 @@ class Estimate:
     parts: Mapping[str, int]
     needed: int  # at the most, in a training pass or in a rollout
     fixed: int  # whatever the length of the episodes
+    to_come: int  # of it, once the engine has started
     there: int
     cache: CacheRoom | None  # of an engine whose cache has a size from its start on
 
@@ -241,21 +249,21 @@ class Estimate:
         return f"estimated: {self.needed / 2**30:.1f} of {self.there / 2**30:.1f} GiB ({parts})"
 
 
-def estimate(run: RunShape, device: Device) -> Estimate:
-    """Return what a run takes of a device if all its episodes are as long as they may be and share no prompt."""
-    tokens = run.rows * run.context
+def estimate(run: RunShape, device: Device, *, tokens: int | None = None) -> Estimate:
+    """Return what a run takes of a device if a pass has so many tokens, or all its rows are long and share no prompt."""
+    tokens = run.rows * run.context if tokens is None else tokens
     width, inner = (0, 0) if run.passes is None else (run.passes.width, run.passes.inner)
     tile = 0 if device.is_cpu else min(tokens, _HEAD_TILE[0]) * min(run.vocabulary, _HEAD_TILE[1]) * run.itemsize
     head = tile + run.head_gradient + 4 * tokens * width
     facts = MemoryFacts(
         device=device.n_bytes,
         on_cpu=device.is_cpu,
-        copy=run.n_weights * run.itemsize,
+        copy=min(run.weights, run.n_weights * run.itemsize),  # packed ones stay so
         caches=run.at_a_time * run.context * (run.cached_token or 0),
         a_token=(3 * inner + 2 * width) * run.itemsize,
         scores=12 * run.at_a_time * run.vocabulary,
     )
-    engine = ENGINES[run.engine].memory(run.options, facts)
+    engine = ENGINES[run.engine].memory(run.options, facts) if run.engine in ENGINES else EngineMemory()
     parts = {
         "weights": run.weights,
         "reference model": run.reference,
@@ -269,6 +277,7 @@ def estimate(run: RunShape, device: Device) -> Estimate:
     }
     a_pass = parts["gradients"] + parts["activations"] + parts["head"]
     kept = sum(parts.values()) - a_pass - engine.taken
+    grows = not engine.until_pass and (device.is_cpu or engine.cache is None)  # a GPU's cache is taken at the start
     room = None
     if engine.cache is not None and run.cached_token:
         room = CacheRoom(engine.cache // run.cached_token, run.context, run.at_a_time)
@@ -276,9 +285,30 @@ def estimate(run: RunShape, device: Device) -> Estimate:
         parts=parts,
         needed=kept + (max(a_pass, engine.taken) if engine.until_pass else a_pass + engine.taken),
         fixed=kept + parts["gradients"] + (0 if engine.until_pass else engine.taken),
+        to_come=a_pass + parts["optimizer"] + (engine.taken if grows else 0),
         there=device.n_bytes,
         cache=room,
     )
+
+
+def keeps_activations(
+    run: RunShape | None, device: Device, *, tokens: int, free: int | None, n_processes: int, say: Callable[[str], None]
+) -> bool:
+    """Return whether a pass over so many tokens clearly fits into `free` bytes if it computes nothing again. Say why.
+
+    `free` is what is left beside the model and the engine; of several processes each holds its gradients twice.
+    """
+    if free is None or run is None or run.passes is None or run.cached_token is None:
+        say("memory    with gradient checkpointing: auto cannot say what a pass of this run takes without it")
+        return False
+    found = estimate(replace(run, passes=replace(run.passes, checkpointing=False)), device, tokens=tokens)
+    needed = _ALWAYS + found.to_come + (found.parts["gradients"] if n_processes > 1 else 0)
+    fits = needed <= _CLEARLY * free
+    say(
+        f"memory    {'without' if fits else 'with'} gradient checkpointing: a pass over {tokens:,} tokens that keeps its "
+        f"activations adds {_gib(needed)}, and {_gib(free)} are free{': it fits' if fits else ''}"
+    )
+    return fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,12 +345,15 @@ def _states(weight: torch.Tensor, optimizer: str) -> int:
     return 0 if "sgd" in optimizer or "adafactor" in optimizer else 2 * _n_bytes(weight)
 
 
-def free_bytes() -> int | None:
-    """Return the memory that this process can still take, shared among the processes of a run on this machine.
+def free_bytes(device: torch.device = _CPU) -> int | None:
+    """Return the memory that this process can still take, on a machine shared among the processes of a run.
 
     None where the system does not say. Weights that are mapped from their files count as taken: the system would read
     them again for every pass.
     """
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
     with suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])

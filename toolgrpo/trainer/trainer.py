@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 
@@ -43,6 +45,7 @@ from toolgrpo.trainer.assembly import (
     Tools,
     cache_of,
     loaded_parts,
+    may_keep_activations,
     model_card,
     open_engine,
     open_pass,
@@ -189,6 +192,10 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
         self.fitting = given.fitting(built.engine, self.progress.say)
         self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
         self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
+        if given.config.gradient_checkpointing == "auto":  # until here TRL took it for true
+            keeps = may_keep_activations(given, self.policy, built.choice.name, self.train_dataset, say)
+            self.args = given.config.changed(gradient_checkpointing=not all(gather_object([keeps])))  # one for all
+            given = replace(given, config=self.args)
         self._shared_pass = open_pass(given, self.policy, self.train_dataset, say)
 
     def _open_watchers(self, given: GivenParts, engine: Engine) -> None:
