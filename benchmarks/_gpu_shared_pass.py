@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from training_pass import Case, batch_of, build
 from trl.trainer.utils import add_fused_lm_head
 
-from toolgrpo.shared_pass.attention import PrefixLayout, attend_in_batches
+from toolgrpo.shared_pass.attention import PrefixLayout, attend
 from toolgrpo.shared_pass.packing import PackedSegment, pack, rows_of_batch
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer.trl.trainer import tune_fused_head
@@ -63,7 +63,7 @@ def speed(place: Place, *, whole: bool = False) -> Iterator[Figure]:
 
 
 def flex(place: Place) -> Iterator[Figure]:
-    """One layer's attention over a packed group: segments in batches (what runs) and FlexAttention.
+    """One layer's attention over a packed group: what runs, and FlexAttention.
 
     PyTorch's FlexAttention has no backward pass on a CPU, so there it is the forward pass alone, and not compiled.
     """
@@ -82,11 +82,11 @@ def flex(place: Place) -> Iterator[Figure]:
             .requires_grad_(with_backward)
             for n in (heads, key_heads, key_heads)
         )  # fmt: skip
-        batches = PrefixLayout(packing.segments).batches(None, query.device)
+        layout = PrefixLayout(packing.segments)
         blocks = _visible_blocks(packing.segments, packing.n_tokens, place.device)
 
-        def ours(query: Any = query, key: Any = key, value: Any = value, batches: Any = batches) -> torch.Tensor:
-            return attend_in_batches(query, key, value, batches, None, 0.0)
+        def ours(query: Any = query, key: Any = key, value: Any = value, layout: Any = layout) -> torch.Tensor:
+            return attend(torch.nn.Module(), query, key, value, None, prefix_layout=layout)[0]
 
         def theirs(query: Any = query, key: Any = key, value: Any = value, blocks: Any = blocks) -> torch.Tensor:
             answer: Any = attend(query, key, value, block_mask=blocks, enable_gqa=True)
@@ -99,7 +99,7 @@ def flex(place: Place) -> Iterator[Figure]:
             seconds_of(place, (lambda way=way: way().float().sum().backward()) if with_backward else way, rounds)  # type: ignore[misc]
             for way in (ours, theirs)
         ]
-        yield Figure(f"{size}: segments in batches", 1000 * took[0], "ms")
+        yield Figure(f"{size}: what runs", 1000 * took[0], "ms")
         yield Figure(f"{size}: FlexAttention is faster, times", took[0] / took[1])
 
 
