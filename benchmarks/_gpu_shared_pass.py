@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from toolgrpo.shared_pass.packing import PackedSegment, pack, rows_of_batch
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer.trl.trainer import tune_fused_head
 
-__all__ = ["exactness", "flex", "speed"]
+__all__ = ["exactness", "flex", "host_calls", "one_pass", "speed"]
 
 SIZES = ((1200, 200, 8), (2600, 500, 8), (400, 400, 8), (200, 1000, 8), (20, 300, 8))  # prompt, completion, group
 TINY_SIZES = ((120, 20, 4),)
@@ -38,6 +39,8 @@ def exactness(place: Place) -> Iterator[Figure]:
             rough, rough_ours = _scored(model, ids, mask, "padded"), _scored(model, ids, mask, "shared")
         times = float((rough_ours[0] - exact[0]).abs().mean() / (rough[0] - exact[0]).abs().mean())
         yield Figure(f"{family}, bf16: as far from fp32 as the padded pass, times", times, at_most=2.0)
+        times = float((rough_ours[1] - exact[1]).norm() / (rough[1] - exact[1]).norm())
+        yield Figure(f"{family}, bf16: gradients, times", times, at_most=2.0)
 
 
 def speed(place: Place, *, whole: bool = False) -> Iterator[Figure]:
@@ -56,21 +59,25 @@ def speed(place: Place, *, whole: bool = False) -> Iterator[Figure]:
             size = f"prompt {prompt}, {group} x {completion} {lengths}"
             packed = pack(rows_of_batch(ids, mask, _labelled(mask, completion))).n_tokens / ids.numel()
             with torch.autocast(place.device, torch.bfloat16):
-                took = {way: _timed(place, way, model, ids, mask, completion, rounds) for way in ("padded", "shared")}
+                work = {
+                    way: functools.partial(one_pass, way, model, ids, mask, completion) for way in ("padded", "shared")
+                }
+                took = {way: seconds_of(place, work[way], rounds) for way in work}
+                asked = {way: host_calls(work[way]) for way in work}
             yield Figure(f"{size}: packed tokens, of the padded", packed)
             yield Figure(f"{size}: padded", 1000 * took["padded"], "ms")
             yield Figure(f"{size}: shared is faster, times", took["padded"] / took["shared"])
+            yield Figure(f"{size}: its host calls, of the padded pass's", asked["shared"] / asked["padded"])
 
 
 def flex(place: Place) -> Iterator[Figure]:
-    """One layer's attention over a packed group: what runs, and FlexAttention.
-
-    PyTorch's FlexAttention has no backward pass on a CPU, so there it is the forward pass alone, and not compiled.
+    """One layer's attention over a packed group: what runs, and FlexAttention; on a CPU, where that has no backward pass,
+    the forward pass alone, and not compiled.
     """
     heads, key_heads, width, rounds = (4, 2, 16, 1) if place.tiny else (16, 8, 128, 10)
     dtype = torch.float32 if place.device == "cpu" else torch.bfloat16
     with_backward = place.device != "cpu"
-    attend = torch.compile(flex_attention) if with_backward else flex_attention
+    flexed = torch.compile(flex_attention) if with_backward else flex_attention
     for prompt, completion, group in TINY_SIZES if place.tiny else SIZES:
         ids = torch.randint(0, 8000, (group, prompt + completion), generator=torch.Generator().manual_seed(1))
         ids[:, :prompt] = ids[0, :prompt].clone()
@@ -89,7 +96,7 @@ def flex(place: Place) -> Iterator[Figure]:
             return attend(torch.nn.Module(), query, key, value, None, prefix_layout=layout)[0]
 
         def theirs(query: Any = query, key: Any = key, value: Any = value, blocks: Any = blocks) -> torch.Tensor:
-            answer: Any = attend(query, key, value, block_mask=blocks, enable_gqa=True)
+            answer: Any = flexed(query, key, value, block_mask=blocks, enable_gqa=True)
             return torch.as_tensor(answer).transpose(1, 2)
 
         size = f"prompt {prompt}, {group} x {completion}"
@@ -179,14 +186,21 @@ def _labelled(mask: torch.Tensor, completion: int) -> torch.Tensor:
     return labelled
 
 
-def _timed(
-    place: Place, way: str, model: Any, ids: torch.Tensor, mask: torch.Tensor, completion: int, rounds: int
-) -> float:
-    def work() -> None:
-        model.zero_grad()
-        _logps(way, model, ids, mask, completion).sum().backward()  # type: ignore[no-untyped-call]
+def one_pass(way: str, model: Any, ids: torch.Tensor, mask: torch.Tensor, completion: int) -> None:
+    model.zero_grad()
+    _logps(way, model, ids, mask, completion).sum().backward()  # type: ignore[no-untyped-call]
 
-    return seconds_of(place, work, rounds)
+
+def host_calls(work: Callable[[], object]) -> int:
+    """Count what PyTorch is asked for; a call of attention is one, whatever it asks for itself."""
+    work()  # what is made on first use
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        work()
+
+    def is_in_attention(event: Any) -> bool:
+        return event is not None and ("attention" in event.name or is_in_attention(event.cpu_parent))
+
+    return sum(event.name.startswith("aten::") and not is_in_attention(event.cpu_parent) for event in seen.events())
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor) -> float:

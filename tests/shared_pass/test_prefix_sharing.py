@@ -19,8 +19,7 @@ from trl.trainer.utils import add_fused_lm_head
 from tests.support.flash_kernels import attending
 from tests.support.model_families import tiny_family
 from toolgrpo.errors import ModelError
-from toolgrpo.shared_pass import attention
-from toolgrpo.shared_pass.attention import NAME, shared_attention, tree_attention
+from toolgrpo.shared_pass.attention import NAME, shared_attention
 from toolgrpo.shared_pass.scoring import SharedPass, is_shared, unsupported
 from toolgrpo.trainer.trl import trainer as trl_trainer
 
@@ -298,21 +297,6 @@ def test_autocast_in_bf16_is_as_near_to_fp32_as_the_padded_pass(way: str) -> Non
     error = (ours.logps - exact.logps).abs().mean()
     assert 1e-5 < error < 2 * (theirs.logps - exact.logps).abs().mean()
     assert (ours.gradient - exact.gradient).norm() < 2 * (theirs.gradient - exact.gradient).norm()
-
-
-def test_autocast_gives_tiles_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queries and keys come out of the rotation in float32 there, and values in bf16."""
-    types: list[set[torch.dtype]] = []
-
-    def seen(*states: Any) -> torch.Tensor:
-        types.append({one.dtype for one in states[:3]})
-        return tree_attention(*states)
-
-    monkeypatch.setattr(attention, "tree_attention", seen)
-    model, rows = make("qwen3"), batch([31, 23])
-    with torch.autocast("cpu", torch.bfloat16):
-        shared(model, rows)
-    assert types and all(of == {torch.float32} for of in types)
 
 
 def test_a_long_group_is_cut_and_only_one_pass_is_held_at_a_time() -> None:
