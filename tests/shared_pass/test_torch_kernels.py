@@ -58,15 +58,15 @@ def test_the_flash_kernels_are_asked_for_what_varlen_attn_asks_them_for(window: 
     """Which is public, and whose documentation says what a window is; the kernels are not."""
     torch.manual_seed(0)
     layout = PrefixLayout((PackedSegment(0, 5, 0, ()), PackedSegment(5, 9, 5, ((0, 5),))))
-    states = [torch.randn(1, heads, 9, 8, requires_grad=True) for heads in (4, 2, 2)]
-    paths = layout.paths(window, states[0].device, masked=False)
-    q, k, v = (one[0].transpose(0, 1).detach() for one in states)
+    query, key, value = (torch.randn(1, heads, 9, 8, requires_grad=True) for heads in (4, 2, 2))
+    paths = layout.paths(window, query.device, masked=False)
+    q, k, v = (one[0].transpose(0, 1).detach() for one in (query, key, value))
     k, v = k[paths.places.long()], v[paths.places.long()]
     ends, most = (paths.query_ends, paths.key_ends), (5, 9 if window is None else 6)
     how: Any = {"window_size": (-1 if window is None else window - 1, 0), "enable_gqa": True, "scale": SCALE}
     with attending("flash") as theirs:
         varlen_attn(q, k.requires_grad_(), v, *ends, *most, **how).sum().backward()  # type: ignore[union-attr]
     with attending("flash") as ours:
-        attend(torch.nn.Module(), *states, None, 0.0, SCALE, window, layout)[0].sum().backward()
+        attend(torch.nn.Module(), query, key, value, None, 0.0, SCALE, window, layout)[0].sum().backward()
     assert set(ours) == {"forward", "backward"}
     torch.testing.assert_close(ours, theirs)
