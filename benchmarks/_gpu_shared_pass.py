@@ -22,6 +22,7 @@ __all__ = ["exactness", "flex", "host_calls", "one_pass", "speed"]
 
 SIZES = ((1200, 200, 8), (2600, 500, 8), (400, 400, 8), (200, 1000, 8), (20, 300, 8))  # prompt, completion, group
 TINY_SIZES = ((120, 20, 4),)
+WAYS = ("padded", "shared")
 ROUNDING = 1e-4  # of log-probabilities in fp32, by other kernels in another order
 Scores = tuple[torch.Tensor, torch.Tensor]  # log-probabilities, gradient
 
@@ -59,9 +60,7 @@ def speed(place: Place, *, whole: bool = False) -> Iterator[Figure]:
             size = f"prompt {prompt}, {group} x {completion} {lengths}"
             packed = pack(rows_of_batch(ids, mask, _labelled(mask, completion))).n_tokens / ids.numel()
             with torch.autocast(place.device, torch.bfloat16):
-                work = {
-                    way: functools.partial(one_pass, way, model, ids, mask, completion) for way in ("padded", "shared")
-                }
+                work = {way: functools.partial(one_pass, way, model, ids, mask, completion) for way in WAYS}
                 took = {way: seconds_of(place, work[way], rounds) for way in work}
                 asked = {way: host_calls(work[way]) for way in work}
             yield Figure(f"{size}: packed tokens, of the padded", packed)
@@ -71,9 +70,7 @@ def speed(place: Place, *, whole: bool = False) -> Iterator[Figure]:
 
 
 def flex(place: Place) -> Iterator[Figure]:
-    """One layer's attention over a packed group: what runs, and FlexAttention; on a CPU, where that has no backward pass,
-    the forward pass alone, and not compiled.
-    """
+    """One layer's attention over a packed group: what runs, and FlexAttention (on a CPU not compiled, forward only)."""
     heads, key_heads, width, rounds = (4, 2, 16, 1) if place.tiny else (16, 8, 128, 10)
     dtype = torch.float32 if place.device == "cpu" else torch.bfloat16
     with_backward = place.device != "cpu"
