@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,13 +13,14 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from training_pass import Case, batch_of, build
 from trl.trainer.utils import add_fused_lm_head
 
-from toolgrpo.shared_pass.attention import PrefixLayout, attend_in_batches
+from toolgrpo.shared_pass.attention import PrefixLayout, attend
 from toolgrpo.shared_pass.packing import PackedSegment, pack, rows_of_batch
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer.trl.trainer import tune_fused_head
 
 SIZES = ((1200, 200, 8), (2600, 500, 8), (400, 400, 8), (200, 1000, 8), (20, 300, 8))  # prompt, completion, group
 TINY_SIZES = ((120, 20, 4),)
+WAYS = ("padded", "shared")
 ROUNDING = 1e-4  # of log-probabilities in fp32, by other kernels in another order
 Scores = tuple[torch.Tensor, torch.Tensor]  # log-probabilities, gradient
 
@@ -36,6 +38,8 @@ def exactness(place: Place) -> Iterator[Figure]:
             rough, rough_ours = _scored(model, ids, mask, "padded"), _scored(model, ids, mask, "shared")
         times = float((rough_ours[0] - exact[0]).abs().mean() / (rough[0] - exact[0]).abs().mean())
         yield Figure(f"{family}, bf16: as far from fp32 as the padded pass, times", times, at_most=2.0)
+        times = float((rough_ours[1] - exact[1]).norm() / (rough[1] - exact[1]).norm())
+        yield Figure(f"{family}, bf16: gradients, times", times, at_most=2.0)
 
 
 def speed(place: Place, *, whole: bool = False) -> Iterator[Figure]:
@@ -56,10 +60,13 @@ def speed(place: Place, *, whole: bool = False) -> Iterator[Figure]:
             model, ids, mask = model.to(place.device), ids.to(place.device), mask.to(place.device)
             packed = pack(rows_of_batch(ids, mask, _labelled(mask, completion))).n_tokens / ids.numel()
             with torch.autocast(place.device, torch.bfloat16):
-                took = {way: _timed(place, way, model, ids, mask, completion, rounds) for way in ("padded", "shared")}
+                work = {way: functools.partial(one_pass, way, model, ids, mask, completion) for way in WAYS}
+                took = {way: seconds_of(place, work[way], rounds) for way in work}
+                asked = {way: host_calls(work[way]) for way in work}
             yield Figure(f"{size}: packed tokens, of the padded", packed)
             yield Figure(f"{size}: padded", 1000 * took["padded"], "ms")
             yield Figure(f"{size}: shared is faster, times", took["padded"] / took["shared"])
+            yield Figure(f"{size}: its host calls, of the padded pass's", asked["shared"] / asked["padded"])
 
 
 def kept(place: Place) -> Iterator[Figure]:
@@ -76,7 +83,7 @@ def kept(place: Place) -> Iterator[Figure]:
             model.gradient_checkpointing_disable()
         if place.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        took.append(_timed(place, "shared", model, ids, mask, completion, rounds))
+        took.append(seconds_of(place, functools.partial(one_pass, "shared", model, ids, mask, completion), rounds))
         yield Figure(f"activations {what}: a pass", 1000 * took[-1], "ms")
         if place.device == "cuda":
             yield Figure(
@@ -86,14 +93,11 @@ def kept(place: Place) -> Iterator[Figure]:
 
 
 def flex(place: Place) -> Iterator[Figure]:
-    """One layer's attention over a packed group: segments in batches (what runs) and FlexAttention.
-
-    PyTorch's FlexAttention has no backward pass on a CPU, so there it is the forward pass alone, and not compiled.
-    """
+    """One layer's attention over a packed group: what runs, and FlexAttention (on a CPU not compiled, forward only)."""
     heads, key_heads, width, rounds = (4, 2, 16, 1) if place.tiny else (16, 8, 128, 10)
     dtype = torch.float32 if place.device == "cpu" else torch.bfloat16
     with_backward = place.device != "cpu"
-    attend = torch.compile(flex_attention) if with_backward else flex_attention
+    flexed = torch.compile(flex_attention) if with_backward else flex_attention
     for prompt, completion, group in TINY_SIZES if place.tiny else SIZES:
         ids = torch.randint(0, 8000, (group, prompt + completion), generator=torch.Generator().manual_seed(1))
         ids[:, :prompt] = ids[0, :prompt].clone()
@@ -105,14 +109,14 @@ def flex(place: Place) -> Iterator[Figure]:
             .requires_grad_(with_backward)
             for n in (heads, key_heads, key_heads)
         )  # fmt: skip
-        batches = PrefixLayout(packing.segments).batches(None, query.device)
+        layout = PrefixLayout(packing.segments)
         blocks = _visible_blocks(packing.segments, packing.n_tokens, place.device)
 
-        def ours(query: Any = query, key: Any = key, value: Any = value, batches: Any = batches) -> torch.Tensor:
-            return attend_in_batches(query, key, value, batches, None, 0.0)
+        def ours(query: Any = query, key: Any = key, value: Any = value, layout: Any = layout) -> torch.Tensor:
+            return attend(torch.nn.Module(), query, key, value, None, prefix_layout=layout)[0]
 
         def theirs(query: Any = query, key: Any = key, value: Any = value, blocks: Any = blocks) -> torch.Tensor:
-            answer: Any = attend(query, key, value, block_mask=blocks, enable_gqa=True)
+            answer: Any = flexed(query, key, value, block_mask=blocks, enable_gqa=True)
             return torch.as_tensor(answer).transpose(1, 2)
 
         size = f"prompt {prompt}, {group} x {completion}"
@@ -122,7 +126,7 @@ def flex(place: Place) -> Iterator[Figure]:
             seconds_of(place, (lambda way=way: way().float().sum().backward()) if with_backward else way, rounds)  # type: ignore[misc]
             for way in (ours, theirs)
         ]
-        yield Figure(f"{size}: segments in batches", 1000 * took[0], "ms")
+        yield Figure(f"{size}: what runs", 1000 * took[0], "ms")
         yield Figure(f"{size}: FlexAttention is faster, times", took[0] / took[1])
 
 
@@ -202,14 +206,21 @@ def _labelled(mask: torch.Tensor, completion: int) -> torch.Tensor:
     return labelled
 
 
-def _timed(
-    place: Place, way: str, model: Any, ids: torch.Tensor, mask: torch.Tensor, completion: int, rounds: int
-) -> float:
-    def work() -> None:
-        model.zero_grad()
-        _logps(way, model, ids, mask, completion).sum().backward()  # type: ignore[no-untyped-call]
+def one_pass(way: str, model: Any, ids: torch.Tensor, mask: torch.Tensor, completion: int) -> None:
+    model.zero_grad()
+    _logps(way, model, ids, mask, completion).sum().backward()  # type: ignore[no-untyped-call]
 
-    return seconds_of(place, work, rounds)
+
+def host_calls(work: Callable[[], object]) -> int:
+    """Count what PyTorch is asked for; a call of attention is one, whatever it asks for itself."""
+    work()  # what is made on first use
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        work()
+
+    def is_in_attention(event: Any) -> bool:
+        return event is not None and ("attention" in event.name or is_in_attention(event.cpu_parent))
+
+    return sum(event.name.startswith("aten::") and not is_in_attention(event.cpu_parent) for event in seen.events())
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -7,13 +7,19 @@ import json
 import os
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import gpu_proof
 import pytest
+import torch
 from _gpu_parts import PARTS
 from _gpu_place import Figure, Place
+from _gpu_shared_pass import host_calls, one_pass
 from gpu_proof import NEEDS, ROOT, main, prove, run_part
+from training_pass import Case, build
+
+from tests.support.flash_kernels import attending
 
 HERE = Place("cpu", tiny=True)
 IN_THIS_PROCESS = ("speed", "speed_whole", "kept", "flex", "difference_bf16", "difference_fp32")
@@ -27,7 +33,7 @@ def test_rows_are_written_as_json_and_as_a_table(tmp_path: Path) -> None:
     assert [row["status"] for row in found["rows"]] == ["ok", "needs 2 GPUs; there is none", "needs a GPU"]
     assert found["tiny"] and found["device"] == "no GPU" and found["stamp"]["versions"]["torch"]
     exact = found["rows"][0]["figures"]
-    assert len(exact) == 6 and all(figure["value"] <= figure["at_most"] for figure in exact)
+    assert len(exact) == 8 and all(figure["value"] <= figure["at_most"] for figure in exact)
     assert not any(row.failed for row in proof.rows)
     table = (tmp_path / "gpu_proof.md").read_text()
     assert "| Sleep mode | needs a GPU | 0 |  |" in table and "in small" in table
@@ -125,3 +131,13 @@ def test_without_a_gpu_the_script_says_so(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit, match="2"):
         main([])
     assert capsys.readouterr().err == f"{NEEDS}\n"
+
+
+@pytest.mark.parametrize("lengths", ["full", "spread"])
+def test_one_attention_call_a_layer_asks_a_host_for_a_tenth_more_than_trls_pass_at_most(lengths: str) -> None:
+    """Of twelve layers; `pytest -s` shows the number."""
+    model, ids, mask = build(Case(60, 10, 8, lengths, hidden=256, layers=12, vocabulary=97))
+    with torch.autocast("cpu", torch.bfloat16), attending("flash"):
+        padded, shared = (host_calls(partial(one_pass, way, model, ids, mask, 10)) for way in ("padded", "shared"))
+    print(f"{lengths}: {shared} host calls, {shared / padded:.3f} of the padded pass's {padded}")
+    assert shared <= 1.1 * padded

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from trl.trainer.utils import add_fused_lm_head
 
+from tests.support.flash_kernels import attending
 from tests.support.model_families import tiny_family
 from toolgrpo.errors import ModelError
-from toolgrpo.shared_pass import attention
-from toolgrpo.shared_pass.attention import NAME, fits, shared_attention
+from toolgrpo.shared_pass.attention import NAME, shared_attention
 from toolgrpo.shared_pass.scoring import SharedPass, is_shared, unsupported
 from toolgrpo.trainer.trl import trainer as trl_trainer
 
@@ -225,6 +225,16 @@ def test_values_and_gradients_are_the_padded_ones(family: str, rows: Batch, max_
     assert_equal(shared(model, rows, max_tokens=max_tokens), padded(model, rows))
 
 
+@pytest.mark.parametrize("way", ["flash", "segments"])
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma3", "gemma4_images", "qwen3_5"])
+def test_values_and_gradients_as_on_gpus_are_the_padded_ones(family: str, way: str) -> None:
+    """In several passes, each computed again in the backward pass."""
+    model, rows = cached(family), batch([31, 23])
+    with attending(way) as asked:
+        assert_equal(shared(model, rows, max_tokens=90), padded(model, rows))
+    assert len(asked) == (2 if way == "flash" else 0)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing(reentrant: bool) -> None:
     model, rows = make("qwen3"), batch([31, 23])
@@ -277,30 +287,16 @@ def test_dropout_is_applied_in_training_and_not_in_evaluation() -> None:
     assert_equal(shared(model, rows), padded(model, rows))
 
 
-def test_autocast_in_bf16_is_as_near_to_fp32_as_the_padded_pass() -> None:
+@pytest.mark.parametrize("way", ["tiles", "flash"])
+def test_autocast_in_bf16_is_as_near_to_fp32_as_the_padded_pass(way: str) -> None:
     model, rows = make("qwen3"), batch([31, 23])
     exact = padded(model, rows)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16), attending(way):
         ours, theirs = shared(model, rows), padded(model, rows)
     assert ours.logps.dtype == theirs.logps.dtype
     error = (ours.logps - exact.logps).abs().mean()
     assert 1e-5 < error < 2 * (theirs.logps - exact.logps).abs().mean()
-
-
-def test_autocast_leaves_no_tile_to_the_way_with_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queries and keys come out of the rotation in float32 there, and values in bf16."""
-    types: list[set[torch.dtype]] = []
-
-    def seen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
-        types.append({one.dtype for one in (query, key, value)})
-        return fits(query, key, value, dropout)
-
-    monkeypatch.setattr(attention, "fits", seen)
-    monkeypatch.setattr(attention, "attend_in_batches", None)
-    model, rows = make("qwen3"), batch([31, 23])
-    with torch.autocast("cpu", torch.bfloat16):
-        shared(model, rows)
-    assert types and all(of == {torch.float32} for of in types)
+    assert (ours.gradient - exact.gradient).norm() < 2 * (theirs.gradient - exact.gradient).norm()
 
 
 def test_a_long_group_is_cut_and_only_one_pass_is_held_at_a_time() -> None:

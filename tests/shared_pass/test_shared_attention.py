@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from toolgrpo.shared_pass import attention
-from toolgrpo.shared_pass.attention import PrefixLayout, _attend
-from toolgrpo.shared_pass.packing import PackedRow, PackedSegment, pack
+from tests.support.flash_kernels import attending
+from toolgrpo.shared_pass.attention import MOST_MASKED, PrefixLayout, _summed, attend, masks_of, paths_of, way_of
+from toolgrpo.shared_pass.packing import PackedRow, PackedSegment, Packing, pack
 
-HEADS, KEY_VALUE_HEADS, WIDTH = 4, 2, 8
+HEADS, WIDTH = 4, 8
 
 
 def _row(index: int, tokens: list[int], prompt: int) -> PackedRow:
@@ -27,7 +29,7 @@ def _row_by_row(
 ) -> torch.Tensor:
     """The attention of one row alone, by definition."""
     q, k, v = (states[:, :, places] for states in (query, key, value))
-    k, v = (states.repeat_interleave(HEADS // KEY_VALUE_HEADS, 1) for states in (k, v))
+    k, v = (states.repeat_interleave(HEADS // key.shape[1], 1) for states in (k, v))
     behind = torch.arange(len(places))[:, None] - torch.arange(len(places))
     seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
@@ -55,27 +57,42 @@ TREES = {
 }
 
 
-@pytest.mark.parametrize("by_tiles", [True, False], ids=["tiles", "segments"])
+@pytest.mark.parametrize("way", ["tiles", "flash", "segments"])
 @pytest.mark.parametrize("window", [None, 1, 5, 20, 64])
 @pytest.mark.parametrize("tree", TREES)
-def test_outputs_and_gradients_are_those_of_the_row_alone(
-    tree: str, window: int | None, by_tiles: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By tiles, as on the CPU, and segment by segment, as elsewhere."""
-    if not by_tiles:
-        monkeypatch.setattr(attention, "fits", lambda *_: False)
-    torch.manual_seed(0)
+def test_outputs_and_gradients_are_those_of_the_row_alone(tree: str, window: int | None, way: str) -> None:
     packing = pack(TREES[tree], min_shared=2)
     if "two groups" in tree:
         assert max(len(segment.ancestors) for segment in packing.segments) == 2
-    shape = (1, HEADS, packing.n_tokens, WIDTH)
-    query = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    key, value = (
-        torch.randn((1, KEY_VALUE_HEADS, *shape[2:]), dtype=torch.float64, requires_grad=True) for _ in range(2)
+    if way == "tiles":  # but where a window cuts, as on any CPU
+        check(packing, window)
+    else:
+        with attending(way):
+            check(packing, window)
+
+
+@pytest.mark.property
+@given(
+    rows=st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=14), st.integers(1, 14)), min_size=1),
+    window=st.none() | st.integers(1, 9),
+    key_heads=st.sampled_from([1, 2, 4]),
+    way=st.sampled_from(["flash", "segments"]),
+)
+def test_random_trees(rows: list[tuple[list[int], int]], window: int | None, key_heads: int, way: str) -> None:
+    packing = pack([_row(i, tokens, prompt) for i, (tokens, prompt) in enumerate(rows)], min_shared=1)
+    with attending(way):
+        check(packing, window, key_heads)
+
+
+def check(packing: Packing, window: int | None, key_heads: int = 2) -> None:
+    torch.manual_seed(0)
+    query, key, value = (
+        torch.randn(1, heads, packing.n_tokens, WIDTH, dtype=torch.float64, requires_grad=True)
+        for heads in (HEADS, key_heads, key_heads)
     )
     upstream = torch.randn((1, packing.n_tokens, HEADS, WIDTH), dtype=torch.float64)
     layout = PrefixLayout(packing.segments)
-    packed, _ = _attend(torch.nn.Module(), query, key, value, None, sliding_window=window, prefix_layout=layout)
+    packed, _ = attend(torch.nn.Module(), query, key, value, None, sliding_window=window, prefix_layout=layout)
 
     alone = torch.empty_like(packed)
     for segment in packing.segments:
@@ -96,21 +113,20 @@ def _segment(n_before: int, length: int, start: int) -> PackedSegment:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "before", "window", "n_masked"),
+    ("lengths", "before", "window"),
     [
-        ([16_384] * 4, 0, 512, 4 * 16_384),  # whole rows that a window cuts
-        ([2_000] * 3, 40_000, None, 3 * 2_000),  # short ends of a long row
-        ([3_000], 40_000, 1_024, 3_000),
+        ([16_384] * 4, 0, 512),  # whole rows that a window cuts
+        ([2_000] * 3, 40_000, None),  # short ends of a long row
+        ([3_000], 40_000, 1_024),
     ],
 )
-def test_masks_have_a_bound(lengths: list[int], before: int, window: int | None, n_masked: int) -> None:
+def test_masks_have_a_bound(lengths: list[int], before: int, window: int | None) -> None:
     starts = np.cumsum([before, *lengths])
     segments = [_segment(before, length, int(start)) for start, length in zip(starts, lengths, strict=False)]
-    found = attention.batches_of(segments, window, torch.device("cpu"))
-    sizes = [one.mask.numel() for one in found.batches if one.mask is not None]
-    assert len(sizes) == len(found.batches) and len(found.order.unique()) == n_masked, "all of them are masked"
-    assert max(sizes) <= attention.MOST_MASKED
-    assert sum(sizes) <= 4 * n_masked * (window or before + max(lengths)), "but for padding up to twice, each way"
+    found = paths_of(segments, window, torch.device("meta"), masked=True)
+    sizes = [mask.numel() for mask in masks_of(found)]
+    assert sum(found.n_queries) == sum(lengths) and max(sizes) <= MOST_MASKED
+    assert sum(sizes) <= 2 * sum(lengths) * (window or before + max(lengths))
 
 
 class _LargestOnTheHost(TorchDispatchMode):
@@ -125,51 +141,53 @@ class _LargestOnTheHost(TorchDispatchMode):
 
 def test_masks_are_made_where_they_are_used() -> None:
     with _LargestOnTheHost() as host:
-        found = attention.batches_of([_segment(1_200, 200, 1_200)], None, torch.device("meta"))
-    assert [one.mask.shape for one in found.batches if one.mask is not None] == [(1, 1, 200, 1_400)]
-    assert host.numel <= 1_400
+        masks = masks_of(paths_of([_segment(1_200, 200, 1_200)], None, torch.device("meta"), masked=True))
+    assert [mask.shape for mask in masks] == [(200, 1_400)]
+    assert host.numel <= 1_500
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "head_dim", "taken"),
+    ("device", "capability", "dtype", "head_dim", "others", "way"),
     [
-        ((9, 0), torch.bfloat16, 128, True),
-        ((8, 0), torch.float16, 256, True),
-        ((9, 0), torch.float32, 128, False),
-        ((7, 5), torch.float16, 128, False),
-        ((9, 0), torch.bfloat16, 512, False),
-        (None, torch.bfloat16, 128, False),
+        ("cuda", (9, 0), torch.bfloat16, 128, {}, "flash"),
+        ("cuda", (9, 0), torch.bfloat16, 128, {"is_cut": True}, "flash"),
+        ("cuda", (8, 0), torch.float16, 256, {}, "flash"),
+        ("cuda", (9, 0), torch.float32, 128, {}, "segments"),
+        ("cuda", (7, 5), torch.float16, 128, {}, "segments"),
+        ("cuda", (9, 0), torch.bfloat16, 512, {}, "segments"),
+        ("cuda", (8, 9), torch.bfloat16, 224, {}, "segments"),
+        ("cuda", (9, 0), torch.bfloat16, 60, {}, "segments"),
+        ("cuda", (9, 0), torch.bfloat16, 128, {"dropout": 0.1}, "segments"),
+        ("mps", None, torch.bfloat16, 128, {}, "segments"),
+        ("cpu", None, torch.bfloat16, 60, {}, "tiles"),
+        ("cpu", None, torch.float32, 128, {"is_cut": True}, "segments"),
+        ("cpu", None, torch.float32, 128, {"dropout": 0.1}, "segments"),
     ],
 )
-def test_queries_in_groups_are_for_flash_alone(
-    capability: tuple[int, int] | None, dtype: torch.dtype, head_dim: int, taken: bool
+def test_the_way_follows_device_type_and_sizes(
+    device: str, capability: tuple[int, int] | None, dtype: torch.dtype, head_dim: int, others: Any, way: str
 ) -> None:
-    assert attention.flash_takes_groups(capability, dtype, head_dim) is taken
+    assert way_of(device, capability, dtype, head_dim, head_dim, **others) == way
+    assert way_of(device, capability, dtype, head_dim, head_dim // 2, **others) == "segments"
 
 
-def test_keys_are_gathered_without_sorting_and_repeated_for_kernels_that_want_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    whole = F.scaled_dot_product_attention
-
-    def spied(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
-        assert not options["enable_gqa"] and key.shape[1] == query.shape[1]
-        few_keys, few_values = (states[:, :: HEADS // KEY_VALUE_HEADS] for states in (key, value))
-        result: torch.Tensor = whole(query, key, value, **options)
-        torch.testing.assert_close(result, whole(query, few_keys, few_values, **{**options, "enable_gqa": True}))
-        return result
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", spied)
+@pytest.mark.parametrize("way", ["flash", "segments"])
+def test_no_backward_pass_sorts_places(way: str) -> None:
     packing = pack(TREES["halves"], min_shared=2)
-    states = [torch.randn(1, n, packing.n_tokens, WIDTH, requires_grad=True) for n in (HEADS, 2, 2)]
-    query, key, value = states
-    batches = PrefixLayout(packing.segments).batches(None, query.device)
-    names, left = set(), [attention.attend_in_batches(query, key, value, batches, None, 0.0).grad_fn]
+    layout = PrefixLayout(packing.segments)
+    query, key, value = (torch.randn(1, n, packing.n_tokens, WIDTH, requires_grad=True) for n in (HEADS, 2, 2))
+    with attending(way):
+        answer, _ = attend(torch.nn.Module(), query, key, value, None, prefix_layout=layout)
+    names, left = set(), [answer.grad_fn]
     while left:
         node = left.pop()
         if node is not None:
             names.add(type(node).__name__)
             left += [before for before, _ in node.next_functions]
-    assert "_GatheredBackward" in names and not [
-        name for name in names if name.startswith("Index") and "Select" not in name
-    ]
+    assert names & {"_GatheredBackward", "_FlashAttentionBackward"}
+    assert not [name for name in names if name.startswith("Index")]
+
+
+def test_gradients_of_a_shared_place_are_not_summed_in_16_bits() -> None:
+    ones = torch.ones(1000, 1, 1, dtype=torch.bfloat16)
+    assert _summed(ones, torch.zeros(1000, dtype=torch.int32), 2).flatten().tolist() == [1000, 0]

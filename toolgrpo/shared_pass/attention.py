@@ -10,9 +10,7 @@ Which attention runs is decided by the model's config, which generation reads to
 `shared_attention(config)` switches it for the forward pass only, and `keep_for_backward` switches it
 again while the backward pass of that forward runs.
 
-Exact: every token sees precisely the tokens it would see in its padded row. On the CPU
-`tree_attention` computes each pair once; elsewhere, and where a sliding window cuts rows, segments
-of like size are computed in one SDPA call (`attention.py`).
+Exact: every token sees precisely the tokens it would see in its padded row. `way_of` says which of three ways computes it.
 
 Not covered: attention sinks, soft-capped scores, biases; models that have them are refused in
 `scoring.py`.
@@ -24,8 +22,9 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
@@ -37,162 +36,133 @@ from toolgrpo.shared_pass.torch_seam import (
     attention_name,
     cpu_attention_backward,
     cpu_attention_forward,
+    flash_backward,
+    flash_forward,
     set_attention_name,
 )
 
 NAME = "toolgrpo_prefix_shared"
 
 
-# Segments of like size, attended to in one call: what accelerators are quick in.
-#
-# A segment is either the end of a causal row, for which its ancestors' queries are computed again and
-# dropped, and padding on the right needs no mask; or, where the ancestors are much longer, its own
-# queries under a mask. Windows that cut a row are always masked, in blocks of queries as long as the window.
-#
-# Invariants: every place of the packed sequence is the answer of exactly one query; no mask has more
-# than `MOST_MASKED` elements, unless one query sees more keys than that.
+def way_of(
+    device: str,
+    capability: tuple[int, int] | None,  # of a CUDA device
+    dtype: torch.dtype,  # in which attention is computed
+    head_dim: int,
+    value_dim: int,
+    *,
+    is_cut: bool = False,  # a sliding window is shorter than a row
+    dropout: float = 0.0,
+) -> Literal["tiles", "flash", "segments"]:
+    """Return how attention is computed."""
+    if dropout > 0 or head_dim != value_dim:
+        return "segments"  # neither kernel takes these
+    if device == "cpu":
+        return "segments" if is_cut else "tiles"
+    # What PyTorch's flash kernels take, backward too: of heads between 192 and 256, RTX cards lack it.
+    has_flash = device == "cuda" and capability is not None and capability >= (8, 0)
+    in_half = dtype in (torch.float16, torch.bfloat16)
+    fits = head_dim % 8 == 0 and (head_dim <= 192 or head_dim == 256)
+    return "flash" if has_flash and in_half and fits else "segments"
 
-_AGAIN = 4  # times its own length that a segment's row may have for its ancestors to be computed again
+
+# One call a layer, where PyTorch's flash kernels run. They take sequences of many lengths, each with as many queries as
+# keys or fewer, the last query at the last key. So a segment is a sequence: its queries stand as in the packed sequence,
+# and the keys of its path are gathered, once a layer. No mask, no padding, no sorting by size.
+#
+# Elsewhere PyTorch's SDPA takes one segment after another, under a mask. Invariant: no mask has more than `MOST_MASKED`
+# elements, unless one query sees more keys than that.
+
 MOST_MASKED = 2**26  # of one call; the kernels make 16 or 32 bits of each
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
-    """Rows that are attended to together; padding stands on the right."""
+class SegmentPaths:
+    """Sequences of queries, which follow each other in the packed sequence, and the keys that they see."""
 
-    n_rows: int
-    n_queries: int  # of each row
-    n_keys: int
-    mask: torch.Tensor | None  # (B, 1, Q, K) bool; None: causal, queries and keys are the same
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentBatches:
-    """All segments of a packed sequence. Places are gathered at once: on a GPU each step costs its launch."""
-
-    batches: tuple[_Batch, ...]
-    queries: torch.Tensor  # places in the packed sequence, row after row, batch after batch
-    keys: torch.Tensor
-    order: torch.Tensor  # (n_tokens,) which of the queries answers for each place
+    n_queries: list[int]
+    n_keys: list[int]
+    query_ends: torch.Tensor  # (sequences + 1,) int32: 0, and where each ends
+    key_ends: torch.Tensor
+    places: torch.Tensor  # of the keys in the packed sequence, sequence after sequence
+    window: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    places: torch.Tensor  # what the queries see; they themselves at the end
-    n_own: int  # queries whose answers are wanted, the last ones
-    n_queries: int
-
-
-def batches_of(segments: Sequence[PackedSegment], window: int | None, device: torch.device) -> SegmentBatches:
-    """Sort segments into batches by the sizes of their queries and keys, each within a factor of two."""
-    sorted_in: dict[tuple[bool, int, int], list[_Row]] = {}
+def paths_of(
+    segments: Sequence[PackedSegment], window: int | None, device: torch.device, *, masked: bool
+) -> SegmentPaths:
+    """Return each segment with all that its queries see; where masks are needed, in blocks of queries."""
+    n_queries, paths = [], []
     for segment in segments:
-        for masked, row in _rows_of(segment, window):
-            key = (masked, row.n_queries.bit_length(), len(row.places).bit_length())
-            sorted_in.setdefault(key, []).append(row)
-    batches = []
-    for (masked, query_bits, key_bits), rows in sorted_in.items():
-        at_a_time = max(1, MOST_MASKED >> (query_bits + key_bits)) if masked else len(rows)
-        batches += [(masked, rows[start : start + at_a_time]) for start in range(0, len(rows), at_a_time)]
-    made, places = [], [_places(rows) for _, rows in batches]
-    for (masked, rows), (row_queries, _, row_keys) in zip(batches, places, strict=True):
-        sizes = (row_queries.shape[1], row_keys.shape[1])
-        made.append(_Batch(len(rows), *sizes, _visible(rows, *sizes, window, device) if masked else None))
-    queries, wanted, keys = (torch.cat([one.flatten() for one in parts]) for parts in zip(*places, strict=True))
-    answers = wanted.nonzero()[:, 0]
-    order = answers[queries[answers].argsort()]
-    return SegmentBatches(tuple(made), queries.to(device), keys.to(device), order.to(device))
+        path = np.concatenate([np.arange(*span) for span in (*segment.ancestors, (segment.start, segment.end))])
+        seen = min(window or len(path), len(path))  # by one query
+        block = max(1, min(seen, MOST_MASKED // (2 * seen))) if masked else segment.length
+        for left in range(segment.length, 0, -block):
+            n_queries.append(min(block, left))
+            paths.append(path[: len(path) - left + n_queries[-1]][-(seen + n_queries[-1] - 1) :])
+    n_keys = [len(path) for path in paths]
+    ends = [np.cumsum([0, *lengths]) for lengths in (n_queries, n_keys)]
+    whole = torch.from_numpy(np.concatenate([*ends, *paths]).astype(np.int32)).to(device)  # one copy
+    query_ends, key_ends, places = torch.split(whole, [*map(len, ends), sum(n_keys)])
+    return SegmentPaths(n_queries, n_keys, query_ends, key_ends, places, window)
 
 
-def _rows_of(segment: PackedSegment, window: int | None) -> Iterator[tuple[bool, _Row]]:
-    """Yield the rows of a segment, and whether each needs a mask."""
-    spans = (*segment.ancestors, (segment.start, segment.end))
-    places = torch.cat([torch.arange(start, end) for start, end in spans])
-    n_places = len(places)
-    seen = n_places if window is None else min(window, n_places)  # by one query
-    if seen == n_places <= _AGAIN * segment.length:
-        yield False, _Row(places, segment.length, n_places)
-        return
-    block = max(1, min(seen, MOST_MASKED // (2 * seen)))
-    for start in range(n_places - segment.length, n_places, block):
-        end = min(start + block, n_places)
-        yield True, _Row(places[max(0, start - seen + 1) : end], end - start, end - start)
+def masks_of(paths: SegmentPaths) -> list[torch.Tensor]:
+    """Return what the queries of each sequence see, (Q, K). Made on the device: a host takes longer for it than a GPU
+    for the pass.
+    """
+    masks = []
+    for n_queries, n_keys in zip(paths.n_queries, paths.n_keys, strict=True):
+        number, seen = (torch.arange(n, device=paths.places.device) for n in (n_queries, n_keys))
+        behind = number[:, None] + n_keys - n_queries - seen
+        masks.append((behind >= 0) & (behind < (paths.window or n_keys)))
+    return masks
 
 
-def _places(rows: Sequence[_Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the places of the queries (B, Q), which of them are wanted, and those of the keys (B, K)."""
-    n_queries, n_keys = max(row.n_queries for row in rows), max(len(row.places) for row in rows)
-    queries, keys = (torch.zeros(len(rows), n, dtype=torch.long) for n in (n_queries, n_keys))
-    wanted = torch.zeros(len(rows), n_queries, dtype=torch.bool)
-    for index, row in enumerate(rows):
-        length = len(row.places)
-        keys[index, :length] = row.places
-        queries[index, : row.n_queries] = row.places[length - row.n_queries :]
-        wanted[index, row.n_queries - row.n_own : row.n_queries] = True
-    return queries, wanted, keys
+class _FlashAttention(torch.autograd.Function):
+    """Queries, keys and values are (n_tokens, heads, head_dim), as is the answer."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, paths: SegmentPaths, scale: float | None, dtype: torch.dtype, *states: torch.Tensor
+    ) -> torch.Tensor:
+        q, k, v = (one.to(dtype) for one in states)
+        if len(paths.places) > len(q):  # else nothing is shared, and all keys stand as they should
+            k, v = (one.index_select(0, paths.places) for one in (k, v))
+        how = (paths.query_ends, paths.key_ends, max(paths.n_queries), max(paths.n_keys), 0.0, paths.window is None)
+        seen = {"scale": scale, "window_size_left": (paths.window or 0) - 1, "window_size_right": 0}
+        output: torch.Tensor
+        output, log_sum, *of_dropout, _ = flash_forward(q, k, v, *how, False, **seen)
+        ctx.save_for_backward(q, k, v, output, log_sum, *of_dropout)
+        ctx.places, ctx.how, ctx.seen, ctx.dtypes = paths.places, how, seen, [one.dtype for one in states]
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        *states, seed, offset = ctx.saved_tensors
+        grad, *of_paths = flash_backward(grads[0], *states, *ctx.how, seed, offset, **ctx.seen)
+        if len(ctx.places) > len(grad):
+            of_paths = _summed(torch.cat(of_paths, 1), ctx.places, len(grad)).chunk(2, 1)  # one sum for both
+        return None, None, None, *map(torch.Tensor.to, (grad, *of_paths), ctx.dtypes)
 
 
-def _visible(
-    rows: Sequence[_Row], n_queries: int, n_keys: int, window: int | None, device: torch.device
-) -> torch.Tensor:
-    """Return which keys each query sees. It is made on the device: a host takes longer for it than a GPU for the pass."""
-    counts, lengths = torch.tensor([(row.n_queries, len(row.places)) for row in rows], device=device).T[..., None]
-    number, seen = torch.arange(n_queries, device=device), torch.arange(n_keys, device=device)
-    own = torch.where(number < counts, number + lengths - counts, 0)[:, None, :, None]  # padding sees the first key
-    visible = seen <= own
-    return visible if window is None else visible & (seen > own - window)
-
-
-def attend_in_batches(
-    query: torch.Tensor,  # (1, heads, n_tokens, head_dim)
-    key: torch.Tensor,  # (1, key_value_heads, n_tokens, head_dim)
-    value: torch.Tensor,
-    batches: SegmentBatches,
+def _attend_masked(
+    states: Sequence[torch.Tensor],
+    paths: SegmentPaths,
+    masks: Sequence[torch.Tensor],
     scale: float | None,
     dropout: float,
 ) -> torch.Tensor:
-    """Return (1, n_tokens, heads, head_dim): each token attends to what it sees of its row."""
-    groups = query.shape[1] // key.shape[1]
-    device = query.device
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else query.dtype
-    grouped = flash_takes_groups(capability, dtype, query.shape[-1])
-    sizes = [batch.n_rows * batch.n_queries for batch in batches.batches]
-    all_queries = torch.split(_gathered(query[0], batches.queries), sizes, 1)
-    sizes = [batch.n_rows * batch.n_keys for batch in batches.batches]
-    all_keys, all_values = (torch.split(_gathered(states[0], batches.keys), sizes, 1) for states in (key, value))
-    answers = []
-    for batch, *states in zip(batches.batches, all_queries, all_keys, all_values, strict=True):
-        queries, keys, values = (torch.unflatten(one, 1, (batch.n_rows, -1)).transpose(0, 1) for one in states)
-        in_groups = groups > 1 and grouped and batch.mask is None
-        if groups > 1 and not in_groups:
-            keys, values = (one.repeat_interleave(groups, 1) for one in (keys, values))
-        answer = F.scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            attn_mask=batch.mask,
-            is_causal=batch.mask is None,
-            dropout_p=dropout,
-            scale=scale,
-            enable_gqa=in_groups,
-        )
-        answers.append(answer.transpose(1, 2).flatten(0, 1))
-    return torch.cat(answers).index_select(0, batches.order)[None]
-
-
-def flash_takes_groups(capability: tuple[int, int] | None, dtype: torch.dtype, head_dim: int) -> bool:
-    """Return whether the flash kernel runs without a mask: it alone computes several queries for one key
-    without all the scores in memory. `capability` is that of a CUDA device.
-    """
-    in_half = dtype in (torch.float16, torch.bfloat16)
-    return capability is not None and capability >= (8, 0) and in_half and head_dim <= 256
-
-
-def _gathered(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return the states (heads, n_tokens, head_dim) at these places, (heads, N, head_dim)."""
-    gathered: torch.Tensor = _Gathered.apply(states, places)  # type: ignore[no-untyped-call]
-    return gathered
+    query, *others = states
+    groups = query.shape[1] // others[0].shape[1]
+    keys, values = (_Gathered.apply(one, paths.places).repeat_interleave(groups, 1) for one in others)  # type: ignore[no-untyped-call]
+    whole = ((query, paths.n_queries), (keys, paths.n_keys), (values, paths.n_keys))
+    parts = [torch.split(one.transpose(0, 1).unsqueeze(0), lengths, 2) for one, lengths in whole]
+    answers = [
+        F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+        for q, k, v, mask in zip(*parts, masks, strict=True)
+    ]
+    return torch.cat(answers, 2).squeeze(0).transpose(0, 1)
 
 
 class _Gathered(torch.autograd.Function):
@@ -203,15 +173,19 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(places)
-        ctx.n_tokens = states.shape[1]
-        return states.index_select(1, places)
+        ctx.n_tokens = len(states)
+        return states.index_select(0, places)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (places,), (grad,) = ctx.saved_tensors, grads
-        exact = _summed_in(grad.dtype)
-        total = torch.zeros(grad.shape[0], ctx.n_tokens, grad.shape[2], dtype=exact, device=grad.device)
-        return total.index_add_(1, places, grad.to(exact)).to(grad.dtype), None
+        return _summed(grad, places, ctx.n_tokens).to(grad.dtype), None
+
+
+def _summed(grad: torch.Tensor, places: torch.Tensor, n_tokens: int) -> torch.Tensor:
+    """Return the sum of what was gathered from each place, not yet rounded."""
+    exact = _summed_in(grad.dtype)
+    return grad.new_zeros(n_tokens, *grad.shape[1:], dtype=exact).index_add_(0, places, grad.to(exact))
 
 
 # Exact attention over a packed prefix tree on the CPU, every pair of tokens computed once.
@@ -223,8 +197,7 @@ class _Gathered(torch.autograd.Function):
 #
 # It calls the kernels behind PyTorch's own CPU attention (`torch_seam.py`).
 #
-# Not covered: masks, windows that cut a row, dropout, mixed dtypes and other devices; `fits` says so,
-# and `attention.py` has another way for these.
+# Not covered: masks, windows that cut a row, dropout, mixed dtypes and other devices.
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,16 +224,6 @@ def tiles_of(segments: Sequence[PackedSegment]) -> tuple[Tile, ...]:
     squares = [Tile(slice(s.start, s.end), slice(s.start, s.end), True) for s in segments]
     rectangles = [Tile(slice(end, last), slice(start, end), False) for (start, end), last in below.items()]
     return (*squares, *rectangles)
-
-
-def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
-    """Return whether the kernels take these."""
-    return (
-        query.device.type == "cpu"
-        and query.dtype == key.dtype == value.dtype
-        and query.shape == key.shape == value.shape
-        and dropout == 0.0
-    )
 
 
 def tree_attention(
@@ -334,25 +297,17 @@ def _summed_in(dtype: torch.dtype) -> torch.dtype:
 
 
 class PrefixLayout:
-    """The segments of one packed sequence,
-    and the batches their attention is computed in (built once, used by every layer).
-    """
+    """The segments of one packed sequence, and what each way needs of them (built once, used by every layer)."""
 
     def __init__(self, segments: tuple[PackedSegment, ...]) -> None:
         self.segments = segments
-        self.tiles = tiles_of(segments)
         self.longest_row = max(segment.position + segment.length for segment in segments)
-        self._batches: dict[tuple[int | None, torch.device], SegmentBatches] = {}
-
-    def batches(self, window: int | None, device: torch.device) -> SegmentBatches:
-        """Return the segments in batches, for queries that see `window` tokens back."""
-        key = (window, device)
-        if key not in self._batches:
-            self._batches[key] = batches_of(self.segments, window, device)
-        return self._batches[key]
+        self.tiles = functools.cache(lambda: tiles_of(segments))
+        self.paths = functools.cache(functools.partial(paths_of, segments))
+        self.masks = functools.cache(lambda *of: masks_of(self.paths(*of, masked=True)))
 
 
-def _attend(
+def attend(
     module: torch.nn.Module,
     query: torch.Tensor,  # (1, heads, n_tokens, head_dim)
     key: torch.Tensor,  # (1, key_value_heads, n_tokens, head_dim)
@@ -370,16 +325,29 @@ def _attend(
             f"{type(module).__name__} did not hand `prefix_layout` down to its attention, so prompts cannot be shared "
             f"in this model; set prefix_sharing to off."
         )
-    in_window = sliding_window is None or prefix_layout.longest_row <= sliding_window
-    if in_window and query.device.type == "cpu":
+    device = query.device
+    window = None if sliding_window is None or prefix_layout.longest_row <= sliding_window else sliding_window
+    dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else query.dtype
+    sizes = query.shape[-1], value.shape[-1]
+    way = way_of(device.type, _capability(device), dtype, *sizes, is_cut=window is not None, dropout=dropout)
+    if way == "tiles":
         groups = query.shape[1] // key.shape[1]
         own, *others = _of_one_type(query, key, value)
         whole_key, whole_value = (states.repeat_interleave(groups, 1) for states in others)
-        if fits(own, whole_key, whole_value, dropout):
-            tree = tree_attention(own, whole_key, whole_value, prefix_layout.tiles, scaling)
-            return tree.transpose(1, 2).contiguous(), None
-    batches = prefix_layout.batches(None if in_window else sliding_window, query.device)
-    return attend_in_batches(query, key, value, batches, scaling, dropout), None
+        tree = tree_attention(own, whole_key, whole_value, prefix_layout.tiles(), scaling)
+        return tree.transpose(1, 2).contiguous(), None
+    flat = [states.squeeze(0).transpose(0, 1) for states in (query, key, value)]
+    paths = prefix_layout.paths(window, device, masked=way == "segments")
+    if way == "flash":
+        answer = _FlashAttention.apply(paths, scaling, dtype, *flat)  # type: ignore[no-untyped-call]
+    else:
+        answer = _attend_masked(flat, paths, prefix_layout.masks(window, device), scaling, dropout)
+    return answer.unsqueeze(0), None
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int] | None:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 def _of_one_type(*states: torch.Tensor) -> list[torch.Tensor]:
@@ -390,7 +358,7 @@ def _of_one_type(*states: torch.Tensor) -> list[torch.Tensor]:
     return [one.to(widest) for one in states]
 
 
-AttentionInterface.register(NAME, _attend)
+AttentionInterface.register(NAME, attend)
 
 
 @contextmanager

@@ -36,14 +36,16 @@ from toolgrpo.shared_pass.recurrent_seam import RecurrentLayout, is_known_hybrid
 logger = logging.getLogger(__name__)
 
 MODES = ("auto", "on", "off")
-_WORTH_LAUNCHING = 4096  # tokens saved by a pass
+# Tokens saved by a pass on a GPU: from a card's numbers, when a pass attended in several calls a layer. With one call it
+# should be less; the first card that runs `speed_whole` decides.
+_WORTH_LAUNCHING = 4096
 
 
 def is_shared(device_type: str, packed: int, padded: int, n_passes: int) -> bool:
     """Return whether `auto` packs, from the tokens of both ways and the passes of the packed one, over all processes.
 
     On a CPU it must save a tenth (benchmarks/training_pass.py). A GPU computes small passes faster than a host
-    launches their steps, of which the packed one has more, so there each must save so many tokens (`speed` and
+    launches their steps, of which the packed one had more, so there each must save so many tokens (`speed` and
     `speed_whole` of benchmarks/gpu_proof.py, on an H100).
     """
     if device_type != "cpu":
@@ -269,12 +271,14 @@ def forward_packing(model: Any, config: Any, packing: Packing, device: torch.dev
     if is_known_hybrid(config):
         share_recurrences(config.model_type)
         recurrent["seq_idx"] = RecurrentLayout(packing.segments)
+    places = np.stack([packing.tokens, packing.positions, packing.labels])[:, None]
+    tokens, positions, labels = torch.from_numpy(places).to(device)  # one copy
     with shared_attention(config):
         output = model(
-            input_ids=torch.from_numpy(packing.tokens[None]).to(device),
-            position_ids=torch.from_numpy(packing.positions[None]).to(device),
+            input_ids=tokens,
+            position_ids=positions,
             attention_mask=None,
-            shift_labels=torch.from_numpy(packing.labels[None]).to(device),
+            shift_labels=labels,
             fused_lm_head=True,
             prefix_layout=PrefixLayout(packing.segments),
             **recurrent,
@@ -282,8 +286,12 @@ def forward_packing(model: Any, config: Any, packing: Packing, device: torch.dev
     for layout in recurrent.values():
         layout.check(config)
     scored = torch.from_numpy(packing.scored).to(output.log_probs.device)
-    entropies, is_top1 = (None if value is None else value[0, scored] for value in (output.entropy, output.is_top1))
-    found = ScoredTokens(output.log_probs[0, scored], entropies, is_top1)
+    logps, *others = (
+        None if value is None else value.flatten().index_select(0, scored)  # indexing would sort, backward
+        for value in (output.log_probs, output.entropy, output.is_top1)
+    )
+    assert logps is not None
+    found = ScoredTokens(logps, *others)
     for value in found:
         if value is not None and value.requires_grad:
             keep_for_backward(config, value)

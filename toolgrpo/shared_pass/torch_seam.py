@@ -5,6 +5,9 @@ Tested with PyTorch 2.13, Transformers 5.19.
 * `torch.ops.aten._scaled_dot_product_flash_attention_for_cpu` and its backward: the kernels behind
   PyTorch's own CPU attention, since the public function does not give the log-sum-exp
   (`tests/shared_pass/test_torch_kernels.py` pins them);
+* `torch.ops.aten._flash_attention_forward` and its backward: the kernels behind `torch.nn.attention.varlen.varlen_attn`,
+  a prototype. Its custom operator took a host 0.40 ms a call and 0.96 with its backward pass, and these behind a function
+  of autograd 0.05 and 0.23 (kernels that do nothing, on a CPU). The same file pins that both ask for the same;
 * `config._attn_implementation`, by which a Transformers model finds its attention function at every
   call;
 * `Variable._execution_engine.queue_callback`, which runs something when the backward pass under way
@@ -21,6 +24,8 @@ from torch.autograd import Variable
 
 cpu_attention_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 cpu_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+flash_forward = torch.ops.aten._flash_attention_forward
+flash_backward = torch.ops.aten._flash_attention_backward
 
 
 def attention_name(config: Any) -> str:
