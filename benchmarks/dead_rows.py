@@ -132,12 +132,12 @@ def trainer_of_both_ways() -> type:
 
 def train(argv: list[str]) -> None:
     from toolgrpo.commands.arguments import parse_arguments
-    from toolgrpo.commands.parts import RunParts
+    from toolgrpo.commands.job import Job
     from toolgrpo.commands.terminal import Terminal
 
     script, config, model = parse_arguments(argv)
     terminal = Terminal.open(Path(config.output_dir) / "train.log", main_process=True)
-    parts = RunParts(script, config, model, terminal)
+    parts = Job(script, config, model, terminal)
     trainer = trainer_of_both_ways()(
         parts.model_path(str(model.model_name_or_path)),
         parts.rewards(),

@@ -95,7 +95,7 @@ def test_a_reward_that_cannot_tell_gold_from_nonsense_fails_unless_only_a_call_m
     ]
     parsed = check_arguments(read("check", flags))
     run = CheckRun(*parsed, Terminal(None, io.StringIO(), quiet=False))
-    run._rewards(run.parts.training_rows(), run.parts.rewards(), calls=calls)
+    run._rewards(run.job.training_rows(), run.job.rewards(), calls=calls)
     assert run.report.lines[-1].verdict is verdict
     assert f"score {score:.2f}, nonsense {score:.2f}" in run.report.lines[-1].said
     assert ("call no tool" in run.report.lines[-1].do) == (verdict is CheckVerdict.WARNING)

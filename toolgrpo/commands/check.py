@@ -31,7 +31,8 @@ from peft import get_peft_model
 from transformers import AutoConfig
 
 from confined_python import choose_rung
-from toolgrpo.build import load_tokenizer, put_together
+from toolgrpo.build import Parts, load_tokenizer
+from toolgrpo.chat import check_vocabulary
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.check_lines import (
     CheckReport,
@@ -43,8 +44,8 @@ from toolgrpo.commands.check_lines import (
     add_success,
 )
 from toolgrpo.commands.given import Given
+from toolgrpo.commands.job import HELDOUT_ROWS, TRAINING_ROWS, Job, init_kwargs_of
 from toolgrpo.commands.loaded_model import model_without_weights
-from toolgrpo.commands.parts import HELDOUT_ROWS, TRAINING_ROWS, RunParts, init_kwargs_of
 from toolgrpo.commands.table import CheckArguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.rows import n_trained_on, trained_on_line
@@ -58,7 +59,7 @@ from toolgrpo.rewards import Reward, check_gold
 from toolgrpo.rollout import RolloutBatch
 from toolgrpo.rollout.row_parts import offered_tools
 from toolgrpo.support.plain_text import counted, duration
-from toolgrpo.tools import Toolbox
+from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 from toolgrpo.trainer.memory import Device, Estimate
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
@@ -106,33 +107,33 @@ class CheckRun:
             resume_from_checkpoint=None,
             max_infrastructure_failures=None,
         )
-        self.parts = RunParts(script, one_step, model, terminal.in_log_only())
+        self.job = Job(script, one_step, model, terminal.in_log_only())
         self.report = CheckReport(lambda line: terminal.console.print(line.shown()))
 
     def run(self) -> CheckReport:
         """Check everything; an error of a part is a failure of its line, and ends the check."""
-        if self.parts.config.world_size > 1:
+        if self.job.config.world_size > 1:
             raise ConfigError(
                 "toolgrpo check runs in one process; start it without accelerate, or with --num_processes 1"
             )
         with self._folder:
-            tools: Toolbox | None = None
+            tools: ToolProvider | None = None
             stage = "data"
             try:
                 rows, heldout = self._data()
                 stage = "tools"
-                tools = self.parts.toolbox()
+                tools = self.job.toolbox()
                 self._tools(tools)
                 if self.check.estimate or self.check.card is not None:
                     stage = "model"
                     self._planned(rows, heldout, tools)
                     return self.report
                 stage = "reward"
-                rewards = self.parts.rewards()
-                rows = self.parts.rows_to_score(rows, tools, rewards, TRAINING_ROWS)
-                heldout = heldout and self.parts.rows_to_score(heldout, tools, rewards, HELDOUT_ROWS)
-                self.parts.check(rows, tools, rewards, heldout)
-                by_agent = self.parts.script.agent is not None
+                rewards = self.job.rewards()
+                rows = self.job.rows_to_score(rows, tools, rewards, TRAINING_ROWS)
+                heldout = heldout and self.job.rows_to_score(heldout, tools, rewards, HELDOUT_ROWS)
+                self.job.check(rows, tools, rewards, heldout)
+                by_agent = self.job.script.agent is not None
                 rehearse(rows, tools, rewards, self.config.reward_weights, by_agent=by_agent)
                 self._rewards(rows, rewards, calls=tools is not None or by_agent)
                 self._sandbox(rewards)
@@ -161,14 +162,14 @@ class CheckRun:
     # what is loaded
 
     def _data(self) -> tuple[Dataset, Dataset | None]:
-        rows, heldout = self.parts.training_rows(), self.parts.heldout_rows()
+        rows, heldout = self.job.training_rows(), self.job.heldout_rows()
         known = 0 if heldout is None else n_trained_on(rows, heldout)
-        said = f"{self.parts.dataset_spec}: {len(rows)} rows, {len(heldout or ())} held out"
+        said = f"{self.job.dataset_spec}: {len(rows)} rows, {len(heldout or ())} held out"
         warning = trained_on_line(known, len(heldout or ())) if known else ""
         self.report.add("data", said, warning=warning, rows=len(rows), trained_on=known)
         return rows, heldout
 
-    def _tools(self, tools: Toolbox | None) -> None:
+    def _tools(self, tools: ToolProvider | None) -> None:
         if tools is None:
             self.report.add("tools", "none")
             return
@@ -225,23 +226,23 @@ class CheckRun:
                 raise
             self.report.add("sandbox", str(error), warning="It matters only to tools and rewards that run code")
 
-    def _trainer(self, rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward]) -> ToolGRPOTrainer:
-        parts, report = self.parts, self.report
-        trainer = parts.trainer(
+    def _trainer(self, rows: Dataset, tools: ToolProvider | None, rewards: Sequence[Reward]) -> ToolGRPOTrainer:
+        job, report = self.job, self.report
+        trainer = job.trainer(
             reward_funcs=[replace(reward, refused=None) for reward in rewards],  # its rows were looked at
             train_dataset=rows,
             tools=tools,
-            agent=parts.script.agent,
+            agent=job.script.agent,
         )
         model, choice = trainer.policy.get_model(), trainer.engine_choice
         n = sum(parameter.numel() for parameter in model.parameters())
-        report.add("model", f"{parts.model_name}: {n / 1e6:.3g} M parameters", warning=parts.dropout, parameters=n)
+        report.add("model", f"{job.model_name}: {n / 1e6:.3g} M parameters", warning=job.dropout, parameters=n)
         report.add("engine", f"{choice.name} ({choice.why}), a window of {trainer.engine.max_model_len} tokens")
         report.add("chat", f"the {trainer.chat.name} format is proven on conversations of these rows")
-        if trainer.markers_line is not None:
-            said, _, do = trainer.markers_line.removeprefix("markers").strip().partition("; ")
+        if (line := trainer.parts.markers_line()) is not None:
+            said, _, do = line.removeprefix("markers").strip().partition("; ")
             report.add("markers", said, warning=do)
-        self._add_memory(parts.estimate_of(trainer, rows))
+        self._add_memory(job.estimate_of(trainer, rows))
         return trainer
 
     def _add_memory(self, found: Estimate) -> None:
@@ -261,11 +262,11 @@ class CheckRun:
 
     # what is estimated
 
-    def _planned(self, rows: Dataset, heldout: Dataset | None, tools: Toolbox | None) -> None:
+    def _planned(self, rows: Dataset, heldout: Dataset | None, tools: ToolProvider | None) -> None:
         """Estimate the memory from the shape of the model."""
-        parts, config, asked = self.parts, self.parts.config, self.parts.model
+        job, config, asked = self.job, self.job.config, self.job.model
         device = Device.named(self.check.card) if self.check.card else Device.here(config.device)
-        path = parts.model_path(parts.model_name)
+        path = job.model_path(job.model_name)
         kwargs = {**init_kwargs_of(asked), "trust_remote_code": config.trust_remote_code}
         try:
             shape = AutoConfig.from_pretrained(
@@ -276,19 +277,20 @@ class CheckRun:
                 f"--model_name_or_path {asked.model_name_or_path} has no config that can be read: {error}"
             ) from error
         model = model_without_weights(shape, kwargs)
-        peft = parts.peft_config()
+        peft = job.peft_config()
         if peft is not None:
             with torch.device("meta"):
                 model = get_peft_model(model, peft)
         guessed = ""
         try:
             tokenizer = load_tokenizer(path, revision=asked.model_revision, trust_remote_code=config.trust_remote_code)
-            chat = put_together(config, tokenizer, vocabulary=shape.get_text_config().vocab_size).chat
+            chat = Parts.of(config, tokenizer).chat
+            check_vocabulary(tokenizer, shape.get_text_config().vocab_size)
         except ToolGRPOError as error:
             chat, guessed = None, f"; the prompt is guessed, by its bytes: {error}"
         bits = 4 if asked.load_in_4bit else 8 if asked.load_in_8bit else 16
         stored = next(model.parameters()).dtype
-        found, window = parts.estimate(
+        found, window = job.estimate(
             *(model, chat, tools, rows, heldout or ()),
             dtype=torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else stored,
             engine=planned_engine(

@@ -9,9 +9,11 @@ sampling, logging and checkpoints stay TRL's.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,16 +21,16 @@ import torch
 from transformers import PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 
+from toolgrpo.build import Parts
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions, Sleeper
-from toolgrpo.engines.build import BuiltEngine
+from toolgrpo.engines.build import BuiltEngine, EngineChoice
 from toolgrpo.errors import TooManyDroppedError
 from toolgrpo.evaluation.agreement import EngineProof
 from toolgrpo.evaluation.grading import Grading, success_at
 from toolgrpo.learning.correction import settled
 from toolgrpo.learning.stages import Stage, user_stages
 from toolgrpo.models import name_base_whole
-from toolgrpo.models.untrained_markers import output_rows
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.progress import RunProgress, library_bars_off, take_display
 from toolgrpo.rewards.base import watched
@@ -39,12 +41,11 @@ from toolgrpo.support.run_lock import FolderClaim, claim_folder
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.assembly import (
-    GivenParts,
     Tools,
     cache_of,
-    loaded_parts,
+    engine_lines,
+    loaded_lines,
     model_card,
-    open_engine,
     open_pass,
     open_watchers,
     take_parts,
@@ -54,7 +55,7 @@ from toolgrpo.trainer.batches import Batches, EpisodeGrading
 from toolgrpo.trainer.checkpoint_files import BegunRun
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete, tied_head_expected
 from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trainer.hardware import check_backend, precision_line
+from toolgrpo.trainer.hardware import check_backend
 from toolgrpo.trainer.model_card import SavesWithCard
 from toolgrpo.trainer.row_queue import Processes, check_engine, open_queue
 from toolgrpo.trainer.stopping import (
@@ -66,6 +67,9 @@ from toolgrpo.trainer.stopping import (
 )
 from toolgrpo.trainer.trl import batch as trl_batch
 from toolgrpo.trainer.trl import trainer as trl_trainer
+
+logger = logging.getLogger(__name__)
+_MOST_ROWS_PROVEN = 256  # whose system messages the chat format is proven for
 
 
 class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
@@ -133,38 +137,44 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             processing_class=given.tokenizer,
             **kwargs,
         )
-        self._know_model(given)
+        self.parts = parts = self._know_model(given)
         self.progress = progress or RunProgress(SteadyConsole(stderr=True, quiet=args.quiet or not self._is_main))
-        built = self._open_engine(given, engine, heldout)
-        self._fit(given, built)
-        self._open_watchers(given, built.engine)
-        vocabulary = self.policy.base_model.config.get_text_config().vocab_size
-        self.rollouts = given.rollouts(built.engine, self._watchers.observers(observers), vocabulary=vocabulary)
+        built = self._open_engine(parts, engine, heldout)
+        self._fit(parts, built)
+        self._open_watchers(parts, built.engine)
+        self.rollouts = parts.rollouts(built.engine, self._watchers.observers(observers))
         self._open_road(built.engine)
-        named = dict(zip(self.reward_func_names, self.reward_funcs, strict=True))
-        loaded = loaded_parts(given, built, self.policy, self.train_dataset, named)
-        if not self.progress.brings_own_log:
+        rewards = dict(zip(self.reward_func_names, self.reward_funcs, strict=True))
+        loaded, generates = loaded_lines(parts, self.train_dataset, rewards), engine_lines(parts, built)
+        for line in (*loaded, *generates):
+            logger.info("%s", line)
+        if not self.progress.brings_own_log:  # else a command has said what it loaded
             take_display(self.remove_callback, kwargs.get("callbacks") or ())
-            for line in (*loaded, f"off-policy correction: {self.correction.line}"):
-                self.progress.say(line)
+            generates = [*loaded, *generates, f"off-policy correction: {self.correction.line}"]
+        for line in generates:
+            self.progress.say(line)
 
-    def _know_model(self, given: GivenParts) -> None:
+    def _know_model(self, given: Parts) -> Parts:
         """Check the model that TRL has loaded, and how it is spread."""
         name_base_whole(self.model)
         self.backend = check_backend(self.accelerator, n_gpus=torch.cuda.device_count())
-        given.check_model(self.model.config.get_text_config().vocab_size, self.train_dataset)
         self.policy = trl_trainer.policy_of(self, self.backend)
+        parts = given.with_model(self.policy)
+        prompts = (row["prompt"] for row in islice(self.train_dataset or (), _MOST_ROWS_PROVEN))
+        parts.prove_chat(prompts, (self.train_dataset, given.eval_dataset))
         rewards = dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True))
-        self.card = model_card(given, self.policy, rewards)
+        self.card = model_card(parts, rewards)
+        return parts
 
-    def _open_engine(
-        self, given: GivenParts, engine: Engine | None, heldout: Sequence[Mapping[str, Any]]
-    ) -> BuiltEngine:
+    def _open_engine(self, given: Parts, engine: Engine | None, heldout: Sequence[Mapping[str, Any]]) -> BuiltEngine:
         """Start what draws, and settle how its tokens are corrected."""
         args = given.config
-        datasets = (self.train_dataset, self.eval_dataset)
-        built = open_engine(given, engine, self.policy, datasets, heldout, self._opened)
-        self.engine_choice, self.engine_context = built.choice, built.context
+        if engine is None:
+            built = given.open_engine((self.train_dataset, self.eval_dataset), heldout)
+            self._opened.callback(built.engine.shutdown)
+        else:
+            built = BuiltEngine(engine, EngineChoice(engine.name, "given"))
+        self.engine_choice = built.choice
         self._weights_of_step: int | None = None
         self.correction = settled(
             args,
@@ -178,20 +188,15 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             check_engine(built.engine)
         return built
 
-    def _fit(self, given: GivenParts, built: BuiltEngine) -> None:
+    def _fit(self, given: Parts, built: BuiltEngine) -> None:
         """Leave the rows whose prompts fit, and open the training pass for them."""
         say = self.progress.say if self._is_main else lambda line: None
-        self.markers_line = given.markers_line(partial(output_rows, self.policy.base_model))
-        if self._is_main:
-            for line in (precision_line(self.policy.dtype, self.policy.device), self.markers_line):
-                if line is not None:
-                    say(line)
         self.fitting = given.fitting(built.engine, self.progress.say)
         self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
         self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
-        self._shared_pass = open_pass(given, self.policy, self.train_dataset, say)
+        self._shared_pass = open_pass(given, self.train_dataset, say)
 
-    def _open_watchers(self, given: GivenParts, engine: Engine) -> None:
+    def _open_watchers(self, given: Parts, engine: Engine) -> None:
         """Open what watches, and the callbacks that stop and save."""
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)

@@ -1,15 +1,15 @@
-"""Load and check the parts of a run: model, tools, rewards, data.
+"""Load and check what was typed for a run: model, tools, rewards, rows.
 
-Every mistake in them is found here, before step 1.
-
-Each part says one line about what was loaded. Shared by training and evaluation.
+Every mistake in them is found here, before step 1. Tools, rewards and rows come through the doors that a trainer in
+Python uses too (`open_tools`, `named_rewards`, `suited_rows`). Each says one line about what was loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +18,29 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from toolgrpo.build import open_player
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.plugins import load_rewards, load_toolbox
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, load_tasks
-from toolgrpo.data.load import HeldOut, hold_out, hub_place, places_of
-from toolgrpo.data.rows import rows_and_reasons
+from toolgrpo.data.load import HeldOut, hold_out, hub_place
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.evaluation.before_training import rehearse
 from toolgrpo.models import NAMED_MODELS, check_model, folder_of
 from toolgrpo.observe.console import show_warnings
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.trackers import has_wandb_login
-from toolgrpo.rewards import Reward, check_gold, refused_rows
+from toolgrpo.rewards import Reward, check_gold
 from toolgrpo.rewards.base import source_text
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout import Player
 from toolgrpo.rollout.demand import MOST_AT_A_TIME, PROMPT_ROOM, Prompts, Window
-from toolgrpo.rollout.row_parts import OFFERED, TOOL_COLUMNS, check_user_turns, rows_without_their_tools
+from toolgrpo.rollout.row_parts import OFFERED, TOOL_COLUMNS, check_user_turns
 from toolgrpo.support.plain_text import counted, without_secrets
 from toolgrpo.support.shipped_files import page_here
 from toolgrpo.support.storage import storage_errors
-from toolgrpo.tools import Toolbox
 from toolgrpo.tools.base import ToolProvider
-from toolgrpo.trainer.assembly import cache_of
+from toolgrpo.trainer.assembly import open_player, suited_rows
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig, get_peft_config, get_quantization_config
 from toolgrpo.trainer.memory import Device, Estimate, RunShape, estimate
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
@@ -65,8 +62,8 @@ TRAINING_ROWS, HELDOUT_ROWS, QUESTIONS = "the training rows", "the held-out rows
 
 
 @dataclass(frozen=True)
-class RunParts:
-    """The arguments of a run, and how each part is made of them."""
+class Job:
+    """The arguments of a run, and what each of them stands for."""
 
     script: ScriptArguments
     config: ToolGRPOConfig
@@ -125,22 +122,29 @@ class RunParts:
         share = self.script.eval_share
         return hold_out(self._all_rows["prompt"], share, self.config.seed) if share else None
 
-    def toolbox(self) -> Toolbox | None:
+    def toolbox(self) -> ToolProvider | None:
         return load_toolbox(self.script, self.config, self.terminal)
 
     def player(self) -> Player | None:
         """Return what plays the episodes, if it is not our own loop."""
         player = open_player(self.script.agent, None, self.config, self.script.agent_host)
-        if player is None:
-            return None
-        self.terminal.say(f"agent     {without_secrets(str(getattr(player, 'name', self.script.agent)))}")
+        if player is not None:
+            self.terminal.say(f"agent     {without_secrets(str(getattr(player, 'name', self.script.agent)))}")
         return player
+
+    def open(self, opened: ExitStack) -> tuple[ToolProvider | None, Player | None]:
+        """Open the tools, or the agent, that play the episodes; `opened` closes them."""
+        tools, player = self.toolbox(), self.player()
+        for one in (tools, player):
+            if one is not None:
+                opened.callback(one.close)
+        return tools, player
 
     def rewards(self) -> list[Reward]:
         return load_rewards(self.script, self.config, self.terminal)
 
     def check(
-        self, rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward], heldout: Dataset | None = None
+        self, rows: Dataset, tools: ToolProvider | None, rewards: Sequence[Reward], heldout: Dataset | None = None
     ) -> None:
         """Check that tools of rows, columns of rewards and gold answers fit together."""
         _check_columns(rows, tools, rewards)
@@ -173,7 +177,7 @@ class RunParts:
             self.terminal.say(f"reward    {reward.name}: {source_text(reward)}{default}{gold}")
 
     def rows_to_score(
-        self, rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward], name: str, *, trains: bool = True
+        self, rows: Dataset, tools: ToolProvider | None, rewards: Sequence[Reward], name: str, *, trains: bool = True
     ) -> Dataset:
         """Return the rows whose tools are there and that every reward can score; --skip_bad_rows leaves out the others.
 
@@ -184,20 +188,18 @@ class RunParts:
         except ToolGRPOError as error:
             raise type(error)(f"{name}: {error}") from error
         columns = () if self.script.agent else TOOL_COLUMNS if trains or tools is not None else OFFERED
-        looks = [("the tools", partial(rows_without_their_tools, tools, columns=columns))]
-        looks += [(reward.name, partial(refused_rows, reward=reward)) for reward in rewards]
-        for who, look in looks:
-            refused = look(rows) if self.terminal.is_main_process() else {}
-            (refused,) = broadcast_object_list([refused])
-            if not refused:
-                continue
-            text = f"{name}: {len(refused)} of {counted(len(rows), 'row')} do not suit {who}: "
-            text += rows_and_reasons(refused, places_of(rows, refused).__getitem__)
-            if not self.script.skip_bad_rows or len(refused) == len(rows):
-                raise DataError(f"{text}. Mend these rows, or leave them out with --skip_bad_rows")
-            self.terminal.say(f"          {text}; left out")
-            rows = rows.select([number for number in range(len(rows)) if number not in refused])
-        return rows
+
+        def look(find: Callable[[], dict[int, str]]) -> dict[int, str]:
+            (refused,) = broadcast_object_list([find() if self.terminal.is_main_process() else {}])
+            return dict(refused)
+
+        suited: Dataset = suited_rows(
+            *(rows, name, tools, rewards, columns),
+            left_out=(lambda text: self.terminal.say(f"          {text}")) if self.script.skip_bad_rows else None,
+            advice="leave them out with --skip_bad_rows",
+            look=look,
+        )
+        return suited
 
     def check_evaluation(self, heldout: Dataset | None) -> None:
         """Check that there is something to evaluate on during training, where that is wanted."""
@@ -244,13 +246,6 @@ class RunParts:
             self.terminal.say(f"          LoRA of rank {self.model.lora_r} on {', '.join(sorted(adapted))}")
             if self.dropout:
                 self.terminal.say(f"          {self.dropout}")
-        choice = trainer.engine_choice
-        self.terminal.say(f"engine    {choice.name} ({choice.why}), {trainer.chat.name} chat format")
-        if trainer.engine_context is not None:
-            self.terminal.say(f"context   {trainer.engine_context}")
-        cache = cache_of(trainer.engine)
-        if cache is not None:
-            self.terminal.say(f"cache     {cache}")
         return trainer
 
     def estimate(
@@ -364,7 +359,7 @@ def with_lora_modules(model: ModelConfig, shape: Callable[[], Any]) -> ModelConf
     return model
 
 
-def _check_columns(rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward]) -> None:
+def _check_columns(rows: Dataset, tools: ToolProvider | None, rewards: Sequence[Reward]) -> None:
     if "user_turns" in rows.column_names:
         for script in rows["user_turns"]:
             check_user_turns(tools, script)
