@@ -88,16 +88,16 @@ def trainer_of_both_ways() -> type:
 
         def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
             score = super()._get_per_token_logps_and_entropies
-            choice = self._batch._pass.choice
+            choice = self._made.choice
             if torch.is_grad_enabled() or choice is None or not self._is_late():
                 return score(*args, **kwargs)
             scored = {}
             for way in self._in_turn():
-                self._batch._pass.choice = choice if way == "live" else None
+                self._made.choice = choice if way == "live" else None
                 started = time.perf_counter()
                 scored[way] = score(*args, **kwargs)
                 self._pass[way]["old_policy_s"] = time.perf_counter() - started
-            self._batch._pass.choice = choice
+            self._made.choice = choice
             return scored["live"]
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -96,8 +96,7 @@ def test_rows_for_other_tools_are_one_error_with_file_and_line(tmp_path: Path) -
         "nano",
         "--dataset_id_or_path",
         str(tmp_path / "data.jsonl"),
-        "--reward",
-        "gold_calls",
+        "--reward=gold_calls",
     ]
 
     def look(name: str, *flags: str, tools: bool = True) -> int:
@@ -123,15 +122,7 @@ def test_rows_for_other_tools_are_one_error_with_file_and_line(tmp_path: Path) -
 def test_held_out_rows_that_are_trained_on_are_told(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text("".join(f'{{"prompt": "What is {n}?", "answer": {n}}}\n' for n in range(8)))
-    given = [
-        "--model_name_or_path",
-        "nano",
-        "--reward",
-        "exact_match",
-        "--use_cpu",
-        "--output_dir",
-        str(tmp_path / "out"),
-    ]
+    given = ["--model_name_or_path=nano", "--reward=exact_match", "--use_cpu", f"--output_dir={tmp_path / 'out'}"]
     rows = ["--dataset_id_or_path", str(path), "--eval_dataset_id_or_path", str(path), "--eval_questions", "4"]
     shown = io.StringIO()
     run = TrainingRun(*parse_arguments([*given, *rows]), Terminal(None, shown, quiet=False))

@@ -1,4 +1,4 @@
-"""Parts are connected by values: no part but TRL's seams and checkpointing reads the trainer, and no config is changed."""
+"""Parts are connected by values: no part but TRL's seam and checkpointing reads the trainer, and no config is changed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ pytestmark = pytest.mark.lock
 
 PACKAGE = Path(__file__).parents[2] / "toolgrpo"
 FILES = sorted(PACKAGE.rglob("*.py"))
-SEAMS = {f"trainer/trl/{name}.py" for name in ("trainer", "batch")}
 FOR_TRLS_OWN = "trainer/rollout_func.py"  # TRL hands its trainer to a `rollout_func`
-MAY_TAKE_A_TRAINER = {*SEAMS, "trainer/batch_in_training.py", "trainer/checkpointing.py", FOR_TRLS_OWN}
+MAY_TAKE_A_TRAINER = {"trainer/trl/trainer.py", "trainer/checkpointing.py", FOR_TRLS_OWN}
 CONFIGS = {"args", "config", "script", "script_args", "model_config", "evaluation"}
 
 

@@ -77,7 +77,7 @@ def data_lines(given: Given) -> Iterator[str]:
     from toolgrpo.data.load import held_out_split, load_tasks, places_of
     from toolgrpo.data.rows import n_trained_on, rows_and_reasons, trained_on_line
     from toolgrpo.rollout.row_parts import rows_without_their_tools
-    from toolgrpo.tools import open_tools
+    from toolgrpo.tools.open_toolbox import open_tools
 
     asked, script = given.made((DataArguments, ScriptArguments))
     spec, split, limit = script.dataset_id_or_path, script.dataset_split, script.max_rows

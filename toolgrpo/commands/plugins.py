@@ -13,9 +13,9 @@ from toolgrpo.commands.table import SFTArguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.rewards import Reward, check_weights, named_rewards
 from toolgrpo.rewards.base import watched
-from toolgrpo.tools import open_tools
 from toolgrpo.tools.arguments import signatures_text
 from toolgrpo.tools.base import ToolProvider
+from toolgrpo.tools.open_toolbox import open_tools
 
 
 def tool_flags(script: ScriptArguments | SFTArguments) -> dict[str, Any]:

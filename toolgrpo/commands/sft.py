@@ -41,7 +41,7 @@ from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.support.process_setup import map_large_blocks
 from toolgrpo.support.run_lock import claim_folder
 from toolgrpo.support.storage import storage_errors
-from toolgrpo.tools import open_tools
+from toolgrpo.tools.open_toolbox import open_tools
 from toolgrpo.trainer.checkpoint_files import BegunRun, checkpoint_folder, seal
 from toolgrpo.trainer.checkpointing import begin_together
 from toolgrpo.trainer.hardware import precision_line, settled_device

@@ -2,8 +2,7 @@
 a thin `GRPOTrainer` that generates with toolgrpo's episodes and trains only on what was sampled.
 
 It connects parts: `assembly.py` says what the arguments stand for, and with `build.py` puts
-engine, watchers and rollouts together, `batch_in_training.py` is the batch that TRL works on, and `trl/trainer.py` has what
-TRL calls. Rewards, advantages, losses, the reference model, importance
+engine, watchers and rollouts together, and `trl/calls.py` has what TRL calls for a batch. Rewards, advantages, losses, the reference model, importance
 sampling, logging and checkpoints stay TRL's.
 """
 
@@ -12,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -50,7 +48,6 @@ from toolgrpo.trainer.assembly import (
     open_watchers,
     take_parts,
 )
-from toolgrpo.trainer.batch_in_training import BatchInTraining
 from toolgrpo.trainer.batches import Batches, EpisodeGrading
 from toolgrpo.trainer.checkpoint_files import BegunRun
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete, tied_head_expected
@@ -65,14 +62,14 @@ from toolgrpo.trainer.stopping import (
     closed_if_it_fails,
     report_first_failure,
 )
-from toolgrpo.trainer.trl import batch as trl_batch
 from toolgrpo.trainer.trl import trainer as trl_trainer
+from toolgrpo.trainer.trl.calls import CallsOfTRL, check_models
 
 logger = logging.getLogger(__name__)
 _MOST_ROWS_PROVEN = 256  # whose system messages the chat format is proven for
 
 
-class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
+class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
     """TRL's `GRPOTrainer` with multi-turn tool episodes.
 
     Takes TRL's arguments; `tools` may be the path of a tools file, a module, a list of functions or
@@ -86,7 +83,6 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
     open: they belong to whoever loaded them.
     """
 
-    progress: RunProgress
     train_dataset: Any
     eval_dataset: Any
     _closed = False
@@ -176,14 +172,14 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             built = BuiltEngine(engine, EngineChoice(engine.name, "given"))
         self.engine_choice = built.choice
         self._weights_of_step: int | None = None
-        self.correction = settled(
+        correction = settled(
             args,
             gives_logprobs=built.engine.gives_logprobs,
             # In half precision a cached decode and a training pass round apart, with the same weights too.
             same_numbers=built.engine.same_numbers_as_trainer and self.policy.dtype == torch.float32,
         )
-        trl_batch.correct_by(self, self.correction)
-        trl_batch.check_models(self)
+        self._correct_by(correction)
+        check_models(self.reward_funcs, args, self.backend)
         if args.runs_ahead:
             check_engine(built.engine)
         return built
@@ -205,7 +201,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             cache=cache_of(engine),
             progress=self.progress,
             callbacks=self.callback_handler.callbacks,
-            log=partial(trl_trainer.log_metrics, self),
+            log=self._log_metrics,
             model_name=str(self.model.config._name_or_path),
             process=self.accelerator.process_index,
             is_main=self._is_main,
@@ -226,10 +222,10 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
         processes = Processes(self.accelerator.num_processes, self.accelerator.process_index)
         processes.meet()  # a first time, so that they know each other before anybody is slow
         queued_rows = open_queue(
-            *(args, self.rollouts, trl_trainer.training_of(self, self._load_weights), processes),
+            *(args, self.rollouts, self._training(self._load_weights), processes),
             rows=self.train_dataset,
             row_of=lambda number: self.train_sampler.data_source[number],
-            order_of=partial(trl_trainer.epoch_order, self),
+            order_of=self._epoch_order,
         )
         grading = Grading(
             self.reward_funcs,
@@ -237,7 +233,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             success_at(args.success_threshold),
             self.reward_func_names,
             state=lambda: self.state,
-            ask_model=partial(trl_batch.ask_model, self),
+            ask_model=self._ask_model,
         )
         episode_grading = EpisodeGrading(grading, args.shaping())
         self.rollout_batches = Batches(
@@ -251,16 +247,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             model=lambda: self.model,
             step=lambda: int(self.state.global_step),
         )
-        self._batch = BatchInTraining(
-            self,
-            args,
-            self.rollout_batches,
-            self.rollouts.observers,
-            self._proof,
-            self.correction,
-            self.recorder,
-            say=self.progress.say,
-        )
+        self._open_batches()
 
     @property
     def _is_main(self) -> bool:
@@ -289,7 +276,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             except RunIsComplete as complete:
                 self.progress.say(f"{complete}; nothing is left to train")
                 if self.args.load_best_model_at_end:
-                    trl_trainer.load_best(self)
+                    self._load_best()
                 self.callback_handler.on_train_end(self.args, self.state, self.control)
                 output = TrainOutput(self.state.global_step, 0.0, {})
             except TooManyDroppedError:
