@@ -18,6 +18,7 @@ from trl import GRPOConfig
 from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
 from toolgrpo.commands.evaluate import evaluation_arguments
 from toolgrpo.commands.given import ALIASES
+from toolgrpo.commands.job import HELDOUT_ROWS, TRAINING_ROWS
 from toolgrpo.commands.main import read
 from toolgrpo.commands.table import EvaluationArguments, flags_of
 from toolgrpo.commands.terminal import Terminal
@@ -242,7 +243,10 @@ def load(text: str, folder: Path) -> TrainingRun:
     try:
         if (player := run.job.player()) is not None:
             player.close()
-        run.job.check(rows, tools, run.job.rewards(), heldout)
+        rewards = run.job.rewards()
+        for some, name in ((rows, TRAINING_ROWS), (heldout, HELDOUT_ROWS)):
+            if some is not None:
+                run.job.rows_to_score(some, tools, rewards, name)
     finally:
         if tools is not None:
             tools.close()

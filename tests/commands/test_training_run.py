@@ -40,7 +40,11 @@ def load(folder: Path, *flags: str) -> str:
     rows = run.job.training_rows()
     tools = run.job.toolbox()
     try:
-        run.job.check(rows, tools, run.job.rewards())
+        rewards = run.job.rewards()
+        run.job.rows_to_score(rows, tools, rewards, TRAINING_ROWS)
+        run.job.say_rewards(tools, rewards)
+        if run.preflight is not None:
+            run.preflight.before_model(rows, tools, rewards)
     finally:
         if tools is not None:
             tools.close()
@@ -216,7 +220,7 @@ def test_the_rewards_that_tasks_name_are_checked_before_the_first_step(tmp_path:
 def test_a_dry_run_checks_gold_answers_with_each_tasks_own_reward(tmp_path: Path) -> None:
     flags = ("--dry_run", "--reward", "by_task", "--dataset_id_or_path")
     shown = load(tmp_path, *flags, mixture(tmp_path, "reward: gsm8k", "reward: tool_use"))
-    assert "reward    by_task: built in, " in shown and "; the gold answers of 8 rows score full marks" in shown
+    assert "reward    by_task: built in, " in shown and "by_task: the gold answers of 8 rows score full marks" in shown
 
 
 def run_parts(folder: Path, *flags: str) -> Job:

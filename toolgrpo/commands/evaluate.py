@@ -19,6 +19,7 @@ from datasets import Dataset
 
 from toolgrpo.build import Parts
 from toolgrpo.commands.arguments import DEFAULT_QUESTIONS, ScriptArguments
+from toolgrpo.commands.check import Preflight
 from toolgrpo.commands.given import Given, keep_run_config, run_text
 from toolgrpo.commands.job import QUESTIONS, Job
 from toolgrpo.commands.loaded_model import load_model
@@ -105,7 +106,9 @@ class EvaluationRun:
             tools, player = job.open(opened)
             rewards = job.rewards()
             rows = job.rows_to_score(rows, tools, rewards, QUESTIONS, trains=False)
-            job.check(rows, tools, rewards)
+            job.say_rewards(tools, rewards)
+            if self.script.dry_run:
+                Preflight(job).before_model(rows, tools, rewards)
             parts = load_model(job, name, toolbox=tools, player=player)
             rollouts = self._rollouts(parts, rows)
             opened.callback(rollouts.close)

@@ -25,12 +25,10 @@ from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, load_tasks
 from toolgrpo.data.load import HeldOut, hold_out, hub_place
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
-from toolgrpo.evaluation.before_training import rehearse
 from toolgrpo.models import NAMED_MODELS, check_model, folder_of
 from toolgrpo.observe.console import show_warnings
 from toolgrpo.observe.progress import RunProgress
-from toolgrpo.observe.trackers import has_wandb_login
-from toolgrpo.rewards import Reward, check_gold
+from toolgrpo.rewards import Reward
 from toolgrpo.rewards.base import source_text
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout import Player
@@ -143,20 +141,8 @@ class Job:
     def rewards(self) -> list[Reward]:
         return load_rewards(self.script, self.config, self.terminal)
 
-    def check(
-        self, rows: Dataset, tools: ToolProvider | None, rewards: Sequence[Reward], heldout: Dataset | None = None
-    ) -> None:
-        """Check that tools of rows, columns of rewards and gold answers fit together."""
-        _check_columns(rows, tools, rewards)
-        if heldout is not None:
-            try:
-                _check_columns(heldout, tools, rewards)
-            except ToolGRPOError as error:
-                raise type(error)(f"the held-out rows: {error}") from error
-        if self.script.dry_run:
-            for some in (rows, *([] if heldout is None else [heldout])):
-                by_agent = self.script.agent is not None
-                rehearse(some, tools, rewards, self.config.reward_weights, by_agent=by_agent)
+    def say_rewards(self, tools: ToolProvider | None, rewards: Sequence[Reward]) -> None:
+        """Say what is graded by, and what a model or a threshold may not be up to."""
         if self.model.model_name_or_path == "nano" and tools is not None and len(tools.names) != _NANO_TOOLS:
             self.terminal.say(
                 f"          nano was taught {_NANO_TOOLS} tools at a time (tools_funcs/arithmetic_tools.py), and may call none "
@@ -168,13 +154,11 @@ class Job:
                 f"          success_threshold is {self.config.success_threshold:g}, and the weights of the rewards add up to "
                 f"{most:g}: no episode succeeds unless a reward gives more than 1"
             )
+        default = (
+            "; the default, since no --reward and no --reward_fn is given" if self.script.reward_is_default else ""
+        )
         for reward in rewards:
-            checked = check_gold(rows, reward) if self.script.dry_run else None
-            gold = "" if checked is None else f"; the gold answers of {checked} rows score full marks"
-            default = (
-                "; the default, since no --reward and no --reward_fn is given" if self.script.reward_is_default else ""
-            )
-            self.terminal.say(f"reward    {reward.name}: {source_text(reward)}{default}{gold}")
+            self.terminal.say(f"reward    {reward.name}: {source_text(reward)}{default}")
 
     def rows_to_score(
         self, rows: Dataset, tools: ToolProvider | None, rewards: Sequence[Reward], name: str, *, trains: bool = True
@@ -184,7 +168,7 @@ class Job:
         What only measures may do without the tools that rows name as right.
         """
         try:
-            _check_reward_columns(rows, rewards)
+            _check_columns(rows, tools, rewards)
         except ToolGRPOError as error:
             raise type(error)(f"{name}: {error}") from error
         columns = () if self.script.agent else TOOL_COLUMNS if trains or tools is not None else OFFERED
@@ -233,12 +217,6 @@ class Job:
             raise
         except (ValueError, ImportError, OSError) as error:
             raise ConfigError(f"the trainer cannot be built with these settings: {error}") from error
-        for name in config.report_to:
-            if name == "wandb" and self.script.dry_run and not has_wandb_login():
-                self.terminal.say(
-                    "trackers  wandb has no login here, so a run would go on without it: `wandb login`, WANDB_API_KEY, or "
-                    "WANDB_MODE=offline"
-                )
         if self.model.use_peft:
             tuner = trainer.policy.model.base_model
             names = (*tuner.targeted_module_names, *tuner.targeted_parameter_names)  # the latter: experts kept in one
@@ -363,10 +341,6 @@ def _check_columns(rows: Dataset, tools: ToolProvider | None, rewards: Sequence[
     if "user_turns" in rows.column_names:
         for script in rows["user_turns"]:
             check_user_turns(tools, script)
-    _check_reward_columns(rows, rewards)
-
-
-def _check_reward_columns(rows: Dataset, rewards: Sequence[Reward]) -> None:
     for reward in rewards:
         reward.check_columns(rows.column_names)
         if isinstance(reward.function, ByTask):

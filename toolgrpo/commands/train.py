@@ -24,6 +24,7 @@ from rich.table import Table
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from toolgrpo.commands.arguments import ScriptArguments, training_arguments
+from toolgrpo.commands.check import Preflight
 from toolgrpo.commands.given import Given, keep_run_config, resume_command, run_text
 from toolgrpo.commands.job import HELDOUT_ROWS, TRAINING_ROWS, Job
 from toolgrpo.commands.look import report_line
@@ -103,7 +104,7 @@ def run_train(given: Given, terminal: Terminal) -> int:
             keep_run_config(text, Path(config.output_dir), run.begun.run)
         run = TrainingRun(script, config, model, terminal, run.begun)
         run.run()
-    return 130 if run.interrupted else 0
+    return run.exit_code
 
 
 @dataclass
@@ -115,10 +116,11 @@ class TrainingRun:
     model: ModelConfig
     terminal: Terminal
     begun: BegunRun | None = None  # None: it begins with its first stage
-    interrupted: bool = False  # by Ctrl-C, before the last step
+    exit_code: int = 0  # 130: Ctrl-C ended it before its last step
 
     def __post_init__(self) -> None:
         self.job = Job(self.script, self.config, self.model, self.terminal)
+        self.preflight = Preflight(self.job) if self.script.dry_run else None
 
     def begin(self) -> bool:
         """Begin the run in its folder, which is claimed; return whether it goes on with an earlier one."""
@@ -131,10 +133,10 @@ class TrainingRun:
         with ExitStack() as opened:
             trainer, heldout = self._load(opened)
             self.terminal.say(training_line(trainer.args, trainer.n_steps, trainer.train_dataset))
-            if self.script.dry_run:
-                said = self.job.estimate_of(trainer, trainer.train_dataset, list(heldout or ()))
-                self.terminal.say(f"memory    {said}")
-                self.terminal.say("dry run: everything was loaded and checked")
+            if self.preflight is not None:
+                self.preflight.with_model(trainer, trainer.train_dataset, list(heldout or ()))
+                self.terminal.say(f"dry run: everything was loaded and checked; {self.preflight.report.closing()}")
+                self.exit_code = self.preflight.report.exit_code
                 return None
             if self.begun is None:
                 opened.callback(claim_folder(Path(self.config.output_dir), self.terminal.rank()).release)
@@ -179,7 +181,7 @@ class TrainingRun:
                 summary = self._summary(trainer, before, after, train_s, steps, earlier)
                 self._show(summary, doctor_lines(trainer.doctor))
                 if trainer.stopped_by and trainer.state.global_step < trainer.state.max_steps:
-                    self.interrupted = trainer.stopped_by == "SIGINT"
+                    self.exit_code = 130 if trainer.stopped_by == "SIGINT" else 0
                     self._say_how_to_go_on()
             self._keep(summary)
             return summary
@@ -205,8 +207,10 @@ class TrainingRun:
             say(f"          {trained_on_line(self.n_trained_on, len(heldout or ()))}")
         dataset = job.rows_to_score(dataset, tools, rewards, TRAINING_ROWS)
         heldout = heldout and job.rows_to_score(heldout, tools, rewards, HELDOUT_ROWS)
-        job.check(dataset, tools, rewards, heldout)
+        job.say_rewards(tools, rewards)
         job.check_evaluation(heldout)
+        if self.preflight is not None:
+            self.preflight.before_model(dataset, tools, rewards, heldout)
         trainer = job.trainer(
             reward_funcs=[replace(reward, refused=None) for reward in rewards],  # its rows were looked at
             train_dataset=dataset,

@@ -48,7 +48,7 @@ from toolgrpo.trainer.assembly import (
     open_watchers,
     take_parts,
 )
-from toolgrpo.trainer.batches import Batches, EpisodeGrading
+from toolgrpo.trainer.batches import Batches
 from toolgrpo.trainer.checkpoint_files import BegunRun
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete, tied_head_expected
 from toolgrpo.trainer.config import ToolGRPOConfig
@@ -235,9 +235,8 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
             state=lambda: self.state,
             ask_model=self._ask_model,
         )
-        episode_grading = EpisodeGrading(grading, args.shaping())
         self.rollout_batches = Batches(
-            lambda rows, mode: self.rollout(rows, mode=mode), episode_grading, processes, queued_rows
+            lambda rows: self.rollout(rows, mode="train"), grading, args.shaping(), processes, queued_rows
         )
         self._proof = EngineProof(
             engine,
@@ -350,16 +349,23 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         return int(self.state.global_step)
 
     def measure(
-        self, rows: Sequence[Mapping[str, Any]], options: SamplingOptions | None = None, *, label: str = "episodes"
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        options: SamplingOptions | None = None,
+        *,
+        label: str | None = None,
+        mode: Mode = "heldout",
     ) -> RolloutBatch:
-        """Run one episode per held-out row with the current weights, graded.
+        """Run one episode per held-out row with the current weights, graded: before a training, during it and after it.
 
         Nothing is trained; observers hear of it, and the recording keeps it.
         """
         self._claim_folder()
-        batch = self.rollout(rows, options, label=label)
-        grading = self.rollout_batches.grading.rewards
-        batch = grading.graded(batch, grading.ask(rows, batch.trajectories))
+        batch = self.rollout(rows, options, label=label, mode=mode)
+        if mode == "eval":
+            batch = self.rollout_batches.evaluated(batch)
+        with trl_jobs.point_to_messages(rows):
+            batch = self.rollout_batches.grading.of(batch)
         self.rollouts.observers.batch_done(batch)
         return batch
 

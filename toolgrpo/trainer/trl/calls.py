@@ -50,7 +50,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -93,7 +93,7 @@ from toolgrpo.learning.stages import (
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.rollout import Rollouts
-from toolgrpo.rollout.batch import Row, Scored
+from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
 from toolgrpo.rollout.row_parts import as_messages
 from toolgrpo.shared_pass.group_order import put_in_order
 from toolgrpo.support.process_setup import give_memory_back, maps_large_blocks
@@ -131,6 +131,7 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
     correction: Correction
     stages: Sequence[Stage]
     recorder: EpisodeRecorder
+    measure: Callable[..., RolloutBatch]
     _proof: EngineProof
     _n_rollouts = 0  # of training, in this process
     _scoring: TakenBatch | None = None
@@ -162,11 +163,11 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
     # an evaluation
 
     def evaluation_loop(self, dataloader: Any, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> EvalLoopOutput:
-        """Play all rows in one rollout, as `measure` does, and compute no loss."""
+        """Measure all rows in one rollout, and compute no loss."""
         self.model.eval()  # what TRL logs by
-        taken = self.rollout_batches.take(self._evaluation_rows(dataloader), "eval")
-        self.rollouts.observers.batch_done(taken.ran)
-        shown = [(bool(one.success), {"reward": one.total, **_by_function(one)}) for one in taken.ran.scored]
+        batch = self.measure(self._evaluation_rows(dataloader), mode="eval")
+        self.rollout_batches.processes.meet()  # rewards may take long too
+        shown = [(bool(one.success), {"reward": one.total, **_by_function(one)}) for one in batch.scored]
         of_all: list[tuple[bool, dict[str, float | None]]] = gather_object(shown)
         metrics = {"success": sum(success for success, _ in of_all) / max(1, len(of_all))}
         for name in dict.fromkeys(name for _, rewards in of_all for name in rewards):
@@ -188,7 +189,7 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
         """Return what TRL makes of a generation batch, as its loss shall see it."""
-        taken = self.rollout_batches.take(inputs, "train")
+        taken = self.rollout_batches.take(inputs)
         self._return_memory()
         self._proof.hear(taken.ran)
         self._count_tokens(sum(len(one.prompt_ids) + len(one.ids) for one in taken.ran.trajectories))
