@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ from toolgrpo.engines.base import Resumable
 from toolgrpo.errors import StorageError
 from toolgrpo.support.storage import storage_failure, write_whole
 from toolgrpo.trainer import checkpoint_files as files
+
+if TYPE_CHECKING:
+    from toolgrpo.trainer.trl.calls import CallsOfTRL
 
 # accelerate calls the device of a process on the CPU `cpu:0`, Transformers loads the optimizer onto
 # it, and PyTorch knows only `cpu` there: without this a run of several processes on the CPU could
@@ -141,7 +144,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
     every folder `checkpoint-*` for one.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: CallsOfTRL) -> None:
         self._trainer = trainer
         self._output_dir = Path(trainer.args.output_dir)
         self._resumed: Path | None = None
