@@ -196,11 +196,11 @@ class Opened:
     def __init__(self, argv: list[str]) -> None:
         from toolgrpo import ToolGRPOTrainer
         from toolgrpo.commands.arguments import parse_arguments
-        from toolgrpo.commands.parts import RunParts
+        from toolgrpo.commands.job import Job
         from toolgrpo.commands.terminal import Terminal
 
         script, config, model = parse_arguments(argv)
-        parts = RunParts(script, config, model, Terminal.open(Path(config.output_dir) / "train.log", main_process=True))
+        parts = Job(script, config, model, Terminal.open(Path(config.output_dir) / "train.log", main_process=True))
         self._heldout = list(parts.heldout_rows() or ())
         self.trainer = ToolGRPOTrainer(
             parts.model_path(str(model.model_name_or_path)),
@@ -240,14 +240,14 @@ def train_trl(latency_s: float, argv: list[str], folder: Path) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     from toolgrpo.commands.arguments import parse_arguments
-    from toolgrpo.commands.parts import RunParts
+    from toolgrpo.commands.job import Job
     from toolgrpo.commands.terminal import Terminal
 
     sys.path.append(str(ROOT))
     from tools_funcs.arithmetic_tools import TOOL_FUNCTIONS
 
     script, config, model = parse_arguments(argv)
-    parts = RunParts(script, config, model, Terminal.open(folder / "train.log", main_process=True))
+    parts = Job(script, config, model, Terminal.open(folder / "train.log", main_process=True))
     args = GRPOConfig(
         **{name: getattr(config, name) for name in OF_THE_RECIPE},
         use_vllm=True,

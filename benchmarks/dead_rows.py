@@ -88,16 +88,16 @@ def trainer_of_both_ways() -> type:
 
         def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
             score = super()._get_per_token_logps_and_entropies
-            choice = self._batch._pass.choice
+            choice = self._made.choice
             if torch.is_grad_enabled() or choice is None or not self._is_late():
                 return score(*args, **kwargs)
             scored = {}
             for way in self._in_turn():
-                self._batch._pass.choice = choice if way == "live" else None
+                self._made.choice = choice if way == "live" else None
                 started = time.perf_counter()
                 scored[way] = score(*args, **kwargs)
                 self._pass[way]["old_policy_s"] = time.perf_counter() - started
-            self._batch._pass.choice = choice
+            self._made.choice = choice
             return scored["live"]
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -132,12 +132,12 @@ def trainer_of_both_ways() -> type:
 
 def train(argv: list[str]) -> None:
     from toolgrpo.commands.arguments import parse_arguments
-    from toolgrpo.commands.parts import RunParts
+    from toolgrpo.commands.job import Job
     from toolgrpo.commands.terminal import Terminal
 
     script, config, model = parse_arguments(argv)
     terminal = Terminal.open(Path(config.output_dir) / "train.log", main_process=True)
-    parts = RunParts(script, config, model, terminal)
+    parts = Job(script, config, model, terminal)
     trainer = trainer_of_both_ways()(
         parts.model_path(str(model.model_name_or_path)),
         parts.rewards(),

@@ -120,7 +120,7 @@ def recorded_job(folder: Path, steps: int, record_tokens: int) -> dict[str, floa
     for method in ("batch_done",):
         watch.wrap(trainer.recorder, method)
     for method in ("choose", "hear"):
-        watch.wrap(trainer._batch._token_tap, method)
+        watch.wrap(trainer._token_tap, method)
     for method in ("on_log", "on_step_end", "batch_done"):
         watch.wrap(trainer.step_log, method)
     whole: list[float] = []

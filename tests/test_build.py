@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
-from toolgrpo.build import open_player
 from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.job import Job
 from toolgrpo.commands.loaded_model import load_model
-from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.rollout import RolloutBatch
+from toolgrpo.trainer.assembly import open_player
 from toolgrpo.trainer.config import ModelConfig
 
 AGENT = """
@@ -46,12 +46,11 @@ def test_the_same_prompts_are_rendered_and_the_same_tokens_sampled(tmp_path: Pat
     greedy = SamplingOptions(temperature=0.0)
     with ToolGRPOTrainer("nano", "accuracy", config, rows, agent=agent) as trainer:
         then = trainer.rollout(rows, greedy)
-    run = RunParts(ScriptArguments(), config, ModelConfig(), Terminal(None, io.StringIO(), quiet=True))
-    loaded = load_model(run, trainer.model.config._name_or_path, player=open_player(agent, None, config))
-    parts = loaded.parts
-    rollouts = parts.rollouts(parts.engine(loaded.policy).engine, vocabulary=loaded.vocabulary)
+    job = Job(ScriptArguments(), config, ModelConfig(), Terminal(None, io.StringIO(), quiet=True))
+    parts = load_model(job, trainer.model.config._name_or_path, player=open_player(agent, None, config))
+    rollouts = parts.rollouts(parts.open_engine().engine)
     try:
-        rollouts.load_weights(loaded.policy.weights())
+        rollouts.load_weights(parts.policy.weights())
         now = rollouts.run(rows, greedy)
     finally:
         rollouts.close()

@@ -1,22 +1,21 @@
-"""Put tokenizer, chat format, tools, agent, engine and limits together: the trainer, `train`, `check`,
-`evaluate`, `replay` and `gateway` build with it, so each renders and runs episodes as the others do.
+"""`Parts`: tokenizer, chat format, tools, agent, model and limits, put together. The trainer, `train`, `check`, `evaluate`,
+`replay` and `gateway` build with it, so each renders and runs episodes as the others do.
 
-    parts = put_together(config, tokenizer, toolbox=toolbox)
-    built = parts.engine(policy, parts.demand(policy, rows))
+    parts = Parts.of(config, tokenizer, toolbox=toolbox).with_model(policy)
+    built = parts.open_engine(datasets)
     rollouts = parts.rollouts(built.engine)
 
-`config` is a `ToolGRPOConfig`. Nothing is loaded here but a tokenizer, an engine and an agent.
+`config` is a `ToolGRPOConfig`. Nothing is loaded here but a tokenizer and an engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from safetensors import SafetensorError
 from transformers import AutoTokenizer
@@ -38,7 +37,7 @@ from toolgrpo.models.untrained_markers import (
     weight_files,
 )
 from toolgrpo.rollout import Player, Rollouts
-from toolgrpo.rollout.demand import PROMPT_ROOM, Demand, Prompts, rows_that_fit, suit
+from toolgrpo.rollout.demand import PROMPT_ROOM, Prompts, rows_that_fit, suit
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.rollout.row_parts import users_speak
 from toolgrpo.support.offline import settle_hub
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of which rollouts are made, before there is an engine."""
+    """The parts of which rollouts are made, before there is an engine; a trainer's have rewards and data sets too."""
 
     config: Any
     tokenizer: Any
@@ -60,6 +59,34 @@ class Parts:
     toolbox: ToolProvider | None = None
     closes_tools: bool = True  # False: they belong to whoever loaded them
     player: Player | None = None  # an agent, that plays the episodes
+    named_model: str | PreTrainedModel = ""  # as the user says it
+    model: str | PreTrainedModel = ""  # as it is loaded
+    loaded: Policy | None = None  # the same, once it is
+    reward_funcs: Any = None
+    train_dataset: Any = None
+    eval_dataset: Any = None
+
+    @classmethod
+    def of(cls, config: Any, tokenizer: Any, chat: ChatFormat | None = None, **others: Any) -> Self:
+        """Return the parts around a tokenizer; without a `chat` format, the one of its template."""
+        template = with_template_arguments(tokenizer, config.chat_template_kwargs)
+        chat = chat or resolve_format(template)
+        return cls(config=config, tokenizer=tokenizer, template=template, chat=chat, **others)
+
+    def with_model(self, policy: Policy) -> Self:
+        """Return the parts with a model that is loaded; raise unless the tokenizer suits it."""
+        parts = replace(self, loaded=policy)
+        check_vocabulary(self.tokenizer, parts.vocabulary)
+        return parts
+
+    @property
+    def policy(self) -> Policy:
+        assert self.loaded is not None
+        return self.loaded
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.policy.base_model.config.get_text_config().vocab_size)
 
     @property
     def tool_names(self) -> list[str]:
@@ -79,14 +106,16 @@ class Parts:
         speak = any(users_speak(self.toolbox, data) for data in datasets)
         prove_rows(self.chat, self.template, prompts, user_turns=speak)
 
-    def demand(
-        self, policy: Policy, datasets: Iterable[Any], heldout: Sequence[Mapping[str, Any]] = (), *, samples: int = 1
-    ) -> Demand:
-        """Return the options of the engines, suited to all the rows that one will be asked about."""
+    def open_engine(
+        self, datasets: Iterable[Any] = (), heldout: Sequence[Mapping[str, Any]] = (), *, samples: int = 1
+    ) -> BuiltEngine:
+        """Build the engine, suited to all rows that it will be asked about; what a library says against the settings
+        is shown as the user's mistake.
+        """
         flat = chain.from_iterable(data.values() if isinstance(data, Mapping) else [data] for data in datasets)
-        return suit(
+        demand = suit(
             self.config.engine_options(),
-            policy,
+            self.policy,
             chain.from_iterable(rows for rows in flat if hasattr(rows, "__len__")),
             heldout,
             prompts=self.prompts,
@@ -95,22 +124,23 @@ class Parts:
             max_concurrent=self.config.max_concurrent_episodes,
             room=self.prompt_room,
         )
-
-    def engine(self, policy: Policy, demand: Demand | None = None) -> BuiltEngine:
-        """Build the engine; what a library says against the settings is shown as the user's mistake."""
-        options = self.config.engine_options() if demand is None else demand.options
         try:
-            return build_engine(policy, options)._replace(context=None if demand is None else demand.line)
+            return build_engine(self.policy, demand.options)._replace(context=demand.line)
         except ToolGRPOError:
             raise
         except (ValueError, ImportError, OSError) as error:
             raise ConfigError(f"the engine cannot be started with these settings: {error}") from error
 
-    def markers_line(self, head: Callable[[], torch.Tensor | None]) -> str | None:
-        """Return the line about markers that are spelled, or that the model was never trained on, if there are any;
-        `head` reads its output rows.
-        """
-        return markers_line(self.tokenizer, self.chat, head, unmarked_calls=self.config.unmarked_calls)
+    def markers_line(self) -> str | None:
+        """Return the line about markers that are spelled, or that the model was never trained on, if there are any."""
+        return markers_line(self.tokenizer, self.chat, self._head, unmarked_calls=self.config.unmarked_calls)
+
+    def _head(self) -> torch.Tensor | None:
+        """Read the rows of the output head: of the model's files where it was not loaded whole."""
+        model = self.policy.base_model
+        if isinstance(self.model, str) and model.device.type == "meta":
+            return output_rows_in(weight_files(self.model, self.config.revision))
+        return output_rows(model)
 
     def fitting(self, engine: Engine, say: Callable[[str], None]) -> Callable[..., Any]:
         """Return what leaves the rows, of a `name`, whose prompts fit into the engine's window."""
@@ -118,9 +148,7 @@ class Parts:
         tokens = engine.max_model_len if context is None else min(engine.max_model_len, context.max_tokens + 1)
         return partial(rows_that_fit, prompts=self.prompts, tokens=tokens, policy=self.config.long_prompts, say=say)
 
-    def rollouts(
-        self, engine: Engine, observers: Observers | None = None, *, vocabulary: int | None = None
-    ) -> Rollouts:
+    def rollouts(self, engine: Engine, observers: Observers | None = None) -> Rollouts:
         config = self.config
         return Rollouts(
             engine=engine,
@@ -130,45 +158,12 @@ class Parts:
             tools=self.toolbox,
             closes_tools=self.closes_tools,
             observers=observers or Observers(),
-            vocabulary=vocabulary,
+            vocabulary=self.vocabulary,
             unmarked_calls=config.unmarked_calls,
             max_concurrent=config.max_concurrent_episodes,
             enable_thinking=config.enable_thinking,
             player=self.player,
         )
-
-
-def put_together(
-    config: Any,
-    tokenizer: Any,
-    *,
-    vocabulary: int,
-    toolbox: ToolProvider | None = None,
-    player: Player | None = None,
-) -> Parts:
-    """Return the parts of a model that is loaded, with its tokenizer."""
-    template = with_template_arguments(tokenizer, config.chat_template_kwargs)
-    chat = resolve_format(template)
-    check_vocabulary(tokenizer, vocabulary)
-    return Parts(config=config, tokenizer=tokenizer, template=template, chat=chat, toolbox=toolbox, player=player)
-
-
-def open_player(
-    agent: str | Path | Player | None, tools: ToolProvider | None, config: Any, host: str = "127.0.0.1"
-) -> Player | None:
-    """Return what plays the episodes, if it is not our own loop."""
-    if agent is None:
-        return None
-    if tools is not None:
-        raise ConfigError(
-            "an agent brings its own tools, so that those that are given would not be used; leave them out"
-        )
-    from toolgrpo.gateway.agents import check_limits, load_agent  # most runs have no agent, and need nothing of it
-
-    check_limits(config.episode_limits())
-    if isinstance(agent, str | Path):
-        return load_agent(agent, host=host, log_path=Path(config.output_dir) / "agent.log")
-    return agent
 
 
 def load_tokenizer(

@@ -18,6 +18,7 @@ from trl import GRPOConfig
 from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
 from toolgrpo.commands.evaluate import evaluation_arguments
 from toolgrpo.commands.given import ALIASES
+from toolgrpo.commands.job import HELDOUT_ROWS, TRAINING_ROWS
 from toolgrpo.commands.main import read
 from toolgrpo.commands.table import EvaluationArguments, flags_of
 from toolgrpo.commands.terminal import Terminal
@@ -234,13 +235,16 @@ def load(text: str, folder: Path) -> TrainingRun:
     """Everything before the model."""
     script, config, model = parse_arguments(arguments(text, folder))
     run = TrainingRun(script, config, model, Terminal(None, io.StringIO(), quiet=False))
-    rows = run.parts.training_rows()
-    heldout = run.parts.heldout_rows()
-    tools = run.parts.toolbox()
+    rows = run.job.training_rows()
+    heldout = run.job.heldout_rows()
+    tools = run.job.toolbox()
     try:
-        if (player := run.parts.player()) is not None:
+        if (player := run.job.player()) is not None:
             player.close()
-        run.parts.check(rows, tools, run.parts.rewards(), heldout)
+        rewards = run.job.rewards()
+        for some, name in ((rows, TRAINING_ROWS), (heldout, HELDOUT_ROWS)):
+            if some is not None:
+                run.job.rows_to_score(some, tools, rewards, name)
     finally:
         if tools is not None:
             tools.close()
@@ -260,7 +264,7 @@ def test_a_mistake_is_one_clear_error(wrong_files: Path, flags: str, says: str) 
 def test_the_model_flag(wrong_files: Path, flags: str, says: str) -> None:
     with pytest.raises(ToolGRPOError) as caught:
         run = load(flags, wrong_files)
-        run.parts.trainer(reward_funcs=run.parts.rewards(), train_dataset=run.parts.training_rows())
+        run.job.trainer(reward_funcs=run.job.rewards(), train_dataset=run.job.training_rows())
     assert says in str(caught.value)
 
 

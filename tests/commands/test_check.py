@@ -97,13 +97,10 @@ def test_a_reward_that_cannot_tell_gold_from_nonsense_fails_unless_only_a_call_m
     (tmp_path / "reward.py").write_text(
         f"def reward_func(completions, **kwargs):\n    return [{score}] * len(completions)\n"
     )
-    flags = [
-        *("--model_name_or_path", "nano", "--dataset_id_or_path", "arithmetic", "--reward_fn"),
-        *(str(tmp_path / "reward.py"), "--output_dir", str(tmp_path / "out")),
-    ]
-    parsed = check_arguments(read("check", flags))
+    flags = ["--model_name_or_path=nano", "--dataset_id_or_path=arithmetic", f"--output_dir={tmp_path / 'out'}"]
+    parsed = check_arguments(read("check", [*flags, "--reward_fn", str(tmp_path / "reward.py")]))
     run = CheckRun(*parsed, Terminal(None, io.StringIO(), quiet=False))
-    run._rewards(run.parts.training_rows(), run.parts.rewards(), calls=calls)
+    run.made_up(list(run.job.training_rows())[:20], run.job.rewards(), calls=calls)
     assert run.report.lines[-1].verdict is verdict
     assert f"score {score:.2f}, nonsense {score:.2f}" in run.report.lines[-1].said
     assert ("call no tool" in run.report.lines[-1].do) == (verdict is CheckVerdict.WARNING)

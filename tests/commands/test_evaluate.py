@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from toolgrpo.commands.evaluate import EvaluationRun, evaluation_arguments
+from toolgrpo.commands.job import Job
 from toolgrpo.commands.main import read
-from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.replay import ReplayRun, replay_arguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError
@@ -123,7 +123,7 @@ def test_questions_are_all_that_it_needs(tmp_path: Path) -> None:
     _, script, config, model = evaluation_arguments(
         read("evaluate", [*flags, "--eval_dataset_id_or_path", str(questions)])
     )
-    rows = RunParts(script, config, model, Terminal(None, io.StringIO(), quiet=False)).heldout_rows(1)
+    rows = Job(script, config, model, Terminal(None, io.StringIO(), quiet=False)).heldout_rows(1)
     assert rows is not None and rows["answer"] == ["5"]
     with pytest.raises(ConfigError, match="--dataset_id_or_path is missing"):
         evaluation_arguments(read("evaluate", flags))

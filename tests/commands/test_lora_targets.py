@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.model_families import tiny_family
-from toolgrpo.commands.parts import LORA_TARGETS
+from toolgrpo.commands.job import LORA_TARGETS
 
 SMALL = {
     **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2},

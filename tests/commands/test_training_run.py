@@ -18,8 +18,8 @@ import pytest
 from tests.support.ports import free_port
 from toolgrpo.commands.arguments import parse_arguments
 from toolgrpo.commands.check import CheckRun, check_arguments
+from toolgrpo.commands.job import HELDOUT_ROWS, QUESTIONS, TRAINING_ROWS, Job
 from toolgrpo.commands.main import read
-from toolgrpo.commands.parts import HELDOUT_ROWS, QUESTIONS, TRAINING_ROWS, RunParts
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun
 from toolgrpo.errors import ConfigError, DataError, ModelError, PluginError, RewardError
@@ -37,10 +37,14 @@ def load(folder: Path, *flags: str) -> str:
     script, config, model = parse_arguments([*base, "--output_dir", str(folder / "out"), *flags])
     shown = io.StringIO()
     run = TrainingRun(script, config, model, Terminal(None, shown, quiet=False))
-    rows = run.parts.training_rows()
-    tools = run.parts.toolbox()
+    rows = run.job.training_rows()
+    tools = run.job.toolbox()
     try:
-        run.parts.check(rows, tools, run.parts.rewards())
+        rewards = run.job.rewards()
+        run.job.rows_to_score(rows, tools, rewards, TRAINING_ROWS)
+        run.job.say_rewards(tools, rewards)
+        if run.preflight is not None:
+            run.preflight.before_model(rows, tools, rewards)
     finally:
         if tools is not None:
             tools.close()
@@ -63,13 +67,13 @@ def add(a: int, b: int) -> int:
 GOOD_ROW = {"prompt": "Write f.", "answer": "def f(x): return 2 * x", "tests": ["assert f(2) == 4"]}
 
 
-def parts_over_refused_rows(folder: Path, shown: io.StringIO, *flags: str) -> RunParts:
+def parts_over_refused_rows(folder: Path, shown: io.StringIO, *flags: str) -> Job:
     """A run whose second and fourth row answer themselves wrong."""
     path, bad = folder / "data.jsonl", {**GOOD_ROW, "answer": "def f(x): return x"}
     path.write_text("".join(f"{json.dumps(row)}\n" for row in (GOOD_ROW, bad, GOOD_ROW, bad)))
     given = ["--model_name_or_path", "nano", "--dataset_id_or_path", str(path), "--reward", "code_exec"]
     script, config, model = parse_arguments([*given, "--output_dir", str(folder / "out"), "--use_cpu", *flags])
-    return RunParts(script, config, model, Terminal(None, shown, quiet=False))
+    return Job(script, config, model, Terminal(None, shown, quiet=False))
 
 
 def test_rows_that_a_reward_refuses_stop_the_run_or_are_left_out(tmp_path: Path) -> None:
@@ -96,13 +100,12 @@ def test_rows_for_other_tools_are_one_error_with_file_and_line(tmp_path: Path) -
         "nano",
         "--dataset_id_or_path",
         str(tmp_path / "data.jsonl"),
-        "--reward",
-        "gold_calls",
+        "--reward=gold_calls",
     ]
 
     def look(name: str, *flags: str, tools: bool = True) -> int:
         script, config, model = parse_arguments([*given, "--output_dir", str(tmp_path / "out"), "--use_cpu", *flags])
-        parts = RunParts(script, config, model, Terminal(None, io.StringIO(), quiet=False))
+        parts = Job(script, config, model, Terminal(None, io.StringIO(), quiet=False))
         rows = parts.heldout_rows() if name == HELDOUT_ROWS else parts._all_rows
         toolbox = load_tools([add]) if tools else None
         assert rows is not None
@@ -123,20 +126,12 @@ def test_rows_for_other_tools_are_one_error_with_file_and_line(tmp_path: Path) -
 def test_held_out_rows_that_are_trained_on_are_told(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text("".join(f'{{"prompt": "What is {n}?", "answer": {n}}}\n' for n in range(8)))
-    given = [
-        "--model_name_or_path",
-        "nano",
-        "--reward",
-        "exact_match",
-        "--use_cpu",
-        "--output_dir",
-        str(tmp_path / "out"),
-    ]
+    given = ["--model_name_or_path=nano", "--reward=exact_match", "--use_cpu", f"--output_dir={tmp_path / 'out'}"]
     rows = ["--dataset_id_or_path", str(path), "--eval_dataset_id_or_path", str(path), "--eval_questions", "4"]
     shown = io.StringIO()
     run = TrainingRun(*parse_arguments([*given, *rows]), Terminal(None, shown, quiet=False))
     with ExitStack() as opened, pytest.raises(ModelError):
-        run.parts = replace(run.parts, model=replace(run.parts.model, model_name_or_path=str(tmp_path)))  # type: ignore[call-arg]  # TRL ships no types
+        run.job = replace(run.job, model=replace(run.job.model, model_name_or_path=str(tmp_path)))  # type: ignore[call-arg]  # TRL ships no types
         run._load(opened)
     assert "4 of 4 held-out rows have a prompt that is trained on" in shown.getvalue() and run.n_trained_on == 4
     check = CheckRun(*check_arguments(read("check", [*given, *rows])), Terminal(None, io.StringIO(), quiet=False))
@@ -225,13 +220,13 @@ def test_the_rewards_that_tasks_name_are_checked_before_the_first_step(tmp_path:
 def test_a_dry_run_checks_gold_answers_with_each_tasks_own_reward(tmp_path: Path) -> None:
     flags = ("--dry_run", "--reward", "by_task", "--dataset_id_or_path")
     shown = load(tmp_path, *flags, mixture(tmp_path, "reward: gsm8k", "reward: tool_use"))
-    assert "reward    by_task: built in, " in shown and "; the gold answers of 8 rows score full marks" in shown
+    assert "reward    by_task: built in, " in shown and "by_task: the gold answers of 8 rows score full marks" in shown
 
 
-def run_parts(folder: Path, *flags: str) -> RunParts:
+def run_parts(folder: Path, *flags: str) -> Job:
     base = ["--model_name_or_path", "nano", "--reward", "exact_match", "--output_dir", str(folder / "out")]
     script, config, model = parse_arguments([*base, *flags])
-    return RunParts(script, config, model, Terminal(None, io.StringIO(), quiet=False))
+    return Job(script, config, model, Terminal(None, io.StringIO(), quiet=False))
 
 
 def test_one_file_of_rows_is_enough(tmp_path: Path) -> None:

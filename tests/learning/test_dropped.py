@@ -15,7 +15,7 @@ from toolgrpo.evaluation.grading import grade_of
 from toolgrpo.evaluation.report import Comparison, EpisodeFacts, ModelReport
 from toolgrpo.observe.metrics import batch_metrics
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
-from toolgrpo.trainer.batch_in_training import check_dropped_share
+from toolgrpo.trainer.trl.calls import check_dropped_share
 
 LOST = Drop(DropCause.ENVIRONMENT_LOST, "it hung")
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from transformers import Trainer
+from trl import GRPOTrainer
 
 import toolgrpo
 
 pytestmark = pytest.mark.lock
 
 PACKAGE = Path(toolgrpo.__file__).parent
-TRL = ("chat/response_template.py", *(f"trainer/trl/{name}.py" for name in ("trainer", "batch")))
+TRL = ("chat/response_template.py", *(f"trainer/trl/{name}.py" for name in ("trainer", "calls", "batch")))
 VLLM = ("engines/vllm_seam.py", "engines/server_transfer.py")
 VLLM_HTTP = tuple(
     f"engines/{name}.py" for name in ("vllm_http", "server_link", "server_weights", "server_transfer", "vllm_worker")
@@ -25,18 +28,14 @@ TRANSFORMERS = ("chat/transformers_seam.py", "shared_pass/recurrent_seam.py")
 
 # Documented names that live in a submodule.
 PUBLIC = {
-    *(
-        "accelerate.utils",
-        "datasets",
-        "peft",
-        "peft.tuners.lora",
-        "peft.tuners.trainable_tokens",
-        "safetensors.torch",
-        "tokenizers",
-    ),
+    *("accelerate.utils", "datasets", "peft", "peft.tuners.lora", "peft.tuners.trainable_tokens"),
+    *("safetensors.torch", "tokenizers"),
     *("torch.nn", "torch.nn.functional", "torch.utils.checkpoint", "torch.utils.cpp_extension", "accelerate.state"),
     *("torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor"),
     *("transformers.trainer_utils", "transformers.cache_utils", "transformers.integrations", "transformers.utils"),
+}
+TRLS_OWN = {  # what TRL's trainer and that below it name so themselves
+    name for one in (GRPOTrainer, Trainer) for name in re.findall(r"(?:self\.|def )(_[a-z]\w*)", inspect.getsource(one))
 }
 ROOTS = ("trl", "vllm", "torch", "transformers", "accelerate", "peft")
 PRIVATE = re.compile(
@@ -90,13 +89,23 @@ def test_private_names_and_endpoints_stand_in_their_seams() -> None:
 def test_the_header_of_a_seam_of_trl_lists_the_private_names_that_it_touches(file: str) -> None:
     tree = ast.parse((PACKAGE / file).read_text())
     owners = ("trainer", "walker", "utils", "chunked_logprob", "Trainer", "grpo_trainer")
-    used = {
+    header = ast.get_docstring(tree) or ""
+    used = private_names(tree, owners) | private_names(tree, ("self", "super()")) & TRLS_OWN
+    assert {name for name in used if name not in header} == set(), f"say in the header of {file} what these are"
+
+
+def private_names(tree: ast.AST, owners: tuple[str, ...]) -> set[str]:
+    """The private names that a file reads of these."""
+    return {
         node.attr
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and re.match("_[A-Za-z]", node.attr) and ast.unparse(node.value) in owners
     }
-    header = ast.get_docstring(tree) or ""
-    assert {name for name in used if name not in header} == set(), f"say in the header of {file} what these are"
+
+
+def test_the_trainer_itself_touches_nothing_private_of_trl() -> None:
+    tree = ast.parse((PACKAGE / "trainer/trainer.py").read_text())
+    assert private_names(tree, ("self", "super()")) & TRLS_OWN == set(), f"make it a method in one of {TRL}"
 
 
 def test_every_seam_is_there() -> None:

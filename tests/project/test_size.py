@@ -21,7 +21,7 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2900,
-    "commands": 5980,
+    "commands": 5940,
     "data": 1540,
     "engines": 3930,
     "episode": 770,
@@ -29,7 +29,7 @@ LINES = {
     "gateway": 2350,
     "learning": 795,
     "models": 350,
-    "observe": 3240,
+    "observe": 3200,
     "report": 950,
     "rewards": 2100,
     "rollout": 2375,
@@ -38,20 +38,20 @@ LINES = {
     "support": 1250,
     "testing": 1000,
     "tools": 5210,
-    "trainer": 5280,
+    "trainer": 5190,
     "(itself)": 765,
 }
 MOST = {
     "modules": 222,
-    "modules with one importer": 42,
+    "modules with one importer": 41,
     "modules that a trainer imports": 129,
-    "lines that a trainer imports": 23_430,
+    "lines that a trainer imports": 23_290,
     "files that import TRL": 5,
     "fields of our own": 38,
-    "lines of tests": 40_720,
+    "lines of tests": 40_725,
     "lines of benchmarks": 5_775,
     "lines of pages": 3_955,
-    "words of pages": 29_430,
+    "words of pages": 29_440,
 }
 SANDBOX = {"lines": 3_950, "lines of tests": 2_800}  # of confined-python, which is counted by itself
 

@@ -220,8 +220,8 @@ def checked(folder: Path) -> CheckLine:
     flags = ["--model_name_or_path", "nano", "--dataset_id_or_path", "arithmetic", "--reward", "judge"]
     parsed = check_arguments(read("check", [*flags, "--output_dir", str(folder)]))
     run = CheckRun(*parsed, Terminal(None, io.StringIO(), quiet=False))
-    run._rewards(run.parts.training_rows(), run.parts.rewards(), calls=False)
-    (line,) = run.report.lines
+    run.before_model(run.job.training_rows(), None, run.job.rewards(), most=3)
+    (line,) = [line for line in run.report.lines if line.what == "reward"]
     return line
 
 

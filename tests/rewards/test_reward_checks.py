@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from toolgrpo.errors import ConfigError, PluginError, RewardError, SandboxError
-from toolgrpo.rewards import get_reward, load_reward
+from toolgrpo.rewards import get_reward, load_reward, named_rewards
 from toolgrpo.rewards.base import Reward, Score
 
 COMPLETIONS = [[{"role": "assistant", "content": text}] for text in ("one", "two", "three")]
@@ -160,6 +160,13 @@ def test_an_unknown_built_in_lists_those_there_are() -> None:
         ConfigError, match=r"no built-in reward 'acuracy'; the nearest is 'accuracy'; there are accuracy, .*by_task"
     ):
         get_reward("acuracy")
+
+
+def test_of_several_reward_files_each_has_the_name_of_its_file(tmp_path: Path) -> None:
+    for file in (one := tmp_path / "one.py", other := tmp_path / "other.py"):
+        file.write_text("def mine(completions): return [0.0] * len(completions)\n")
+    assert [reward.name for reward in named_rewards([one, "gsm8k"], "mine")] == ["mine", "gsm8k"]
+    assert [reward.name for reward in named_rewards([one, str(other)], "mine")] == ["one.mine", "other.mine"]
 
 
 def test_a_reward_file_may_import_what_lies_beside_it(tmp_path: Path) -> None:

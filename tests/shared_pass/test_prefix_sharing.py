@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,7 +22,7 @@ from tests.support.model_families import tiny_family
 from toolgrpo.errors import ModelError
 from toolgrpo.shared_pass.attention import NAME, shared_attention
 from toolgrpo.shared_pass.scoring import SharedPass, is_shared, unsupported
-from toolgrpo.trainer.trl import trainer as trl_trainer
+from toolgrpo.trainer.trl.trainer import TrainerOfTRL
 
 VOCABULARY = 97
 COLUMNS = 20
@@ -356,12 +357,17 @@ def test_what_only_trls_pass_computes_is_left_to_it_and_said_once(
 ) -> None:
     model, rows = make("qwen3"), batch([31])
     auto = SharedPass()
+
+    def scored(shared_pass: SharedPass) -> Any:
+        trainer: Any = SimpleNamespace(_shared_pass=shared_pass)
+        return TrainerOfTRL._shared_logps(trainer, model, rows.ids, rows.mask, COLUMNS, **asked)
+
     with caplog.at_level(logging.WARNING):  # seen where nobody has set logging up
         for _ in range(2):
-            assert trl_trainer.shared_logps(None, auto, model, rows.ids, rows.mask, COLUMNS, **asked) is None
+            assert scored(auto) is None
     assert [why in record.message for record in caplog.records if "sharing" in record.message] == [True]
     with pytest.raises(ModelError, match=why):
-        trl_trainer.shared_logps(None, SharedPass(mode="on"), model, rows.ids, rows.mask, COLUMNS, **asked)
+        scored(SharedPass(mode="on"))
 
 
 @pytest.mark.parametrize(

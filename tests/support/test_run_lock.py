@@ -75,13 +75,13 @@ def test_who_runs_in_a_folder_can_be_asked_without_keeping_it(tmp_path: Path) ->
 
 def test_a_model_folder_into_which_a_run_writes_says_so(tmp_path: Path) -> None:
     from toolgrpo.commands.arguments import parse_arguments
-    from toolgrpo.commands.parts import RunParts
+    from toolgrpo.commands.job import Job
     from toolgrpo.commands.terminal import Terminal
     from toolgrpo.errors import ModelError
 
     flags = ["--model_name_or_path", "x", "--dataset_id_or_path", "arithmetic", "--output_dir", str(tmp_path / "b")]
     flags += ["--reward", "gsm8k"]
-    parts = RunParts(*parse_arguments(flags), Terminal(None, sys.stdout, quiet=True))
+    parts = Job(*parse_arguments(flags), Terminal(None, sys.stdout, quiet=True))
     writing = "a run is writing there now .process {} on"
     with Holder(tmp_path / "out") as first, pytest.raises(ModelError, match=writing.format(first.pid)):
         parts.model_path(str(tmp_path / "out"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.tool_calls import attempt
 from toolgrpo.commands.arguments import parse_arguments
-from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.job import Job
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.episode.tool_calls import ToolErrorKind, ToolResult
 from toolgrpo.tools import Toolbox, run_tool
@@ -23,8 +23,8 @@ def toolbox(folder: Path, *flags: str) -> Toolbox:
     """What `recipes/train.py` makes of these flags."""
     always = ["--model_name_or_path", "nano", "--dataset_id_or_path", "arithmetic", "--reward", "accuracy"]
     arguments = parse_arguments([*always, "--output_dir", str(folder), *flags])
-    box = RunParts(*arguments, Terminal(None, io.StringIO(), quiet=False)).toolbox()
-    assert box is not None
+    box = Job(*arguments, Terminal(None, io.StringIO(), quiet=False)).toolbox()
+    assert isinstance(box, Toolbox)
     return box
 
 

@@ -24,7 +24,7 @@ from toolgrpo.learning.shaping import Shaping
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.rewards.base import Reward
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, tiny_trainer
-from toolgrpo.trainer.batches import Batches, EpisodeGrading, TakenBatch
+from toolgrpo.trainer.batches import Batches, TakenBatch
 from toolgrpo.trainer.row_queue import Processes, QueueOptions, RowOrder, RowQueue, Training
 
 pytestmark = pytest.mark.e2e
@@ -193,7 +193,7 @@ def test_groups_that_lie_in_two_slices_are_dealt_out_whole(n_processes: int, n_r
             number, n_processes, meeting, ScriptedEngine(Speaker()), lambda row: row % 5 not in (1, 2), replaces=True
         )
         for _ in range(steps):
-            results.setdefault(number, []).append(batches.take([{}] * n_rows, "train"))
+            results.setdefault(number, []).append(batches.take([{}] * n_rows))
         assert batches.queue is not None
         orders[number] = batches.queue.order
 
@@ -248,7 +248,7 @@ def test_processes_share_the_rows_and_meet_only_when_a_step_is_taken(replaces: b
                     number, n, meeting, engine, lambda row: row not in dead, order=order, training=left, **options
                 )
                 assert batches.queue is not None
-            rows = [one.row["number"] for one in batches.take([{}] * 8, "train").scored]
+            rows = [one.row["number"] for one in batches.take([{}] * 8).scored]
             trained[number, step] = rows[::4]
             assert rows == [row for row in rows[::4] for _ in range(4)]
             if step in (1, 3):
@@ -280,7 +280,7 @@ def test_a_process_that_fails_stops_the_others_with_a_checkpoint() -> None:
             number, 2, meeting, ScriptedEngine(answers), lambda row: True, staleness=1, training=training
         )
         try:
-            batches.take([{}] * 4, "train")
+            batches.take([{}] * 4)
         except Exception as error:
             said[number] = error
 
@@ -326,9 +326,7 @@ def batches_of(
         return [float(place % 2) if live(row) else 1.0 for place, row in enumerate(number)]
 
     grading = Grading([reward], [1.0], lambda scored: bool(scored.total), ["r"])
-    return Batches(
-        lambda rows, mode: rollouts.run(rows, SamplingOptions()), EpisodeGrading(grading, Shaping()), processes, queue
-    )
+    return Batches(lambda rows: rollouts.run(rows, SamplingOptions()), grading, Shaping(), processes, queue)
 
 
 def in_threads(n: int, process: Callable[[int], None]) -> None:

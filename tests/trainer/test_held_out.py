@@ -35,16 +35,10 @@ def reward(
 
 
 def trained(folder: Path, *callbacks: TrainerCallback, resume: str | None = None, **changes: Any) -> Any:
-    options = {
-        "max_steps": 9,
-        "eval_steps": 2,
-        "save_strategy": "steps",
-        "save_steps": 3,
-        "save_total_limit": 2,
-        **changes,
-    }
+    options: dict[str, Any] = {"max_steps": 9, "eval_steps": 2, "save_steps": 3, "save_total_limit": 2}
+    options |= {"save_strategy": "steps", "learning_rate": 1e-2, **changes}
     parts = {"eval_dataset": ROWS, "callbacks": list(callbacks)}
-    return run_to_end(tiny_trainer(folder, reward, varied, parts=parts, learning_rate=1e-2, **options), resume)
+    return run_to_end(tiny_trainer(folder, reward, varied, parts=parts, **options), resume)
 
 
 def rates(trainer: Any) -> list[tuple[int, float]]:

@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig
 
 from tests.support.model_families import HYBRIDS, tiny_family
-from toolgrpo.commands.parts import LORA_TARGETS
+from toolgrpo.commands.job import LORA_TARGETS
 from toolgrpo.testing.trainers import tiny_trainer
 
 

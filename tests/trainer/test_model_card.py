@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard as HubCard
 import toolgrpo
 from toolgrpo.chat.families import _VLLM_PARSERS, FAMILIES
 from toolgrpo.commands.arguments import parse_arguments
-from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.job import Job
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.load import hub_ids
 from toolgrpo.evaluation.measures import Share
@@ -137,7 +137,7 @@ def test_data_sets_are_ids_of_the_hub_and_no_folders(
     given = {"model_name_or_path": "nano", "dataset_id_or_path": data, "reward": "accuracy", "eval_questions": "4"}
     given |= {"output_dir": str(tmp_path / "out"), "use_cpu": "true"}
     script, config, model = parse_arguments([*(f"--{name}={value}" for name, value in given.items()), *flags])
-    found = RunParts(script, config, model, Terminal(None, io.StringIO(), quiet=True)).measured_on()
+    found = Job(script, config, model, Terminal(None, io.StringIO(), quiet=True)).measured_on()
     if isinstance(measured, tuple):
         names = ("dataset_type", "dataset_name", "dataset_config", "dataset_split")
         measured = dict(zip(names, measured, strict=True))

@@ -13,7 +13,7 @@ from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.observe.records import ids_checksum, iter_steps, iter_tokens, read_episodes
 from toolgrpo.rollout.batch import Scored
 from toolgrpo.testing import ByteChat, tiny_trainer
-from toolgrpo.trainer.batch_in_training import chosen_episodes
+from toolgrpo.trainer.trl.batch import chosen_episodes
 
 
 def script(request: SampleRequest, number: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What `trainer/trl/batch.py` relies on in TRL, and what a run makes of off-policy tokens.
+"""What `trainer/trl/calls.py` relies on in TRL, and what a run makes of off-policy tokens.
 
 That a row without an advantage adds nothing to any loss is held by `test_live_rows.py`, with numbers.
 
@@ -57,7 +57,7 @@ def trained(folder: Path, kind: type, **changes: Any) -> tuple[Passes, list[dict
         folder, half, None, kind=Passes, parts={"engine": kind(tiny_qwen3())}, **{**SMALL, **changes}
     )
     trainer.model.register_forward_hook(lambda *_: setattr(trainer, "told", trainer.told + 1))
-    trainer._batch._off_policy._warn = said.append
+    trainer._off_policy._warn = said.append
     return run_to_end(trainer), step_logs(trainer), said
 
 

@@ -1,4 +1,4 @@
-"""What `trainer/trl/batch.py` relies on in TRL about rewards, and shaped rewards in a training."""
+"""What `trainer/trl/calls.py` relies on in TRL about rewards, and shaped rewards in a training."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from trl import GRPOTrainer
 
 from tests.support.trainings import LossInputs, stage_file
 from toolgrpo.engines.base import SampleRequest
+from toolgrpo.engines.policy import Backend
 from toolgrpo.errors import ConfigError
 from toolgrpo.learning.advantages import grouped_advantages
 from toolgrpo.testing import ByteChat, tiny_trainer
-from toolgrpo.trainer.trl.batch import check_models
+from toolgrpo.trainer.trl.calls import check_models
 
 pytestmark = pytest.mark.contract
 
@@ -32,7 +33,7 @@ def test_a_row_of_nan_still_leaves_mean_standard_deviation_and_advantage() -> No
         "rewards[unscorable_mask] = torch.nan",
         "advantages = torch.nan_to_num(advantages, nan=0.0)",
     ):
-        assert line in text, f"TRL no longer says `{line}`; look at rewards_of_all"
+        assert line in text, f"TRL no longer says `{line}`; look at CallsOfTRL._calculate_rewards"
 
 
 def test_a_reward_model_is_still_asked_so() -> None:
@@ -43,23 +44,20 @@ def test_a_reward_model_is_still_asked_so() -> None:
         'text=texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False',
         "reward_func(**reward_inputs).logits[:, 0]",
     ):
-        assert line in text, f"TRL no longer says `{line}`; look at ask_model"
+        assert line in text, f"TRL no longer says `{line}`; look at CallsOfTRL._ask_model"
     for name in ("_pending_extra_logs", "_pending_metrics"):
-        assert name in source(GRPOTrainer._generate_and_score_completions), "see rewards_of_all"
+        assert name in source(GRPOTrainer._generate_and_score_completions), "see CallsOfTRL._calculate_rewards"
 
 
 def test_a_reward_model_that_is_split_cannot_be_asked_by_one_process_alone() -> None:
-    def trainer(*, draws_groups: bool, splits: bool) -> Any:
-        return SimpleNamespace(
-            reward_funcs=[torch.nn.Linear(1, 1)],
-            args=SimpleNamespace(draws_groups=draws_groups),
-            backend=SimpleNamespace(splits_parameters=splits),
-        )
+    def check(*, draws_groups: bool, splits: bool) -> None:
+        args: Any = SimpleNamespace(draws_groups=draws_groups)
+        check_models([torch.nn.Linear(1, 1)], args, Backend("FSDP", 2, fsdp_version=2 if splits else None))
 
-    check_models(trainer(draws_groups=True, splits=False))
-    check_models(trainer(draws_groups=False, splits=True))
+    check(draws_groups=True, splits=False)
+    check(draws_groups=False, splits=True)
     with pytest.raises(ConfigError, match="the reward model is split over the processes; use a reward function"):
-        check_models(trainer(draws_groups=True, splits=True))
+        check(draws_groups=True, splits=True)
 
 
 def lengths(request: SampleRequest, number: int) -> list[int]:

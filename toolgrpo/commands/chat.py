@@ -29,8 +29,8 @@ from toolgrpo.chat.base import ParsedTurn, assistant_message, tool_message
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.evaluate import EvaluationConfig
 from toolgrpo.commands.given import Given
-from toolgrpo.commands.loaded_model import load_model
-from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.job import Job
+from toolgrpo.commands.loaded_model import engine_of, load_model
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.base import Sample, SampleRequest
 from toolgrpo.episode.tool_calls import CallAttempt, ToolResult
@@ -212,19 +212,19 @@ def run_chat(given: Given, terminal: Terminal) -> int:
     """Talk until the person ends it."""
     script, config, model = chat_arguments(given)
     with tempfile.TemporaryDirectory(prefix="toolgrpo-chat-") as folder:
-        run = RunParts(script, config.changed(output_dir=folder), model, terminal)
-        chat = ChatTools(run.toolbox(), terminal, script.system_prompt)
+        job = Job(script, config.changed(output_dir=folder), model, terminal)
+        chat = ChatTools(job.toolbox(), terminal, script.system_prompt)
         try:
-            _talk(run, chat)
+            _talk(job, chat)
         finally:
             chat.close()
     return 0
 
 
-def _talk(run: RunParts, chat: ChatTools) -> None:
-    config, say = run.config, chat.terminal.say
-    loaded = load_model(run, run.model_name, toolbox=chat)
-    engine = loaded.engine(say)
+def _talk(job: Job, chat: ChatTools) -> None:
+    config, say = job.config, chat.terminal.say
+    parts = load_model(job, job.model_name, toolbox=chat)
+    engine = engine_of(parts, say)
     limits = replace(
         config.episode_limits(),
         max_completion_length=engine.max_model_len,
@@ -232,10 +232,10 @@ def _talk(run: RunParts, chat: ChatTools) -> None:
         max_user_turns=None,
         deadline_s=None,
     )
-    rollouts = replace(loaded.parts.rollouts(engine), limits=limits)
+    rollouts = replace(parts.rollouts(engine), limits=limits)
     runner = ShowingRunner(rollouts, config.sampling_options(), show_turn=chat.said)
     try:
-        engine.load_weights(loaded.policy.weights())
+        engine.load_weights(parts.policy.weights())
         say(_COMMANDS)
         asyncio.run(converse(runner, chat, config.enable_thinking))
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
 """Check everything that a training needs before it costs an hour (`toolgrpo check`).
 
-`--dry_run` loads; this also draws. In this order, one line each, and after a failure that leaves
-nothing to go on with the rest is left out:
+`--dry_run` of `train` and `evaluate` is its beginning (`Preflight`), which draws nothing. In this order, one line each,
+and after a failure that leaves nothing to go on with the rest is left out:
 
 data, tools, rewards   loaded, and fitting together; gold answers get full marks, nonsense little
 sandbox                what would hold model-written code on this machine
@@ -21,7 +21,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,8 @@ from peft import get_peft_model
 from transformers import AutoConfig
 
 from confined_python import choose_rung
-from toolgrpo.build import load_tokenizer, put_together
+from toolgrpo.build import Parts, load_tokenizer
+from toolgrpo.chat import check_vocabulary
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.check_lines import (
     CheckReport,
@@ -43,8 +44,8 @@ from toolgrpo.commands.check_lines import (
     add_success,
 )
 from toolgrpo.commands.given import Given
+from toolgrpo.commands.job import HELDOUT_ROWS, TRAINING_ROWS, Job, init_kwargs_of
 from toolgrpo.commands.loaded_model import model_without_weights
-from toolgrpo.commands.parts import HELDOUT_ROWS, TRAINING_ROWS, RunParts, init_kwargs_of
 from toolgrpo.commands.table import CheckArguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.rows import n_trained_on, trained_on_line
@@ -54,16 +55,15 @@ from toolgrpo.engines.vllm_options import vllm_available
 from toolgrpo.errors import ConfigError, ModelError, SandboxError, ToolGRPOError
 from toolgrpo.evaluation.agreement import differences, drawn_tokens, largest_rounding
 from toolgrpo.evaluation.before_training import WRITINGS, nonsense, rehearse, score_made_up, untrained_facts
+from toolgrpo.observe.trackers import has_wandb_login
 from toolgrpo.rewards import Reward, check_gold
 from toolgrpo.rewards.judge import Judge
-from toolgrpo.rollout import RolloutBatch
-from toolgrpo.rollout.row_parts import offered_tools
 from toolgrpo.support.plain_text import counted, duration
-from toolgrpo.tools import Toolbox
-from toolgrpo.trainer.batch_in_training import check_dropped_share
+from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 from toolgrpo.trainer.memory import Device, Estimate
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
+from toolgrpo.trainer.trl.calls import check_dropped_share
 
 _NAMES_SHOWN = 24
 _ROWS_LOOKED_AT = 200  # of gold answers and prompts
@@ -78,7 +78,98 @@ def check_arguments(given: Given) -> tuple[CheckArguments, ScriptArguments, Tool
     return check, script, config, model
 
 
-class CheckRun:
+class Preflight:
+    """Looks at a job before anything is drawn: the whole of a dry run, and the beginning of a check."""
+
+    def __init__(self, job: Job, terminal: Terminal | None = None) -> None:
+        self.job = job
+        console = (terminal or job.terminal).console
+        self.report = CheckReport(lambda line: console.print(line.shown()))
+
+    def before_model(
+        self,
+        rows: Dataset,
+        tools: ToolProvider | None,
+        rewards: Sequence[Reward],
+        heldout: Dataset | None = None,
+        *,
+        most: int | None = None,  # of the rows whose gold answers are scored
+    ) -> None:
+        """Open an episode's tools, and ask the rewards about episodes that were made up."""
+        by_agent = self.job.script.agent is not None
+        for some in (rows, heldout):
+            if some is not None:
+                rehearse(some, tools, rewards, self.job.config.reward_weights, by_agent=by_agent)
+        some = rows if most is None else rows.select(range(min(len(rows), most)))
+        for reward in rewards:
+            if isinstance(reward.function, Judge):
+                self.report.add("reward", **reward.function.agreement())
+            checked = check_gold(some, reward)
+            if checked is not None:
+                said = f"{reward.name}: the gold answers of {checked} rows score full marks"
+                self.report.add("reward", said, rows=checked)
+        if all(isinstance(reward.function, Judge) for reward in rewards):
+            return self._sandbox(rewards)  # an episode that is made up has no siblings
+        try:
+            self.made_up(list(some.select(range(min(len(some), 20)))), rewards, calls=tools is not None or by_agent)
+        except ToolGRPOError as error:
+            said = f"cannot be asked about an episode that was made up: {error}"
+            self.report.add("reward", said, warning="If real episodes have what it needs, nothing is wrong")
+        self._sandbox(rewards)
+
+    def with_model(self, trainer: ToolGRPOTrainer, rows: Dataset, heldout: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Compare what the training takes with what there is: memory, the window of the engine, logins."""
+        self.add_memory(self.job.estimate_of(trainer, rows, heldout))
+        some, prompts = rows.select(range(min(len(rows), _ROWS_LOOKED_AT))), trainer.parts.prompts
+        lengths = [prompts.length(row, prompts.schemas(row)) for row in some]
+        add_prompts(self.report, lengths, trainer.engine.max_model_len, trainer.args.max_completion_length)
+        if "wandb" in trainer.args.report_to and not has_wandb_login():
+            said = "wandb has no login here, so a run would go on without it"
+            self.report.add("trackers", said, warning="`wandb login`, WANDB_API_KEY, or WANDB_MODE=offline")
+
+    def made_up(self, rows: list[dict[str, Any]], rewards: Sequence[Reward], *, calls: bool) -> None:
+        """Compare the scores of gold answers, however they may be written, with that of nonsense."""
+        weights, threshold = self.job.config.reward_weights, self.job.config.success_threshold
+
+        def mean(write: Any) -> float:
+            totals = score_made_up(rows, write, rewards, weights, threshold).totals
+            return sum(total or 0.0 for total in totals) / len(totals)  # one that is not scored earns nothing
+
+        bad = mean(nonsense)
+        if any(row.get("answer") is None for row in rows):
+            self.report.add("reward", f"nonsense scores {bad:.2f}; there are no gold answers to compare", bad=bad)
+            return
+        good, how = max((mean(write), how) for how, write in WRITINGS.items())
+        said = f"the best gold answers ({how}) score {good:.2f}, nonsense {bad:.2f}"
+        failure = warning = ""
+        if good == bad == 0 and calls:
+            warning = "These answers call no tool: fine if only a call earns something, which the samples of toolgrpo check show"
+        elif bad >= good:
+            failure = "A reward that cannot tell them apart teaches nothing"
+        elif good < threshold:
+            said += f": below success_threshold {threshold:g}"
+            warning = "Fine if full marks need more than the answer, such as certain calls"
+        self.report.add("reward", said, warning=warning, failure=failure, good=good, bad=bad)
+
+    def _sandbox(self, rewards: Sequence[Reward]) -> None:
+        try:
+            rung, said = choose_rung("auto", allow_unsafe=False)
+            self.report.add("sandbox", said.removeprefix("sandbox "), rung=rung.value)
+        except SandboxError as error:
+            if any(reward.name == "code_exec" for reward in rewards):
+                raise
+            self.report.add("sandbox", str(error), warning="It matters only to tools and rewards that run code")
+
+    def add_memory(self, found: Estimate) -> None:
+        """Add the estimate: a failure where no length of the episodes would help."""
+        warning = "Shorter episodes, fewer at a time, --use_peft, or --vllm_enable_sleep_mode" if not found.fits else ""
+        failure = "Use --use_peft, ZeRO or FSDP, or a smaller model" if found.fixed > found.there else ""
+        sizes = {"needed": found.needed, "there": found.there, **found.parts}
+        numbers = {f"{name}_gib": size / _GIB for name, size in sizes.items()}
+        self.report.add("memory", str(found), warning=warning, failure=failure, **numbers)
+
+
+class CheckRun(Preflight):
     """Run the checks in order; `run` returns the report."""
 
     def __init__(
@@ -89,9 +180,7 @@ class CheckRun:
         model: ModelConfig,
         terminal: Terminal,
     ) -> None:
-        self.check = check
-        self.config = config
-        self.terminal = terminal
+        self.check, self.config, self.terminal = check, config, terminal
         self._folder = tempfile.TemporaryDirectory(prefix="toolgrpo-check-")
         # One step of what would be trained, at a learning rate that moves the weights, and nothing kept.
         one_step = config.changed(
@@ -108,42 +197,38 @@ class CheckRun:
             resume_from_checkpoint=None,
             max_infrastructure_failures=None,
         )
-        self.parts = RunParts(script, one_step, model, terminal.in_log_only())
-        self.report = CheckReport(lambda line: terminal.console.print(line.shown()))
+        super().__init__(Job(script, one_step, model, terminal.in_log_only()), terminal)
 
     def run(self) -> CheckReport:
         """Check everything; an error of a part is a failure of its line, and ends the check."""
-        if self.parts.config.world_size > 1:
+        if self.job.config.world_size > 1:
             raise ConfigError(
                 "toolgrpo check runs in one process; start it without accelerate, or with --num_processes 1"
             )
         with self._folder:
-            tools: Toolbox | None = None
+            tools: ToolProvider | None = None
             stage = "data"
             try:
                 rows, heldout = self._data()
                 stage = "tools"
-                tools = self.parts.toolbox()
+                tools = self.job.toolbox()
                 self._tools(tools)
                 if self.check.estimate or self.check.card is not None:
                     stage = "model"
                     self._planned(rows, heldout, tools)
                     return self.report
                 stage = "reward"
-                rewards = self.parts.rewards()
-                rows = self.parts.rows_to_score(rows, tools, rewards, TRAINING_ROWS)
-                heldout = heldout and self.parts.rows_to_score(heldout, tools, rewards, HELDOUT_ROWS)
-                self.parts.check(rows, tools, rewards, heldout)
-                by_agent = self.parts.script.agent is not None
-                rehearse(rows, tools, rewards, self.config.reward_weights, by_agent=by_agent)
-                self._rewards(rows, rewards, calls=tools is not None or by_agent)
-                self._sandbox(rewards)
+                rewards = self.job.rewards()
+                rows = self.job.rows_to_score(rows, tools, rewards, TRAINING_ROWS)
+                heldout = heldout and self.job.rows_to_score(heldout, tools, rewards, HELDOUT_ROWS)
+                self.job.say_rewards(tools, rewards)
+                self.before_model(rows, tools, rewards, heldout, most=_ROWS_LOOKED_AT)
                 stage = "model"
                 with self.terminal.busy("loading the model and the engine"):
                     trainer = self._trainer(rows, tools, rewards)
                 try:
                     stage = "prompts"
-                    self._prompts(trainer, rows)
+                    self.with_model(trainer, rows)
                     stage = "samples"
                     sampled_s = self._samples(trainer, rows, rewards)
                     stage = "step"
@@ -163,14 +248,14 @@ class CheckRun:
     # what is loaded
 
     def _data(self) -> tuple[Dataset, Dataset | None]:
-        rows, heldout = self.parts.training_rows(), self.parts.heldout_rows()
+        rows, heldout = self.job.training_rows(), self.job.heldout_rows()
         known = 0 if heldout is None else n_trained_on(rows, heldout)
-        said = f"{self.parts.dataset_spec}: {len(rows)} rows, {len(heldout or ())} held out"
+        said = f"{self.job.dataset_spec}: {len(rows)} rows, {len(heldout or ())} held out"
         warning = trained_on_line(known, len(heldout or ())) if known else ""
         self.report.add("data", said, warning=warning, rows=len(rows), trained_on=known)
         return rows, heldout
 
-    def _tools(self, tools: Toolbox | None) -> None:
+    def _tools(self, tools: ToolProvider | None) -> None:
         if tools is None:
             self.report.add("tools", "none")
             return
@@ -181,90 +266,31 @@ class CheckRun:
         else:
             self.report.add("tools", _some(tools.names), tools=tools.names)
 
-    def _rewards(self, rows: Dataset, rewards: Sequence[Reward], *, calls: bool) -> None:
-        some = rows.select(range(min(len(rows), _ROWS_LOOKED_AT)))
-        for reward in rewards:
-            if isinstance(reward.function, Judge):
-                self.report.add("reward", **reward.function.agreement())
-            checked = check_gold(some, reward)
-            if checked is not None:
-                said = f"{reward.name}: the gold answers of {checked} rows score full marks"
-                self.report.add("reward", said, rows=checked)
-        if all(isinstance(reward.function, Judge) for reward in rewards):
-            return  # an episode that is made up has no siblings
-        try:
-            self._made_up(list(some)[:20], rewards, calls=calls)
-        except ToolGRPOError as error:
-            said = f"cannot be asked about an episode that was made up: {error}"
-            self.report.add("reward", said, warning="If real episodes have what it needs, nothing is wrong")
-
-    def _made_up(self, rows: list[dict[str, Any]], rewards: Sequence[Reward], *, calls: bool) -> None:
-        """Compare the scores of gold answers, however they may be written, with that of nonsense."""
-        weights, threshold = self.config.reward_weights, self.config.success_threshold
-
-        def mean(write: Any) -> float:
-            totals = score_made_up(rows, write, rewards, weights, threshold).totals
-            return sum(total or 0.0 for total in totals) / len(totals)  # one that is not scored earns nothing
-
-        bad = mean(nonsense)
-        if any(row.get("answer") is None for row in rows):
-            self.report.add("reward", f"nonsense scores {bad:.2f}; there are no gold answers to compare", bad=bad)
-            return
-        good, how = max((mean(write), how) for how, write in WRITINGS.items())
-        said = f"the best gold answers ({how}) score {good:.2f}, nonsense {bad:.2f}"
-        failure = warning = ""
-        if good == bad == 0 and calls:
-            warning = "These answers call no tool: fine if only a call earns something, which the samples below show"
-        elif bad >= good:
-            failure = "A reward that cannot tell them apart teaches nothing"
-        elif good < threshold:
-            said += f": below success_threshold {threshold:g}"
-            warning = "Fine if full marks need more than the answer, such as certain calls"
-        self.report.add("reward", said, warning=warning, failure=failure, good=good, bad=bad)
-
-    def _sandbox(self, rewards: Sequence[Reward]) -> None:
-        try:
-            rung, said = choose_rung("auto", allow_unsafe=False)
-            self.report.add("sandbox", said.removeprefix("sandbox "), rung=rung.value)
-        except SandboxError as error:
-            if any(reward.name == "code_exec" for reward in rewards):
-                raise
-            self.report.add("sandbox", str(error), warning="It matters only to tools and rewards that run code")
-
-    def _trainer(self, rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward]) -> ToolGRPOTrainer:
-        parts, report = self.parts, self.report
-        trainer = parts.trainer(
+    def _trainer(self, rows: Dataset, tools: ToolProvider | None, rewards: Sequence[Reward]) -> ToolGRPOTrainer:
+        job, report = self.job, self.report
+        trainer = job.trainer(
             reward_funcs=[replace(reward, refused=None) for reward in rewards],  # its rows were looked at
             train_dataset=rows,
             tools=tools,
-            agent=parts.script.agent,
+            agent=job.script.agent,
         )
         model, choice = trainer.policy.get_model(), trainer.engine_choice
         n = sum(parameter.numel() for parameter in model.parameters())
-        report.add("model", f"{parts.model_name}: {n / 1e6:.3g} M parameters", warning=parts.dropout, parameters=n)
+        report.add("model", f"{job.model_name}: {n / 1e6:.3g} M parameters", warning=job.dropout, parameters=n)
         report.add("engine", f"{choice.name} ({choice.why}), a window of {trainer.engine.max_model_len} tokens")
         report.add("chat", f"the {trainer.chat.name} format is proven on conversations of these rows")
-        if trainer.markers_line is not None:
-            said, _, do = trainer.markers_line.removeprefix("markers").strip().partition("; ")
+        if (line := trainer.parts.markers_line()) is not None:
+            said, _, do = line.removeprefix("markers").strip().partition("; ")
             report.add("markers", said, warning=do)
-        self._add_memory(parts.estimate_of(trainer, rows))
         return trainer
-
-    def _add_memory(self, found: Estimate) -> None:
-        """Add the estimate: a failure where no length of the episodes would help."""
-        warning = "Shorter episodes, fewer at a time, --use_peft, or --vllm_enable_sleep_mode" if not found.fits else ""
-        failure = "Use --use_peft, ZeRO or FSDP, or a smaller model" if found.fixed > found.there else ""
-        sizes = {"needed": found.needed, "there": found.there, **found.parts}
-        numbers = {f"{name}_gib": size / _GIB for name, size in sizes.items()}
-        self.report.add("memory", str(found), warning=warning, failure=failure, **numbers)
 
     # what is estimated
 
-    def _planned(self, rows: Dataset, heldout: Dataset | None, tools: Toolbox | None) -> None:
+    def _planned(self, rows: Dataset, heldout: Dataset | None, tools: ToolProvider | None) -> None:
         """Estimate the memory from the shape of the model."""
-        parts, config, asked = self.parts, self.parts.config, self.parts.model
+        job, config, asked = self.job, self.job.config, self.job.model
         device = Device.named(self.check.card) if self.check.card else Device.here(config.device)
-        path = parts.model_path(parts.model_name)
+        path = job.model_path(job.model_name)
         kwargs = {**init_kwargs_of(asked), "trust_remote_code": config.trust_remote_code}
         try:
             shape = AutoConfig.from_pretrained(
@@ -275,19 +301,20 @@ class CheckRun:
                 f"--model_name_or_path {asked.model_name_or_path} has no config that can be read: {error}"
             ) from error
         model = model_without_weights(shape, kwargs)
-        peft = parts.peft_config()
+        peft = job.peft_config()
         if peft is not None:
             with torch.device("meta"):
                 model = get_peft_model(model, peft)
         guessed = ""
         try:
             tokenizer = load_tokenizer(path, revision=asked.model_revision, trust_remote_code=config.trust_remote_code)
-            chat = put_together(config, tokenizer, vocabulary=shape.get_text_config().vocab_size).chat
+            chat = Parts.of(config, tokenizer).chat
+            check_vocabulary(tokenizer, shape.get_text_config().vocab_size)
         except ToolGRPOError as error:
             chat, guessed = None, f"; the prompt is guessed, by its bytes: {error}"
         bits = 4 if asked.load_in_4bit else 8 if asked.load_in_8bit else 16
         stored = next(model.parameters()).dtype
-        found, window = parts.estimate(
+        found, window = job.estimate(
             *(model, chat, tools, rows, heldout or ()),
             dtype=torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else stored,
             engine=planned_engine(
@@ -302,22 +329,13 @@ class CheckRun:
         said = f"{asked.model_name_or_path}: {counts[0] / 1e6:.4g} M parameters in {stored}, {counts[1] / 1e6:.4g} M are trained"
         self.report.add("model", said.replace("torch.", ""), parameters=counts[0], trained=counts[1])
         self.report.add("context", f"{window}{guessed}", longest_prompt=window.longest_prompt, context=window.tokens)
-        self._add_memory(found)
+        self.add_memory(found)
         if found.cache is not None:
             warning = f"Some would be computed again ({MORE_ROOM})" if found.cache.demand > 2 else ""
             failure = f"vLLM does not start ({MORE_ROOM})" if found.cache.tokens < found.cache.window else ""
             self.report.add("cache", str(found.cache), warning=warning, failure=failure, tokens=found.cache.tokens)
 
     # what is drawn
-
-    def _prompts(self, trainer: ToolGRPOTrainer, rows: Dataset) -> None:
-        lengths = []
-        for row in rows.select(range(min(len(rows), _ROWS_LOOKED_AT))):
-            episode = trainer.rollouts.episode(row, 0)
-            tools = offered_tools(trainer.toolbox, row)
-            schemas = [] if tools is None else tools.schemas
-            lengths.append(len(trainer.chat.prompt(episode.messages, schemas, enable_thinking=episode.enable_thinking)))
-        add_prompts(self.report, lengths, trainer.engine.max_model_len, trainer.args.max_completion_length)
 
     def _samples(self, trainer: ToolGRPOTrainer, rows: Dataset, rewards: Sequence[Reward]) -> float:
         """Draw some episodes from the untrained model; return the seconds per episode."""

@@ -17,10 +17,12 @@ from pathlib import Path
 
 from datasets import Dataset
 
+from toolgrpo.build import Parts
 from toolgrpo.commands.arguments import DEFAULT_QUESTIONS, ScriptArguments
+from toolgrpo.commands.check import Preflight
 from toolgrpo.commands.given import Given, keep_run_config, run_text
-from toolgrpo.commands.loaded_model import LoadedModel, load_model
-from toolgrpo.commands.parts import QUESTIONS, RunParts
+from toolgrpo.commands.job import QUESTIONS, Job
+from toolgrpo.commands.loaded_model import load_model
 from toolgrpo.commands.table import EvaluationArguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.build import EngineOptions
@@ -33,9 +35,8 @@ from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
 from toolgrpo.rollout import Rollouts
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.support.storage import storage_errors, write_whole
-from toolgrpo.trainer.assembly import cache_of
+from toolgrpo.trainer.assembly import engine_lines
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
-from toolgrpo.trainer.hardware import precision_line
 
 _AT_A_TIME = 64  # episodes, at least; an accelerator takes more (rollout/demand.py)
 
@@ -86,7 +87,7 @@ class EvaluationRun:
         return comparison
 
     def _questions(self) -> Dataset:
-        rows = RunParts(self.script, self.config, self.model, self.terminal).heldout_rows(DEFAULT_QUESTIONS)
+        rows = Job(self.script, self.config, self.model, self.terminal).heldout_rows(DEFAULT_QUESTIONS)
         assert rows is not None
         self.terminal.say(f"data      {self._spec()}: {len(rows)} questions, {self.evaluation.samples} episodes each")
         return rows
@@ -100,22 +101,19 @@ class EvaluationRun:
             folder.mkdir(parents=True, exist_ok=True)
             keep_run_config(run_text(self.given), folder)
         config = self.config.changed(output_dir=str(folder))
-        parts = RunParts(self.script, config, self.model, self.terminal)
+        job = Job(self.script, config, self.model, self.terminal)
         with ExitStack() as opened:
-            tools = parts.toolbox()
-            if tools is not None:
-                opened.callback(tools.close)
-            player = parts.player()
-            if player is not None:
-                opened.callback(player.close)
-            rewards = parts.rewards()
-            rows = parts.rows_to_score(rows, tools, rewards, QUESTIONS, trains=False)
-            parts.check(rows, tools, rewards)
-            loaded = load_model(parts, name, toolbox=tools, player=player)
-            rollouts = self._rollouts(loaded, rows)
+            tools, player = job.open(opened)
+            rewards = job.rewards()
+            rows = job.rows_to_score(rows, tools, rewards, QUESTIONS, trains=False)
+            job.say_rewards(tools, rewards)
+            if self.script.dry_run:
+                Preflight(job).before_model(rows, tools, rewards)
+            parts = load_model(job, name, toolbox=tools, player=player)
+            rollouts = self._rollouts(parts, rows)
             opened.callback(rollouts.close)
-            loaded.parts.prove_chat(rows["prompt"], [rows])
-            rows = loaded.parts.fitting(rollouts.engine, self.terminal.say)(rows, name="the questions")
+            parts.prove_chat(rows["prompt"], [rows])
+            rows = parts.fitting(rollouts.engine, self.terminal.say)(rows, name="the questions")
             if self.script.dry_run:
                 return None
             evaluation = Evaluation(
@@ -127,30 +125,20 @@ class EvaluationRun:
                 samples=self.evaluation.samples,
                 ks=tuple(self.evaluation.ks or ()),
             )
-            return evaluate(evaluation, rollouts, loaded.policy, name=name, label=label)
+            return evaluate(evaluation, rollouts, parts.policy, name=name, label=label)
 
-    def _rollouts(self, loaded: LoadedModel, rows: Dataset) -> Rollouts:
+    def _rollouts(self, parts: Parts, rows: Dataset) -> Rollouts:
         show_warnings(self.terminal.say)
-        parts = loaded.parts
-        demand = parts.demand(loaded.policy, (), rows, samples=self.evaluation.samples)
-        built = parts.engine(loaded.policy, demand)
-        self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {parts.chat.name} chat format")
-        cache = cache_of(built.engine)
-        for line in (
-            None if demand.line is None else f"context   {demand.line}",
-            None if cache is None else f"cache     {cache}",
-            precision_line(loaded.policy.dtype, loaded.policy.device),
-            parts.markers_line(loaded.head),
-        ):
-            if line is not None:
-                self.terminal.say(line)
+        built = parts.open_engine((), rows, samples=self.evaluation.samples)
+        for line in engine_lines(parts, built):
+            self.terminal.say(line)
         config = parts.config
-        path = episodes_path(Path(config.output_dir), loaded.policy.process_index)
+        path = episodes_path(Path(config.output_dir), parts.policy.process_index)
         recorder = EpisodeRecorder(path, share=config.record_episodes, token_text=token_texts(parts.tokenizer))
         progress = RunProgress(self.terminal.console, say=self.terminal.say)
         lines = [RolloutLines(self.terminal.say)] if progress.lines_only else []
         observers = Observers([recorder, progress, RolloutLog(), *lines])
-        return parts.rollouts(built.engine, observers, vocabulary=loaded.vocabulary)
+        return parts.rollouts(built.engine, observers)
 
     def _spec(self) -> str:
         return str(self.script.eval_dataset_id_or_path or self.script.dataset_id_or_path)

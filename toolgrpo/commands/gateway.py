@@ -17,8 +17,8 @@ from functools import partial
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.evaluate import EvaluationConfig
 from toolgrpo.commands.given import Given
-from toolgrpo.commands.loaded_model import load_model
-from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.job import Job
+from toolgrpo.commands.loaded_model import engine_of, load_model
 from toolgrpo.commands.table import GatewayArguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.gateway.agents import MODEL_NAME
@@ -39,12 +39,12 @@ def run_gateway(given: Given, terminal: Terminal) -> int:
     gateway, config, model = given.made((GatewayArguments, EvaluationConfig, ModelConfig))
     terminal.console.quiet = terminal.console.quiet or config.quiet
     name = str(model.model_name_or_path)
-    loaded = load_model(RunParts(ScriptArguments(), config, model, terminal), name)
-    engine = loaded.engine(terminal.say)
+    parts = load_model(Job(ScriptArguments(), config, model, terminal), name)
+    engine = engine_of(parts, terminal.say)
     limits = EpisodeLimits(max_completion_length=engine.max_model_len, max_turns=None)
-    shared = EpisodeRunner(replace(loaded.parts.rollouts(engine), limits=limits), config.sampling_options())
+    shared = EpisodeRunner(replace(parts.rollouts(engine), limits=limits), config.sampling_options())
     try:
-        engine.load_weights(loaded.policy.weights())
+        engine.load_weights(parts.policy.weights())
         asyncio.run(_serve(gateway, shared, [name, *({MODEL_NAME} - {name})], terminal))
     finally:
         engine.shutdown()

@@ -8,7 +8,6 @@ whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,45 +18,29 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations import unset_hf_deepspeed_config
 
-from toolgrpo.build import Parts, load_tokenizer, put_together
-from toolgrpo.commands.parts import RunParts, init_kwargs_of
+from toolgrpo.build import Parts, load_tokenizer
+from toolgrpo.commands.job import Job, init_kwargs_of
 from toolgrpo.engines.base import Engine
 from toolgrpo.engines.build import ENGINES, choose_engine
 from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ModelError
 from toolgrpo.evaluation.run import policy_of_model
 from toolgrpo.models import adapter_with_base, base_of_adapter, is_adapter, missing_folder
-from toolgrpo.models.untrained_markers import output_rows, output_rows_in, weight_files
+from toolgrpo.models.untrained_markers import weight_files
 from toolgrpo.rollout import Player
 from toolgrpo.support.offline import settle_hub
 from toolgrpo.tools.base import ToolProvider
+from toolgrpo.trainer.assembly import engine_lines
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.hardware import check_backend
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model, and what its rollouts are made of."""
-
-    policy: Policy
-    parts: Parts
-    head: Callable[[], torch.Tensor | None]  # reads the rows of the output head
-    vocabulary: int
-
-    def engine(self, say: Callable[[str], None]) -> Engine:
-        """Return the engine of a model that is talked to, and say which it is."""
-        built = self.parts.engine(self.policy)
-        say(f"engine    {built.choice.name} ({built.choice.why}), {self.parts.chat.name} chat format")
-        if (line := self.parts.markers_line(self.head)) is not None:
-            say(line)
-        return built.engine
-
-
-def load_model(
-    run: RunParts, name: str, *, toolbox: ToolProvider | None = None, player: Player | None = None
-) -> LoadedModel:
-    """Load this model, whole in each process. An adapter's folder is loaded with its base model."""
-    config, init_kwargs, path = run.config, init_kwargs_of(run.model), Path(run.model_path(name))
+def load_model(job: Job, name: str, *, toolbox: ToolProvider | None = None, player: Player | None = None) -> Parts:
+    """Load this model, whole in each process, and put the parts around it together. An adapter's folder is loaded with
+    its base model.
+    """
+    init_kwargs, path = init_kwargs_of(job.model), Path(job.model_path(name))
+    config = job.config.changed(model_init_kwargs=init_kwargs)
     check_backend(Accelerator(cpu=config.use_cpu))
     unset_hf_deepspeed_config()  # else ZeRO-3 would split the parameters while they are loaded
     without_base = is_adapter(path)
@@ -74,18 +57,22 @@ def load_model(
             else f"the model {path} cannot be loaded"
         )
         raise ModelError(missing_folder(base) or f"{what}: {error}") from error
-    revision = init_kwargs.get("revision")
     tokenizer = load_tokenizer(
-        str(path), revision=revision, trust_remote_code=config.trust_remote_code, call_markers=config.call_markers
+        str(path),
+        revision=config.revision,
+        trust_remote_code=config.trust_remote_code,
+        call_markers=config.call_markers,
     )
-    vocabulary = int(policy.model.config.get_text_config().vocab_size)
-    parts = put_together(config, tokenizer, vocabulary=vocabulary, toolbox=toolbox, player=player)
+    parts = Parts.of(config, tokenizer, toolbox=toolbox, player=player, named_model=name, model=str(path))
+    return parts.with_model(policy)
 
-    def head() -> torch.Tensor | None:
-        of_files = policy.model.device.type == "meta"
-        return output_rows_in(weight_files(path, revision)) if of_files else output_rows(policy.model)
 
-    return LoadedModel(policy, parts, head, vocabulary)
+def engine_of(parts: Parts, say: Callable[[str], None]) -> Engine:
+    """Return the engine of a model that is talked to, and say which it is."""
+    built = parts.open_engine()
+    for line in engine_lines(parts, built):
+        say(line)
+    return built.engine
 
 
 def _policy_of_files(path: Path, kwargs: Mapping[str, Any], config: ToolGRPOConfig) -> Policy | None:

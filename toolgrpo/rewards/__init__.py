@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
@@ -123,22 +124,34 @@ def _one_text(messages: Sequence[Message]) -> Message:
     return {"role": "assistant", "content": text if thought is None else f"<think>{thought}</think>{text}"}
 
 
-def named_rewards(rewards: Any) -> Any:
-    """Return the same rewards, with built-in names and Python files made into rewards.
+def named_rewards(rewards: Any, function: str = "reward_func") -> Any:
+    """Return the same rewards, with built-in names and Python files made into rewards: the one door for a trainer's
+    argument and for flags. Of several files each reward has the name of its file too, under which it is logged.
 
     A folder, or a name with a slash, stays: TRL takes it for a reward model, there or on the hub.
-    Every other name is a built-in's, or an error that lists them.
+    Every other name is a built-in's, or an error that lists them; `function` is what a file exports.
     """
     if isinstance(rewards, Sequence) and not isinstance(rewards, str):
-        return [named_rewards(reward) for reward in rewards]
-    if not isinstance(rewards, str):
-        return rewards
-    is_model = not rewards.endswith(".py") and ("/" in rewards or Path(rewards).is_dir())
-    return rewards if is_model else _named_or_file(rewards)
+        found = [named_rewards(reward, function) for reward in rewards]
+        files = [Path(reward) if _is_file(reward) else None for reward in rewards]
+        if len(files) - files.count(None) < 2:
+            return found
+        return [
+            reward if file is None else replace(reward, name=f"{file.stem}.{reward.name}")
+            for reward, file in zip(found, files, strict=True)
+        ]
+    if _is_file(rewards):
+        return load_reward(rewards, function)
+    is_model = not isinstance(rewards, str) or "/" in rewards or Path(rewards).is_dir()
+    return rewards if is_model else get_reward(rewards)
+
+
+def _is_file(reward: Any) -> bool:
+    return isinstance(reward, Path) or (isinstance(reward, str) and reward.endswith(".py"))
 
 
 def _named_or_file(name: str) -> Reward:
-    return load_reward(name) if name.endswith(".py") else get_reward(name)
+    return load_reward(name) if _is_file(name) else get_reward(name)
 
 
 def load_reward(path: str | Path, name: str = "reward_func") -> Reward:

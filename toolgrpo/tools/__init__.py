@@ -9,6 +9,7 @@ from toolgrpo.tools.plugin.tool_spec import tool
 
 if TYPE_CHECKING:
     from toolgrpo.tools.open_toolbox import load_tools
+    from toolgrpo.tools.open_toolbox import open_tools as open_tools  # ours, and no public name
     from toolgrpo.tools.toolbox import Toolbox, run_tool
 
 __all__ = ["Toolbox", "load_tools", "run_tool", "tool"]
@@ -17,6 +18,7 @@ __all__ = ["Toolbox", "load_tools", "run_tool", "tool"]
 _LAZY = {
     "Toolbox": "toolgrpo.tools.toolbox",
     "load_tools": "toolgrpo.tools.open_toolbox",
+    "open_tools": "toolgrpo.tools.open_toolbox",
     "run_tool": "toolgrpo.tools.toolbox",
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from toolgrpo.errors import ConfigError
 from toolgrpo.tools.backends import EnvironmentBackend, FunctionBackend, InProcessBackend, ToolBackend
-from toolgrpo.tools.base import TOOL_TIMEOUT_S, TOOL_WORKERS
+from toolgrpo.tools.base import TOOL_TIMEOUT_S, TOOL_WORKERS, ToolProvider
 from toolgrpo.tools.mcp.config_file import read_mcp_config
 from toolgrpo.tools.plugin.plugin_file import LoadedTool, PluginSource, load_functions, tools_of
 from toolgrpo.tools.plugin.tool_source import environment_source, source_of
@@ -25,6 +25,36 @@ from toolgrpo.tools.workers.tool_worker import PoolOptions
 
 _SLOW_S = 5.0
 ToolSource = str | Path | ModuleType | Sequence[Callable[..., Any]]
+
+
+def open_tools(
+    tools: ToolSource | ToolProvider | None,
+    *,
+    environment: str | Path | Callable[..., Any] | None = None,
+    tool_timeout_s: float = TOOL_TIMEOUT_S,
+    **options: Any,
+) -> ToolProvider | None:
+    """Return the tools that a user names, loaded where they are not; None where none are named.
+
+    The one door for a trainer's arguments and for flags; `options` are those of `load_tools`.
+    """
+    if isinstance(tools, ToolProvider):
+        if environment is not None:
+            raise ConfigError(
+                "an environment_factory and a toolbox that is loaded already; use load_tools(..., environment=...) for both"
+            )
+        timeout_s = getattr(tools, "timeout_s", tool_timeout_s)
+        if tool_timeout_s not in (TOOL_TIMEOUT_S, timeout_s):
+            raise ConfigError(
+                f"tool_timeout is {tool_timeout_s:g}, but the toolbox that was given was loaded with "
+                f"{timeout_s:g} s for a call; use load_tools(..., tool_timeout_s={tool_timeout_s:g}), or leave "
+                f"tool_timeout out"
+            )
+        return tools
+    if tools is None and environment is None and options.get("mcp_config") is None:
+        return None
+    tools = tools if environment is None else tools or None  # TRL's own jobs give an empty list beside a factory
+    return load_tools(tools, environment=environment, tool_timeout_s=tool_timeout_s, **options)
 
 
 def load_tools(

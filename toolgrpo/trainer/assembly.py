@@ -1,7 +1,8 @@
 """A trainer's parts: what the arguments of its constructor stand for, and what is opened once TRL has loaded its model.
 
 `take_parts` resolves names, datasets, tokenizer, chat format, tools and rewards, as TRL and the rollouts take them; nothing
-is loaded then but the tokenizer and the tools. Engine, watchers, training pass and model card follow.
+is loaded then but the tokenizer and the tools. Its doors for an agent and for rows, and the lines about what generates, are
+those of the commands too. Watchers, training pass and model card follow.
 
 Values in, parts out: nothing here knows the trainer. What is opened is put on the stack of the caller, who closes it where
 the construction fails later.
@@ -9,12 +10,11 @@ the construction fails later.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, Self
@@ -22,19 +22,17 @@ from typing import Any, NamedTuple, Self
 from datasets import Dataset
 from transformers import PreTrainedModel, TrainerCallback
 
-from toolgrpo.build import Parts, load_tokenizer, open_player
-from toolgrpo.chat import check_vocabulary, resolve_format, with_template_arguments
+from toolgrpo.build import Parts, load_tokenizer
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.data.rows import rows_and_reasons
 from toolgrpo.data.table import as_dataset
 from toolgrpo.engines.base import CacheRoom, Engine, HasCache
-from toolgrpo.engines.build import BuiltEngine, EngineChoice
-from toolgrpo.engines.policy import Policy
+from toolgrpo.engines.build import BuiltEngine
 from toolgrpo.errors import ConfigError, DataError, ModelError
 from toolgrpo.models import folder_of, is_adapter
 from toolgrpo.observe.doctor import Finding
 from toolgrpo.observe.metrics import Known, MetricsLog
-from toolgrpo.observe.progress import RunProgress, loaded_lines
+from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, token_texts
 from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
 from toolgrpo.observe.steps import StepLog
@@ -49,35 +47,16 @@ from toolgrpo.shared_pass.scoring import SharedPass, most_in_a_pass, unsupported
 from toolgrpo.shared_pass.torch_seam import attention_name
 from toolgrpo.support.plain_text import counted
 from toolgrpo.support.process_setup import map_large_blocks
-from toolgrpo.tools import Toolbox, load_tools
-from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
+from toolgrpo.tools import Toolbox, open_tools
+from toolgrpo.tools.arguments import signatures_text
+from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.hardware import precision_line
 from toolgrpo.trainer.memory import Device, PassShape, RunShape, free_bytes, keeps_activations, most_tokens
 from toolgrpo.trainer.model_card import ModelCard
 
-logger = logging.getLogger(__name__)
-_MOST_ROWS_PROVEN = 256  # whose system messages the chat format is proven for
-
 Tools = str | Path | ModuleType | Sequence[Callable[..., Any]] | ToolProvider
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenParts(Parts):
-    """The parts of one trainer that are there before its model is loaded."""
-
-    config: ToolGRPOConfig
-    named_model: str | PreTrainedModel  # as the user says it
-    model: str | PreTrainedModel  # as TRL loads it
-    reward_funcs: Any
-    train_dataset: Any
-    eval_dataset: Any
-
-    def check_model(self, vocabulary: int, rows: Iterable[Mapping[str, Any]] | None) -> None:
-        """Raise unless tokenizer and chat format suit a loaded model and its rows."""
-        check_vocabulary(self.tokenizer, vocabulary)
-        prompts = (row["prompt"] for row in islice(rows or (), _MOST_ROWS_PROVEN))
-        self.prove_chat(prompts, (rows, self.eval_dataset))
 
 
 def take_parts(
@@ -93,7 +72,7 @@ def take_parts(
     factory: Callable[[], Any] | None,
     agent: str | Path | Player | None = None,
     opened: ExitStack,
-) -> GivenParts:
+) -> Parts:
     """Return what these arguments of a trainer stand for, or say what does not go together.
 
     `factory` makes the environments of a job that was written for TRL; `agent` is a file or a command.
@@ -110,11 +89,9 @@ def take_parts(
     trl_jobs.refuse_images(train_dataset)
     trl_jobs.refuse_images(eval_dataset)
     tokenizer = tokenizer or load_tokenizer(
-        model, revision=_revision(args), trust_remote_code=args.trust_remote_code, call_markers=args.call_markers
+        model, revision=args.revision, trust_remote_code=args.trust_remote_code, call_markers=args.call_markers
     )
-    template = with_template_arguments(tokenizer, args.chat_template_kwargs)
-    chat = chat or resolve_format(template)
-    toolbox = opened_toolbox(tools, args, factory)
+    toolbox = open_tools(tools, environment=factory, tool_timeout_s=args.tool_timeout)
     if toolbox is not None and toolbox is not tools:
         opened.callback(toolbox.close)
     player = open_player(agent, toolbox, args)
@@ -124,100 +101,91 @@ def take_parts(
     if not speaks:
         trl_jobs.warn_of_text(train_dataset, reward_funcs)
     for name, rows in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
-        columns = () if player is not None else OFFERED if toolbox is None else TOOL_COLUMNS
-        _check_rows(rows, name, toolbox, columns, reward_funcs)
+        if isinstance(rows, Dataset):  # a stream is not read
+            columns = () if player is not None else OFFERED if toolbox is None else TOOL_COLUMNS
+            asked = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+            suited_rows(rows, name, toolbox, asked, columns)
     reward_funcs, weights = trl_jobs.with_environment(reward_funcs, args.reward_weights, factory)
     if train_dataset is None and factory is not None:
         n_rows = args.generation_batch_size // args.num_generations
         train_dataset = trl_jobs.placeholder_rows(n_rows, args.max_steps)
-    return GivenParts(
+    return Parts.of(
+        args.changed(report_to=installed_trackers(args.report_to), reward_weights=weights),
+        tokenizer,
+        chat,
         named_model=named_model,
         model=model,
-        config=args.changed(report_to=installed_trackers(args.report_to), reward_weights=weights),
         reward_funcs=reward_funcs,
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
-        tokenizer=tokenizer,
-        template=template,
-        chat=chat,
         toolbox=toolbox,
         closes_tools=toolbox is not tools,
         player=player,
     )
 
 
-def _check_rows(rows: Any, name: str, toolbox: ToolProvider | None, columns: Iterable[str], reward_funcs: Any) -> None:
-    """Refuse rows that would end the training, or teach nothing, once they are drawn; a stream of rows is not read."""
-    if not isinstance(rows, Dataset):
-        return
-    refused = rows_without_their_tools(toolbox, rows, columns)
-    for reward in reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]:
-        if isinstance(reward, Reward):
-            refused |= refused_rows(rows, reward)
-    if refused:
-        said = rows_and_reasons(refused, lambda number: f"{name}[{number}]")
-        raise DataError(
-            f"{len(refused)} of {counted(len(rows), 'row')} cannot be trained on: {said}. Mend them, or leave them out"
+def open_player(
+    agent: str | Path | Player | None, tools: ToolProvider | None, config: Any, host: str = "127.0.0.1"
+) -> Player | None:
+    """Return what plays the episodes, if it is not our own loop."""
+    if agent is None:
+        return None
+    if tools is not None:
+        raise ConfigError(
+            "an agent brings its own tools, so that those that are given would not be used; leave them out"
         )
+    from toolgrpo.gateway.agents import check_limits, load_agent  # most runs have no agent, and need nothing of it
+
+    check_limits(config.episode_limits())
+    if isinstance(agent, str | Path):
+        return load_agent(agent, host=host, log_path=Path(config.output_dir) / "agent.log")
+    return agent
 
 
-def opened_toolbox(
-    tools: Tools | None, args: ToolGRPOConfig, factory: Callable[[], Any] | None = None
-) -> ToolProvider | None:
-    """Return the tools that a user gives, loaded where they are not."""
-    if factory is not None:
-        if isinstance(tools, ToolProvider):
-            raise ConfigError(
-                "an environment_factory and a toolbox that is loaded already; use load_tools(..., environment=...) for both"
-            )
-        return load_tools(tools or None, environment=factory, tool_timeout_s=args.tool_timeout)
-    if tools is None or isinstance(tools, ToolProvider):
-        timeout_s = getattr(tools, "timeout_s", args.tool_timeout)
-        if args.tool_timeout not in (TOOL_TIMEOUT_S, timeout_s):
-            raise ConfigError(
-                f"tool_timeout is {args.tool_timeout:g}, but the toolbox that was given was loaded with "
-                f"{timeout_s:g} s for a call; use load_tools(..., tool_timeout_s={args.tool_timeout:g}), or leave "
-                f"tool_timeout out"
-            )
-        return tools
-    return load_tools(tools, tool_timeout_s=args.tool_timeout)
+def suited_rows(
+    rows: Any,
+    name: str,
+    tools: ToolProvider | None,
+    rewards: Sequence[Any],
+    columns: Iterable[str],
+    *,
+    left_out: Callable[[str], None] | None = None,
+    advice: str = "leave them out",
+    look: Callable[[Callable[[], dict[int, str]]], dict[int, str]] = lambda find: find(),
+) -> Any:
+    """Return the rows whose tools are there, and that every reward can score: each other one would end a training, or
+    teach nothing. `left_out` is told of these; without it they are an error.
+    """
+    finds = [("the tools", partial(rows_without_their_tools, tools, columns=columns))]
+    finds += [(one.name, partial(refused_rows, reward=one)) for one in rewards if isinstance(one, Reward)]
+    for who, find in finds:
+        refused = look(partial(find, rows=rows))
+        if not refused:
+            continue
+        from toolgrpo.data.load import places_of  # a trainer whose rows are good needs no reader of files
+
+        text = f"{name}: {len(refused)} of {counted(len(rows), 'row')} do not suit {who}: "
+        text += rows_and_reasons(refused, places_of(rows, refused).__getitem__)
+        if left_out is None or len(refused) == len(rows):
+            raise DataError(f"{text}. Mend these rows, or {advice}")
+        left_out(f"{text}; left out")
+        rows = rows.select([number for number in range(len(rows)) if number not in refused])
+    return rows
 
 
-def _revision(args: ToolGRPOConfig) -> str | None:
-    """Return the revision that the model is loaded in; its tokenizer belongs to it."""
-    kwargs = args.model_init_kwargs
-    return kwargs.get("revision") if isinstance(kwargs, dict) else None
-
-
-def model_card(given: GivenParts, policy: Policy, rewards: Mapping[str, float]) -> ModelCard:
+def model_card(given: Parts, rewards: Mapping[str, float]) -> ModelCard:
     """Return what is known of a training before its first step."""
     base_model = given.named_model
     if not isinstance(base_model, str):
-        base_model = str(policy.get_model().config._name_or_path or type(given.model).__name__)
+        base_model = str(given.policy.model.config._name_or_path or type(given.model).__name__)
     return ModelCard(
         base_model=base_model,
         tools=() if given.toolbox is None else given.toolbox.schemas,
         rewards=rewards,
         data=_described(given.train_dataset),
-        is_adapter=hasattr(policy.model, "peft_config"),
+        is_adapter=hasattr(given.policy.model, "peft_config"),
         chat=given.chat.name,
     )
-
-
-def open_engine(
-    given: GivenParts,
-    engine: Engine | None,
-    policy: Policy,
-    datasets: Iterable[Any],
-    heldout: Sequence[Mapping[str, Any]],
-    opened: ExitStack,
-) -> BuiltEngine:
-    """Return the engine that was given, or else the one that the config asks for, suited to these rows."""
-    if engine is not None:
-        return BuiltEngine(engine, EngineChoice(engine.name, "given"))
-    built = given.engine(policy, given.demand(policy, datasets, heldout))
-    opened.callback(built.engine.shutdown)
-    return built
 
 
 def cache_of(engine: Engine) -> CacheRoom | None:
@@ -225,12 +193,13 @@ def cache_of(engine: Engine) -> CacheRoom | None:
     return engine.cache if isinstance(engine, HasCache) else None
 
 
-def open_pass(given: GivenParts, policy: Policy, rows: Any, say: Callable[[str], None]) -> SharedPass:
+def open_pass(given: Parts, rows: Any, say: Callable[[str], None]) -> SharedPass:
     """Return the training pass that the config asks for; on a CPU, cut to what fits into memory."""
-    args = given.config
-    free, shape = free_bytes(), PassShape.of(policy.get_model(), checkpointing=args.gradient_checkpointing)
+    args: ToolGRPOConfig = given.config
+    policy, free = given.policy, free_bytes()
+    shape = PassShape.of(policy.model, checkpointing=args.gradient_checkpointing)
     is_whole = policy.device.type == "cpu" and not policy.backend.splits_parameters
-    sizes = PassSizes.of(given, policy, rows) if is_whole else None
+    sizes = PassSizes.of(given, rows) if is_whole else None
     if sizes is None or shape is None or free is None:
         return args.shared_pass()
     if shape.is_large(min(sizes.largest, args.max_tokens_per_pass or sizes.largest)):
@@ -247,30 +216,31 @@ class PassSizes(NamedTuple):
     shares: bool
 
     @classmethod
-    def of(cls, given: GivenParts, policy: Policy, rows: Any) -> Self | None:
+    def of(cls, given: Parts, rows: Any) -> Self | None:
         """Return the sizes for these rows; None for those of a stream."""
         args, limits = given.config, given.config.episode_limits()
         sized = rows if hasattr(rows, "__len__") else ()
         window = given.prompts.window(sized, limits.max_completion_length, given.prompt_room)
         if window is None:
             return None
-        whole = args.prefix_sharing == "off" or args.torch_compile or unsupported_model(policy.get_model()) is not None
+        whole = args.prefix_sharing == "off" or args.torch_compile or unsupported_model(given.policy.model) is not None
         n_rows, group = args.per_device_train_batch_size, args.num_generations
         n_prompts = n_rows if whole else -(-(n_rows + group - math.gcd(n_rows, group)) // group)
         prompt, completion = window.longest_prompt + window.room, window.max_completion_length
         return cls(n_prompts * prompt + n_rows * completion, prompt + completion, not whole)
 
 
-def may_keep_activations(given: GivenParts, policy: Policy, engine: str, rows: Any, say: Callable[[str], None]) -> bool:
+def may_keep_activations(given: Parts, engine: str, rows: Any, say: Callable[[str], None]) -> bool:
     """Return whether a training pass of this process may keep all activations (`gradient_checkpointing: auto`).
 
     Not where the sizes are not known beforehand: agents, environments, compaction, shared-out weights, experts.
     """
-    args, tools, config = given.config, given.toolbox, policy.base_model.config
+    args, tools, policy = given.config, given.toolbox, given.policy
+    config = policy.base_model.config
     grows = given.player or args.context or (isinstance(tools, Toolbox) and tools.has_environment)
     odd = getattr(config.get_text_config(), "num_experts_per_tok", None) or attention_name(config) == "eager"
     is_plain = policy.backend.kind in ("NO", "MULTI_CPU", "MULTI_GPU") and not (grows or odd)
-    sizes, n_processes = PassSizes.of(given, policy, rows) if is_plain else None, policy.backend.n_processes
+    sizes, n_processes = PassSizes.of(given, rows) if is_plain else None, policy.backend.n_processes
     run, tokens = None, 0
     if sizes is not None:
         tokens = sizes.largest
@@ -280,7 +250,7 @@ def may_keep_activations(given: GivenParts, policy: Policy, engine: str, rows: A
         if args.max_tokens_per_pass and sizes.shares and n_processes == 1:
             tokens = min(tokens, max(args.max_tokens_per_pass, sizes.of_a_row))
         asked: dict[str, Any] = {"dtype": policy.dtype, "engine": engine, "at_a_time": args.engine_options().max_rows}
-        run = RunShape.of(policy.get_model(), args, context=sizes.of_a_row, **asked)
+        run = RunShape.of(policy.model, args, context=sizes.of_a_row, **asked)
     free, device = free_bytes(policy.device), Device.here(policy.device)
     return keeps_activations(run, device, tokens=tokens, free=free, n_processes=n_processes, say=say)
 
@@ -310,7 +280,7 @@ class Watchers:
 
 
 def open_watchers(
-    given: GivenParts,
+    given: Parts,
     *,
     cache: CacheRoom | None,
     progress: RunProgress,
@@ -360,28 +330,33 @@ def open_watchers(
     )
 
 
-def loaded_parts(
-    given: GivenParts,
-    built: BuiltEngine,
-    policy: Policy,
-    rows: Any,
-    rewards: Mapping[str, Any],
-) -> list[str]:
-    """Log what was loaded, and return it, a line for each part, as the commands say it."""
-    lines = loaded_lines(
-        model=policy.get_model(),
-        n_rows=len(rows) if hasattr(rows, "__len__") else None,
-        tools=given.toolbox,
-        agent=None if given.player is None else str(getattr(given.player, "name", type(given.player).__name__)),
-        rewards={name: source_text(reward) for name, reward in rewards.items()},
-        engine=f"{built.choice.name} ({built.choice.why})",
-        chat=given.chat.name,
-        context=built.context,
-        cache=cache_of(built.engine),
+def loaded_lines(given: Parts, rows: Any, rewards: Mapping[str, Any]) -> list[str]:
+    """Return a line for each part that a trainer in Python loads; a command says its own as it loads them."""
+    model = given.policy.model
+    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+    tools = signatures_text([] if given.toolbox is None else given.toolbox.schemas, indent=" " * 10) or "none"
+    agent = None if given.player is None else getattr(given.player, "name", type(given.player).__name__)
+    return [
+        f"model     {name}, {n_parameters / 1e6:.3g} M parameters",
+        *([f"data      {counted(len(rows), 'row')}"] if hasattr(rows, "__len__") else []),
+        f"tools     {tools}" if agent is None else f"agent     {agent}",
+        *(f"          {notice}" for notice in getattr(given.toolbox, "notices", ())),
+        *(f"reward    {name}: {source_text(reward)}" for name, reward in rewards.items()),
+    ]
+
+
+def engine_lines(parts: Parts, built: BuiltEngine) -> list[str]:
+    """Return what every trainer and command says of what it generates with."""
+    cache = cache_of(built.engine)
+    lines = (
+        f"engine    {built.choice.name} ({built.choice.why}), {parts.chat.name} chat format",
+        built.context and f"context   {built.context}",
+        cache and f"cache     {cache}",
+        precision_line(parts.policy.dtype, parts.policy.device),
+        parts.markers_line(),
     )
-    for line in lines:
-        logger.info("%s", line)
-    return lines
+    return [line for line in lines if line]
 
 
 def _described(dataset: Any) -> str:

@@ -1,7 +1,7 @@
-"""One graded batch after the other: the one way in which a training or an evaluation comes by episodes.
+"""One graded batch after the other: how a training comes by its episodes.
 
-    take(rows, mode)     TRL's rows are run with the current weights, or the next rows in the queue are taken
-                         (`row_queue.py`); the episodes are numbered, and graded once
+    take(rows)     TRL's rows are run with the current weights, or the next rows in the queue are taken
+                   (`row_queue.py`); the episodes are numbered, and graded once
 
 Where dead groups are replaced, a group is graded as it ends, and the queue goes by its rewards.
 Else a batch is graded as a whole. A group that lies in the slices of two processes is dealt out whole.
@@ -21,23 +21,11 @@ from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.evaluation.grading import Answers, Grading
 from toolgrpo.learning.advantages import is_dead
 from toolgrpo.learning.shaping import Shaping, members_of
-from toolgrpo.rollout.batch import Mode, RolloutBatch, Row, Scored
+from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
 from toolgrpo.rollout.group_queue import GroupSet, TakenGroups, as_it_is
 from toolgrpo.rollout.scheduler import timers_held
 from toolgrpo.trainer.row_queue import Processes, RowQueue
 from toolgrpo.trainer.trl_jobs import point_to_messages
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeGrading:
-    """Grading of episodes, and what a group is called dead by."""
-
-    rewards: Grading
-    shaping: Shaping
-
-    def is_live(self, group: RolloutBatch) -> bool:
-        """Return whether a graded group teaches anything, by its rewards alone: stages come later."""
-        return not is_dead(self.shaping.rewards(members_of(group.episodes), len(group)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,28 +68,31 @@ class _Fate:
 
 
 class Batches:
-    """The batches of one process. `run` plays an episode per row with the current weights."""
+    """The batches of one process. `run` plays an episode per row with the current weights, and `shaping` says by what
+    a group is dead.
+    """
 
     def __init__(
         self,
-        run: Callable[[Sequence[Row], Mode], RolloutBatch],
-        grading: EpisodeGrading,
+        run: Callable[[Sequence[Row]], RolloutBatch],
+        grading: Grading,
+        shaping: Shaping,
         processes: Processes,
         queue: RowQueue | None = None,
     ) -> None:
         self.queue = queue
         self.grading = grading
+        self._shaping = shaping
         self.n_episodes = 0  # of all processes, so far
         self.rollout_seconds = 0.0  # of what was trained on or evaluated, in this process
         self._run = run
         self.processes = processes
 
-    def take(self, rows: Sequence[Row], mode: Mode) -> TakenBatch:
-        """Return the episodes of these rows; in a training that has a queue, of the next rows in it."""
-        queue = self.queue if mode == "train" else None
+    def take(self, rows: Sequence[Row]) -> TakenBatch:
+        """Return the episodes of these rows; where there is a queue, of the next rows in it."""
+        queue = self.queue
         if queue is None:
-            n_rows = [len(rows)] * self.processes.n if mode == "train" else self.processes.gather([len(rows)])
-            ran = self._numbered(self._run(rows, mode), n_rows)
+            ran = self._numbered(self._run(rows), [len(rows)] * self.processes.n)
         elif not queue.options.replaces:
             ran = self._as_it_is(queue.take(len(rows), as_it_is), len(rows), queue)
         else:
@@ -109,10 +100,15 @@ class Batches:
         self.rollout_seconds += ran.times.duration_s
         rows = [one.row for one in ran.episodes]
         with point_to_messages(rows):
-            answers = self.grading.rewards.ask(rows, ran.trajectories, step=ran.step)
-        graded = self.grading.rewards.graded(ran, answers)
+            answers = self.grading.ask(rows, ran.trajectories, step=ran.step)
+        graded = self.grading.graded(ran, answers)
         self.processes.meet()  # rewards may take long too
         return TakenBatch(graded, graded.episodes, answers)
+
+    def evaluated(self, batch: RolloutBatch) -> RolloutBatch:
+        """Return the batch of an evaluation in all processes, with its numbers and its seconds among those of the run."""
+        self.rollout_seconds += batch.times.duration_s
+        return self._numbered(batch, self.processes.gather([len(batch)]))
 
     def _numbered(self, batch: RolloutBatch, of_processes: Sequence[int]) -> RolloutBatch:
         """Return the batch with a number for each episode that no other of the run has, in any process."""
@@ -138,13 +134,14 @@ class Batches:
 
     async def _judge(self, group_set: GroupSet, trajectories: tuple[Trajectory, ...]) -> _Judged:
         with point_to_messages(group_set.rows):
-            answers = await self.grading.rewards.ask_beside(group_set.rows, trajectories)
+            answers = await self.grading.ask_beside(group_set.rows, trajectories)
         group = RolloutBatch(
             episodes=tuple(Scored(row, one) for row, one in zip(group_set.rows, trajectories, strict=True))
         )
         with timers_held():
-            group = self.grading.rewards.graded(group, answers)
-        return _Judged(group, answers, self.grading.is_live(group))
+            group = self.grading.graded(group, answers)
+        live = not is_dead(self._shaping.rewards(members_of(group.episodes), len(group)))  # stages come later
+        return _Judged(group, answers, live)
 
     def _judged(self, groups: TakenGroups[_Judged], n_rows: int, queue: RowQueue) -> TakenBatch:
         of_processes = self._agree([_fate(one.group_set, one.verdict) for one in groups.sets], queue)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import torch
@@ -39,7 +39,9 @@ from toolgrpo.engines.base import Resumable
 from toolgrpo.errors import StorageError
 from toolgrpo.support.storage import storage_failure, write_whole
 from toolgrpo.trainer import checkpoint_files as files
-from toolgrpo.trainer.trl import trainer as trl_trainer
+
+if TYPE_CHECKING:
+    from toolgrpo.trainer.trl.calls import CallsOfTRL
 
 # accelerate calls the device of a process on the CPU `cpu:0`, Transformers loads the optimizer onto
 # it, and PyTorch knows only `cpu` there: without this a run of several processes on the CPU could
@@ -142,7 +144,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
     every folder `checkpoint-*` for one.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: CallsOfTRL) -> None:
         self._trainer = trainer
         self._output_dir = Path(trainer.args.output_dir)
         self._resumed: Path | None = None
@@ -237,7 +239,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         reason = self._trainer.heldout_watch.reason(state)
         if state.global_step >= state.max_steps or reason is not None:
             raise RunIsComplete(reason or f"all {state.global_step} steps were done before")
-        trl_trainer.skip_epochs(self._trainer, int(state.epoch or 0))
+        self._trainer.skip_epochs(int(state.epoch or 0))
         for trouble in gather_object(self._restore(self._resumed)):
             self._warn(f"{trouble}; the training goes on")
 
@@ -289,7 +291,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         """Return where this process is."""
         engine, batches = self._trainer.engine, self._trainer.rollout_batches
         return {
-            "batch": trl_trainer.place_in_batch(self._trainer),
+            "batch": self._trainer.place_in_batch(),
             "engine_name": engine.name,
             "engine": engine.sampling_state() if isinstance(engine, Resumable) else None,
             "n_episodes": batches.n_episodes,
@@ -299,7 +301,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
 
     def _restore_place(self, place: Place) -> str | None:
         trainer = self._trainer
-        trl_trainer.restore_place_in_batch(trainer, place["batch"])
+        trainer.restore_place_in_batch(place["batch"])
         same_engine = place.get("engine_name", trainer.engine.name) == trainer.engine.name
         if place["engine"] is not None and same_engine and isinstance(trainer.engine, Resumable):
             trainer.engine.restore_sampling_state(place["engine"])

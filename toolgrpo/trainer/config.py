@@ -149,6 +149,12 @@ class ToolGRPOConfig(trl.GRPOConfig):  # type: ignore[misc]  # TRL ships no type
             setattr(config, name, value)
         return config
 
+    @property
+    def revision(self) -> str | None:
+        """Return the revision that the model is loaded in; its tokenizer belongs to it."""
+        kwargs = self.model_init_kwargs
+        return kwargs.get("revision") if isinstance(kwargs, dict) else None
+
     def engine_options(self) -> EngineOptions:
         """Return which engine these fields ask for, and what each engine would be asked."""
         batch = self.per_device_train_batch_size * self.steps_per_generation

@@ -19,12 +19,12 @@ from typing import Any, Self
 
 import torch
 
-from toolgrpo.build import put_together
+from toolgrpo.build import Parts
 from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout import Rollouts
-from toolgrpo.tools.base import ToolProvider
-from toolgrpo.trainer.assembly import Tools, opened_toolbox
+from toolgrpo.tools import open_tools
+from toolgrpo.trainer.assembly import Tools
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.hardware import check_backend
 from toolgrpo.trainer.trl import batch as trl_batch
@@ -73,16 +73,15 @@ class RolloutFunc:
                 "(rollout_func(tools, engine='vllm_colocate') says which)"
             )
         config = ToolGRPOConfig.of_trl(trainer.args, **self._options)
-        toolbox: ToolProvider | None = opened_toolbox(self._tools, config)
+        toolbox = open_tools(self._tools, tool_timeout_s=config.tool_timeout)
         if toolbox is not None and toolbox is not self._tools:
             self._opened.callback(toolbox.close)
         backend = check_backend(trainer.accelerator, n_gpus=torch.cuda.device_count())
         policy = trl_trainer.policy_of(trainer, backend)
-        vocabulary = trainer.model.config.get_text_config().vocab_size
-        parts = put_together(config, trainer.processing_class, vocabulary=vocabulary, toolbox=toolbox)
-        built = parts.engine(policy, parts.demand(policy, (trainer.train_dataset, trainer.eval_dataset)))
+        parts = Parts.of(config, trainer.processing_class, toolbox=toolbox).with_model(policy)
+        built = parts.open_engine((trainer.train_dataset, trainer.eval_dataset))
         self._opened.callback(built.engine.shutdown)
-        return policy, config, parts.rollouts(built.engine, vocabulary=vocabulary)
+        return policy, config, parts.rollouts(built.engine)
 
 
 def rollout_func(tools: Tools | None = None, **options: Any) -> RolloutFunc:

@@ -2,17 +2,17 @@
 a thin `GRPOTrainer` that generates with toolgrpo's episodes and trains only on what was sampled.
 
 It connects parts: `assembly.py` says what the arguments stand for, and with `build.py` puts
-engine, watchers and rollouts together, `batch_in_training.py` is the batch that TRL works on, and `trl/trainer.py` has what
-TRL calls. Rewards, advantages, losses, the reference model, importance
+engine, watchers and rollouts together, and `trl/calls.py` has what TRL calls for a batch. Rewards, advantages, losses, the reference model, importance
 sampling, logging and checkpoints stay TRL's.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,16 +21,16 @@ from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 
+from toolgrpo.build import Parts
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions, Sleeper
-from toolgrpo.engines.build import BuiltEngine
+from toolgrpo.engines.build import BuiltEngine, EngineChoice
 from toolgrpo.errors import TooManyDroppedError
 from toolgrpo.evaluation.agreement import EngineProof
 from toolgrpo.evaluation.grading import Grading, success_at
 from toolgrpo.learning.correction import settled
 from toolgrpo.learning.stages import Stage, user_stages
 from toolgrpo.models import name_base_whole
-from toolgrpo.models.untrained_markers import output_rows
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.progress import RunProgress, library_bars_off, take_display
 from toolgrpo.rewards.base import watched
@@ -41,23 +41,21 @@ from toolgrpo.support.run_lock import FolderClaim, claim_folder
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.assembly import (
-    GivenParts,
     Tools,
     cache_of,
-    loaded_parts,
+    engine_lines,
+    loaded_lines,
     may_keep_activations,
     model_card,
-    open_engine,
     open_pass,
     open_watchers,
     take_parts,
 )
-from toolgrpo.trainer.batch_in_training import BatchInTraining
-from toolgrpo.trainer.batches import Batches, EpisodeGrading
+from toolgrpo.trainer.batches import Batches
 from toolgrpo.trainer.checkpoint_files import BegunRun
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete, tied_head_expected
 from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trainer.hardware import check_backend, precision_line
+from toolgrpo.trainer.hardware import check_backend
 from toolgrpo.trainer.model_card import SavesWithCard
 from toolgrpo.trainer.row_queue import Processes, check_engine, open_queue
 from toolgrpo.trainer.stopping import (
@@ -67,11 +65,14 @@ from toolgrpo.trainer.stopping import (
     closed_if_it_fails,
     report_first_failure,
 )
-from toolgrpo.trainer.trl import batch as trl_batch
 from toolgrpo.trainer.trl import trainer as trl_trainer
+from toolgrpo.trainer.trl.calls import CallsOfTRL, check_models
+
+logger = logging.getLogger(__name__)
+_MOST_ROWS_PROVEN = 256  # whose system messages the chat format is proven for
 
 
-class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
+class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
     """TRL's `GRPOTrainer` with multi-turn tool episodes.
 
     Takes TRL's arguments; `tools` may be the path of a tools file, a module, a list of functions or
@@ -85,7 +86,6 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
     open: they belong to whoever loaded them.
     """
 
-    progress: RunProgress
     train_dataset: Any
     eval_dataset: Any
     _closed = False
@@ -136,69 +136,70 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             processing_class=given.tokenizer,
             **kwargs,
         )
-        self._know_model(given)
+        self.parts = parts = self._know_model(given)
         self.progress = progress or RunProgress(SteadyConsole(stderr=True, quiet=args.quiet or not self._is_main))
-        built = self._open_engine(given, engine, heldout)
-        self._fit(given, built)
-        self._open_watchers(given, built.engine)
-        vocabulary = self.policy.base_model.config.get_text_config().vocab_size
-        self.rollouts = given.rollouts(built.engine, self._watchers.observers(observers), vocabulary=vocabulary)
+        built = self._open_engine(parts, engine, heldout)
+        self._fit(parts, built)
+        self._open_watchers(parts, built.engine)
+        self.rollouts = parts.rollouts(built.engine, self._watchers.observers(observers))
         self._open_road(built.engine)
-        named = dict(zip(self.reward_func_names, self.reward_funcs, strict=True))
-        loaded = loaded_parts(given, built, self.policy, self.train_dataset, named)
-        if not self.progress.brings_own_log:
+        rewards = dict(zip(self.reward_func_names, self.reward_funcs, strict=True))
+        loaded, generates = loaded_lines(parts, self.train_dataset, rewards), engine_lines(parts, built)
+        for line in (*loaded, *generates):
+            logger.info("%s", line)
+        if not self.progress.brings_own_log:  # else a command has said what it loaded
             take_display(self.remove_callback, kwargs.get("callbacks") or ())
-            for line in (*loaded, f"off-policy correction: {self.correction.line}"):
-                self.progress.say(line)
+            generates = [*loaded, *generates, f"off-policy correction: {self.correction.line}"]
+        for line in generates:
+            self.progress.say(line)
 
-    def _know_model(self, given: GivenParts) -> None:
+    def _know_model(self, given: Parts) -> Parts:
         """Check the model that TRL has loaded, and how it is spread."""
         name_base_whole(self.model)
         self.backend = check_backend(self.accelerator, n_gpus=torch.cuda.device_count())
-        given.check_model(self.model.config.get_text_config().vocab_size, self.train_dataset)
         self.policy = trl_trainer.policy_of(self, self.backend)
+        parts = given.with_model(self.policy)
+        prompts = (row["prompt"] for row in islice(self.train_dataset or (), _MOST_ROWS_PROVEN))
+        parts.prove_chat(prompts, (self.train_dataset, given.eval_dataset))
         rewards = dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True))
-        self.card = model_card(given, self.policy, rewards)
+        self.card = model_card(parts, rewards)
+        return parts
 
-    def _open_engine(
-        self, given: GivenParts, engine: Engine | None, heldout: Sequence[Mapping[str, Any]]
-    ) -> BuiltEngine:
+    def _open_engine(self, given: Parts, engine: Engine | None, heldout: Sequence[Mapping[str, Any]]) -> BuiltEngine:
         """Start what draws, and settle how its tokens are corrected."""
         args = given.config
-        datasets = (self.train_dataset, self.eval_dataset)
-        built = open_engine(given, engine, self.policy, datasets, heldout, self._opened)
-        self.engine_choice, self.engine_context = built.choice, built.context
+        if engine is None:
+            built = given.open_engine((self.train_dataset, self.eval_dataset), heldout)
+            self._opened.callback(built.engine.shutdown)
+        else:
+            built = BuiltEngine(engine, EngineChoice(engine.name, "given"))
+        self.engine_choice = built.choice
         self._weights_of_step: int | None = None
-        self.correction = settled(
+        correction = settled(
             args,
             gives_logprobs=built.engine.gives_logprobs,
             # In half precision a cached decode and a training pass round apart, with the same weights too.
             same_numbers=built.engine.same_numbers_as_trainer and self.policy.dtype == torch.float32,
         )
-        trl_batch.correct_by(self, self.correction)
-        trl_batch.check_models(self)
+        self._correct_by(correction)
+        check_models(self.reward_funcs, args, self.backend)
         if args.runs_ahead:
             check_engine(built.engine)
         return built
 
-    def _fit(self, given: GivenParts, built: BuiltEngine) -> None:
+    def _fit(self, given: Parts, built: BuiltEngine) -> None:
         """Leave the rows whose prompts fit, and open the training pass for them."""
         say = self.progress.say if self._is_main else lambda line: None
-        self.markers_line = given.markers_line(partial(output_rows, self.policy.base_model))
-        if self._is_main:
-            for line in (precision_line(self.policy.dtype, self.policy.device), self.markers_line):
-                if line is not None:
-                    say(line)
         self.fitting = given.fitting(built.engine, self.progress.say)
         self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
         self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
         if given.config.gradient_checkpointing == "auto":  # until here TRL took it for true
-            keeps = may_keep_activations(given, self.policy, built.choice.name, self.train_dataset, say)
+            keeps = may_keep_activations(given, built.choice.name, self.train_dataset, say)
             self.args = given.config.changed(gradient_checkpointing=not all(gather_object([keeps])))  # one for all
             given = replace(given, config=self.args)
-        self._shared_pass = open_pass(given, self.policy, self.train_dataset, say)
+        self._shared_pass = open_pass(given, self.train_dataset, say)
 
-    def _open_watchers(self, given: GivenParts, engine: Engine) -> None:
+    def _open_watchers(self, given: Parts, engine: Engine) -> None:
         """Open what watches, and the callbacks that stop and save."""
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
@@ -207,7 +208,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             cache=cache_of(engine),
             progress=self.progress,
             callbacks=self.callback_handler.callbacks,
-            log=partial(trl_trainer.log_metrics, self),
+            log=self._log_metrics,
             model_name=str(self.model.config._name_or_path),
             process=self.accelerator.process_index,
             is_main=self._is_main,
@@ -228,10 +229,10 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
         processes = Processes(self.accelerator.num_processes, self.accelerator.process_index)
         processes.meet()  # a first time, so that they know each other before anybody is slow
         queued_rows = open_queue(
-            *(args, self.rollouts, trl_trainer.training_of(self, self._load_weights), processes),
+            *(args, self.rollouts, self._training(self._load_weights), processes),
             rows=self.train_dataset,
             row_of=lambda number: self.train_sampler.data_source[number],
-            order_of=partial(trl_trainer.epoch_order, self),
+            order_of=self._epoch_order,
         )
         grading = Grading(
             self.reward_funcs,
@@ -239,11 +240,10 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             success_at(args.success_threshold),
             self.reward_func_names,
             state=lambda: self.state,
-            ask_model=partial(trl_batch.ask_model, self),
+            ask_model=self._ask_model,
         )
-        episode_grading = EpisodeGrading(grading, args.shaping())
         self.rollout_batches = Batches(
-            lambda rows, mode: self.rollout(rows, mode=mode), episode_grading, processes, queued_rows
+            lambda rows: self.rollout(rows, mode="train"), grading, args.shaping(), processes, queued_rows
         )
         self._proof = EngineProof(
             engine,
@@ -253,16 +253,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             model=lambda: self.model,
             step=lambda: int(self.state.global_step),
         )
-        self._batch = BatchInTraining(
-            self,
-            args,
-            self.rollout_batches,
-            self.rollouts.observers,
-            self._proof,
-            self.correction,
-            self.recorder,
-            say=self.progress.say,
-        )
+        self._open_batches()
 
     @property
     def _is_main(self) -> bool:
@@ -291,7 +282,7 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
             except RunIsComplete as complete:
                 self.progress.say(f"{complete}; nothing is left to train")
                 if self.args.load_best_model_at_end:
-                    trl_trainer.load_best(self)
+                    self._load_best()
                 self.callback_handler.on_train_end(self.args, self.state, self.control)
                 output = TrainOutput(self.state.global_step, 0.0, {})
             except TooManyDroppedError:
@@ -365,16 +356,23 @@ class ToolGRPOTrainer(SavesWithCard, trl_trainer.CallsOfTRL):
         return int(self.state.global_step)
 
     def measure(
-        self, rows: Sequence[Mapping[str, Any]], options: SamplingOptions | None = None, *, label: str = "episodes"
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        options: SamplingOptions | None = None,
+        *,
+        label: str | None = None,
+        mode: Mode = "heldout",
     ) -> RolloutBatch:
-        """Run one episode per held-out row with the current weights, graded.
+        """Run one episode per held-out row with the current weights, graded: before a training, during it and after it.
 
         Nothing is trained; observers hear of it, and the recording keeps it.
         """
         self._claim_folder()
-        batch = self.rollout(rows, options, label=label)
-        grading = self.rollout_batches.grading.rewards
-        batch = grading.graded(batch, grading.ask(rows, batch.trajectories))
+        batch = self.rollout(rows, options, label=label, mode=mode)
+        if mode == "eval":
+            batch = self.rollout_batches.evaluated(batch)
+        with trl_jobs.point_to_messages(rows):
+            batch = self.rollout_batches.grading.of(batch)
         self.rollouts.observers.batch_done(batch)
         return batch
 

@@ -1,7 +1,9 @@
-"""Batches of TRL's trainer, from a rollout through its rewards to its loss. Tested with TRL 1.16.0.
+"""Batches as TRL hands them from one of its calls to the next, and readers of them. Tested with TRL 1.16.0.
 
-What is private and used (`tests/trainer/test_trl_correction.py` and `test_trl_rewards.py` fail with a
-sentence when one of these changes):
+Functions translate, without a trainer. Two watch the passes over a batch: `OffPolicy` says how far engine and trainer are
+apart, and `TokenTap` tells the recorder what a few episodes' tokens gave.
+
+What is private and used (`tests/trainer/test_trl_correction.py` fails with a sentence when one of these changes):
 
 * `_generate` returns (prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields,
   images, tool_images), columns with an episode a row;
@@ -9,71 +11,30 @@ sentence when one of these changes):
   and `_compute_loss` reads the same keys of a micro-batch: `advantages`, (B,) or (B, T), `completion_mask`,
   `tool_mask`, `prompt_mask`, `num_items_in_batch`, `old_per_token_logps`, `sampling_per_token_logps`,
   `importance_sampling_ratio`; what is added (`episode_numbers`, `segment_prompts`) is shuffled and cut with
-  the others;
-* it reads the old policy's log-probabilities before it asks for rewards, where the steps of a batch
-  differ in their weights or the engine in its numbers: that is its first forward pass. There it takes NaN for
-  a token that nobody could score, and leaves it out of `sampling/sampling_logp_difference`;
-* `use_vllm` and `vllm_importance_sampling_correction`, both true, let it read a batch so, weight its
-  tokens, and give `importance_sampling_ratio`, by which its loss is multiplied; with one of them false
-  `_compute_loss` knows no such weight. `vllm_importance_sampling_mode`, `..._clip_max` and `..._clip_min` are
-  attributes of the trainer, and `token_truncate` is the ratio of each token, cut at the largest;
-* the loss's ratio is the policy's over `old_per_token_logps`, and the policy's own where there are none;
-  the losses of `_CLIPPED` leave a token out beyond `epsilon_low` and `epsilon_high`;
-* every loss is 0 for a row whose advantages are 0, in value and in gradient, unless one of
-  `NEEDS_EVERY_ROW` or the load-balancing loss (`aux_loss_enabled`) is on, and homogeneous in the
-  advantages: twice of them is twice the loss. Those of `LOSSES_BY_TOKEN` weigh each token by its own;
-* `_compute_loss` appends to `_metrics["train"]["entropy"]` the mean over all tokens of the
-  micro-batch, in all processes, and a NaN there is left out of the average;
-* `GRPOTrainer._calculate_rewards(inputs, prompts, completions, completion_ids_list)` gives the rewards
-  of all processes, an episode a row, a function a column; NaN where a function does not score it. A row
-  with NaN alone leaves mean and standard deviation, and its advantage is 0;
-* `GRPOTrainer._pending_extra_logs` and `_pending_metrics` collect what rewards log until the batch is
-  scored;
-* a reward model is asked about prompt and completion as one conversation, in the template of its own
-  tokenizer (`reward_processing_classes`) with `chat_template_kwargs`, on the device where
-  `Trainer._prepare_inputs` puts it; the first logit is the reward;
-* `GRPOTrainer._metrics[mode]["reward"]` is the mean reward of what is trained on.
+  the others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from transformers import Trainer
-from trl import apply_chat_template
 
 from toolgrpo.episode.trajectory import Trajectory
-from toolgrpo.errors import ConfigError
-from toolgrpo.learning.correction import (
-    Correction,
-    EpisodeWeights,
-    clipped,
-    log_ratios,
-    updates_are_several,
-    weights_of_rows,
-)
+from toolgrpo.learning.correction import Correction, EpisodeWeights, cut_by, difference_metrics, weight_metrics
 from toolgrpo.learning.stages import (
-    ROW_LOSSES,
-    TOKEN_LOSSES,
-    LearningRule,
     TrainBatch,
     is_live,
-    why_every_row,
 )
-from toolgrpo.rollout.batch import Scored
-from toolgrpo.rollout.row_parts import as_messages
-from toolgrpo.trainer.batches import TakenBatch
-from toolgrpo.trainer.pass_rows import RowChoice, SegmentedRows
-from toolgrpo.trainer.trl.grpo import GRPOTrainer
+from toolgrpo.observe.recorder import EpisodeRecorder
+from toolgrpo.rollout.batch import RolloutBatch, Scored
+from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.pass_rows import Scores, SegmentedRows
 
 Batch = dict[str, Any]
-_CLIPPED = frozenset(("grpo", "bnpo", "dr_grpo", "dapo", "luspo"))
 
 
 def as_trl(trajectories: Sequence[Trajectory], pad_id: int) -> tuple[Any, ...]:
@@ -106,85 +67,11 @@ def engine_logps(trajectories: Sequence[Trajectory]) -> list[list[float]]:
     return [[0.0 if lp is None else lp for lp in one.logprobs] or [0.0] for one in trajectories]
 
 
-def check_models(trainer: GRPOTrainer) -> None:
-    """Raise if a reward model would have to be asked by one process alone, and cannot be."""
-    has_model = any(isinstance(one, torch.nn.Module) for one in trainer.reward_funcs)
-    if trainer.args.draws_groups and has_model and trainer.backend.splits_parameters:
-        raise ConfigError(
-            "dynamic_sampling asks rewards when a group ends, in each process for itself, but the "
-            "reward model is split over the processes; use a reward function, or a backend that splits nothing"
-        )
-
-
-def ask_model(trainer: GRPOTrainer, number: int, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
-    """Return what a reward model says of these conversations."""
-    model, tokenizer = trainer.reward_funcs[number], trainer.reward_processing_classes[number]
-    whole = [{"messages": [*as_messages(p), *c]} for p, c in zip(prompts, completions, strict=True)]
-    texts = [apply_chat_template(one, tokenizer, **trainer.chat_template_kwargs)["text"] for one in whole]
-    inputs = tokenizer(text=texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False)
-    with torch.inference_mode():
-        scores: list[float] = model(**Trainer._prepare_inputs(trainer, inputs)).logits[:, 0].float().tolist()
-    return scores
-
-
-def rewards_of_all(trainer: GRPOTrainer, taken: TakenBatch) -> torch.Tensor:
-    """Return the rewards of the batches of all processes; what the rewards have logged goes to TRL with it."""
-    for name, values in taken.answers.columns.items():
-        trainer._pending_extra_logs[name].extend(values)
-    for name, numbers in taken.answers.metrics.items():
-        trainer._pending_metrics[name].extend(numbers)
-    own = [
-        (math.nan,) * len(values) if one.drop is not None else values
-        for one, values in zip(taken.scored, taken.answers.values, strict=True)
-    ]
-    device = trainer.accelerator.device
-    everything: torch.Tensor = trainer.accelerator.gather(torch.tensor(own, dtype=torch.float32, device=device))
-    return everything
-
-
-def log_drawn(trainer: GRPOTrainer, taken: TakenBatch) -> None:
-    """Let `reward` be the mean of everything that was drawn; TRL's, of what is trained on, stands beside it."""
-    if taken.metrics_of_all is None:
-        return
-    collected = trainer._metrics["train"]
-    collected["reward_trained"].append(collected["reward"].pop())
-    collected["reward"].append(taken.reward)
-    for name, value in taken.metrics_of_all.items():
-        collected[name].append(value)
-
-
-def log_evaluation(trainer: GRPOTrainer, own: Sequence[Scored]) -> tuple[dict[str, float], int]:
-    """Log success and rewards over the episodes of all processes, for TRL's next log; return them, and how many were scored."""
-    shown = [(bool(one.success), {"reward": one.total, **_by_function(one)}) for one in own]
-    of_all: list[tuple[bool, dict[str, float | None]]] = gather_object(shown)
-    metrics = {"success": sum(success for success, _ in of_all) / max(1, len(of_all))}
-    for name in dict.fromkeys(name for _, rewards in of_all for name in rewards):
-        values = [value for _, rewards in of_all if (value := rewards.get(name)) is not None]
-        metrics[name] = sum(values) / len(values) if values else math.nan
-    trainer._metrics["eval"].update({name: [value] for name, value in metrics.items()})
-    return metrics, len(of_all)
-
-
-def _by_function(episode: Scored) -> dict[str, float | None]:
-    return {f"rewards/{name}/mean": value for name, value in episode.rewards.items()}
-
-
-def learning_rule(trainer: GRPOTrainer) -> LearningRule:
-    """Return how this trainer learns from its batches."""
-    args = trainer.args
-    return LearningRule(
-        shaping=args.shaping(),
-        correction=trainer.correction,
-        skips_rows=why_every_row(args) is None and not trainer.aux_loss_enabled,
-        stages=trainer.stages,
-    )
-
-
 def train_batch(output: Batch) -> TrainBatch:
     """Return what TRL made of a generation batch."""
     return TrainBatch(
         advantages=output["advantages"],
-        mask=_loss_mask(output),
+        mask=loss_mask(output),
         n_read=output["prompt_mask"].sum(dim=1) + output["completion_mask"].sum(dim=1),
         denominator=output["num_items_in_batch"],
         old_logps=output.get("old_per_token_logps"),
@@ -205,88 +92,6 @@ def with_train_batch(output: Batch, before: TrainBatch, after: TrainBatch) -> Ba
     return changed
 
 
-def correct_by(trainer: GRPOTrainer, correction: Correction) -> None:
-    """Let TRL do its part of a correction, or none."""
-    trainer.use_vllm = correction.method in ("trl", "geo_tis")
-    if correction.method == "geo_tis":
-        trainer.vllm_importance_sampling_correction = True
-        trainer.vllm_importance_sampling_mode = "token_truncate"
-        trainer.vllm_importance_sampling_clip_max = correction.cap
-        trainer.vllm_importance_sampling_clip_min = None
-
-
-def reads_old_policy(trainer: GRPOTrainer, rule: LearningRule) -> bool:
-    """Return whether TRL reads this training batch with the old policy, and only rows that have an
-    advantage matter there.
-    """
-    if not (rule.skips_rows and rule.dead_by_rewards_alone):
-        return False
-    if rule.stages or rule.correction.method == "bypass":  # a stage may give a dead group advantages
-        return False
-    return updates_are_several(trainer.args) or bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
-
-
-def choose_rows_of_old_policy(trainer: GRPOTrainer, dead: torch.Tensor) -> RowChoice:
-    """Return which rows the old policy reads: equally many in every process, as TRL takes several
-    rows at a time there, and at least one, so that the engine's numbers stay compared with the
-    trainer's.
-    """
-    n_live = (~dead).sum().to(trainer.accelerator.device)
-    n_read = max(1, int(trainer.accelerator.gather(n_live).max()))
-    read = torch.zeros_like(dead)
-    read[torch.argsort(dead.int(), stable=True)[:n_read]] = True
-    return RowChoice(read, math.nan)
-
-
-def choose_rows(rule: LearningRule, micro_batch: Batch) -> RowChoice | None:
-    """Return which rows of a micro-batch the training pass reads; None stands for all of them."""
-    if not rule.skips_rows:
-        return None
-    return RowChoice(_live(micro_batch), micro_batch.get("old_per_token_logps", 0.0))
-
-
-@contextmanager
-def mean_entropy_of_live(trainer: GRPOTrainer, micro_batch: Batch, choice: RowChoice | None) -> Iterator[None]:
-    """Let the metric `entropy` be the mean over the rows that were read, in all processes.
-
-    In every process alike, for the counts are gathered. A micro-batch without any such row has no
-    entropy: NaN, which TRL leaves out.
-    """
-    yield
-    if choice is None:
-        return
-    mask = _loss_mask(micro_batch)
-    counts = torch.stack([mask.sum(), mask[choice.live].sum()])
-    tokens, live_tokens = summed(trainer, counts).tolist()
-    logged = trainer._metrics["train"]["entropy"]
-    logged[-1] = logged[-1] * tokens / live_tokens if live_tokens else math.nan
-
-
-def summed(trainer: GRPOTrainer, counts: torch.Tensor) -> torch.Tensor:
-    """Return the sum of each of these numbers over all processes."""
-    total: torch.Tensor = trainer.accelerator.gather(counts).view(-1, len(counts)).sum(dim=0)
-    return total
-
-
-def weights_in_loss(
-    trainer: GRPOTrainer, inputs: Batch, logps: torch.Tensor, live: torch.Tensor | None
-) -> list[EpisodeWeights]:
-    """Return how the loss weights the episodes of a micro-batch whose old policy is the engine."""
-    mask = _loss_mask(inputs)
-    log_ratio = log_ratios(logps.detach(), inputs["old_per_token_logps"], mask)
-    weights, advantages = log_ratio.exp(), inputs["advantages"]
-    if trainer.importance_sampling_level == "sequence":
-        mean = (log_ratio * mask).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
-        weights, used = mean.exp().expand_as(log_ratio), mean.expand_as(log_ratio)
-    else:
-        used = log_ratio
-    if trainer.loss_type in _CLIPPED:
-        weights = clipped(used, advantages, trainer.epsilon_low, trainer.epsilon_high)
-    if live is not None:
-        log_ratio, weights, mask = log_ratio[live], weights[live], mask[live]
-    return weights_of_rows(log_ratio, weights, mask)
-
-
 def advantages_of(batch: TrainBatch) -> list[float]:
     """Return the advantage of each episode; the mean over its trained tokens where they have their own."""
     advantages = batch.advantages
@@ -295,40 +100,15 @@ def advantages_of(batch: TrainBatch) -> list[float]:
     return [float(value) for value in advantages.tolist()]
 
 
-def add_numbers(output: dict[str, Any], numbers: Sequence[int]) -> None:
-    """Let each row of TRL's batch bear the number of its episode."""
-    output["episode_numbers"] = torch.tensor(numbers, device=output["completion_ids"].device)
-
-
 def numbers_of(inputs: Mapping[str, Any]) -> list[int]:
     """Return the numbers of the episodes in a piece of a batch, or none if they were not added."""
     numbers = inputs.get("episode_numbers")
     return [] if numbers is None else [int(number) for number in numbers.tolist()]
 
 
-def segments_of(trainer: GRPOTrainer, trajectories: Sequence[Trajectory]) -> SegmentedRows | None:
-    """Return where segments begin in these episodes, or None if no process has one of several."""
-    accelerator = trainer.accelerator
-    several = torch.tensor(any(one.segment_starts for one in trajectories), device=accelerator.device)
-    if not accelerator.gather(several).any():
-        return None
-    return replace(SegmentedRows.of(trajectories, accelerator.device), most=_most(trainer))
-
-
 def with_segments(output: Batch, segments: SegmentedRows | None) -> Batch:
     """Return TRL's batch with where segments begin in its rows, if they do in any process."""
     return output if segments is None else {**output, "segment_prompts": segments.n_prompts}
-
-
-def segments_in(trainer: GRPOTrainer, inputs: Mapping[str, Any]) -> SegmentedRows | None:
-    """Return where segments begin in a piece of a batch."""
-    n_prompts = inputs.get("segment_prompts")
-    return None if n_prompts is None else SegmentedRows(n_prompts, _most(trainer))
-
-
-def _most(trainer: GRPOTrainer) -> Callable[[int], int]:
-    accelerator = trainer.accelerator
-    return lambda n: int(accelerator.gather(torch.tensor(n, device=accelerator.device)).max())
 
 
 def tokens_of_row(
@@ -351,19 +131,128 @@ def tokens_of_row(
     }
 
 
-def live_flags(trainer: GRPOTrainer, rule: LearningRule) -> Any:
-    """Return what says of each row of a micro-batch whether it is live, or None where the rows must
-    stay where TRL's shuffle put them: all are read, or the loss depends on which stand together.
-    """
-    if not rule.skips_rows or trainer.loss_type not in TOKEN_LOSSES | ROW_LOSSES:
-        return None
-    return lambda micro_batch: _live(micro_batch).tolist()
+def live(batch: Mapping[str, Any]) -> torch.Tensor:
+    return is_live(batch["advantages"], loss_mask(batch))
 
 
-def _live(batch: Mapping[str, Any]) -> torch.Tensor:
-    return is_live(batch["advantages"], _loss_mask(batch))
-
-
-def _loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:
+def loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:
     mask: torch.Tensor = batch["completion_mask"]
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
+
+
+class OffPolicy:
+    """Messages and metrics about off-policy tokens: how far engine and trainer are apart, and what the correction weights.
+
+    With `bypass` only the loss of each micro-batch knows its weights (`heard`); with the others the stages of
+    the batch do (`told`). `warn` says a sentence once.
+    """
+
+    def __init__(
+        self,
+        correction: Correction,
+        args: ToolGRPOConfig,
+        *,
+        log: Callable[[Mapping[str, float]], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._correction = correction
+        self._micro_batches = args.steps_per_generation
+        self._cut_by = cut_by(args.sampling_options())  # what cuts the distribution that the engine draws from
+        self._log = log
+        self._warn = warn
+        self._left = 0  # micro-batches of this batch that are still to be measured
+        self._weights: list[EpisodeWeights] = []
+
+    @property
+    def is_bypass(self) -> bool:
+        """Return whether the engine stands for the old policy."""
+        return self._correction.method == "bypass"
+
+    def told(self, weighted: Sequence[EpisodeWeights]) -> None:
+        """Tell what the correction does to a new training batch, or wait for its loss."""
+        if self.is_bypass:
+            self._weights, self._left = [], self._micro_batches
+        elif self._correction.method != "off":
+            self._tell(list(weighted))
+
+    def heard(self, weighted: Callable[[], list[EpisodeWeights]]) -> None:
+        """Measure a micro-batch by its own pass; with the last one, tell of all."""
+        if not self._left:
+            return
+        self._weights += weighted()
+        self._left -= 1
+        if not self._left:
+            own, self._weights = self._weights, []
+            self._tell(own)
+
+    def _tell(self, own: list[EpisodeWeights]) -> None:
+        episodes = gather_object(own)
+        self._log(weight_metrics(episodes))
+        if self.is_bypass:  # else TRL has logged it
+            self._log(difference_metrics(episodes))
+        n_tokens = sum(one.n_tokens for one in episodes)
+        if self._cut_by is None or not n_tokens:
+            return
+        bias = sum(one.log_ratio for one in episodes) / n_tokens
+        longest = max(one.n_tokens for one in episodes)
+        self._warn(
+            f"{self._cut_by} biases rollout_correction {self._correction.method}: the engine draws from a cut "
+            f"distribution, and the trainer's log-probabilities are {-bias:.3g} a token below its own, the logarithm of "
+            f"what is cut off; so a token is weighted by {math.exp(bias):.3g}, and the {longest} tokens of the longest "
+            f"episode together by e^{bias * longest:.3g}. Leave top_p, top_k and min_p off in training, or set "
+            f"rollout_correction off"
+        )
+        self._cut_by = None
+
+
+class TokenTap:
+    """Tell the recorder what the training pass saw of a few episodes' tokens.
+
+    Of each rollout `n` episodes are chosen, in turn the one with the most positive and the one with the
+    most negative advantage. Their numbers travel with TRL's batch through its shuffling and splitting
+    (`episode_numbers`), and are met again in the pass that makes the loss. Nothing is drawn at
+    random, and nothing that is trained on changes.
+    """
+
+    def __init__(self, recorder: EpisodeRecorder, n: int) -> None:
+        self._recorder = recorder
+        self._n = n if recorder.path is not None else 0
+        self._chosen: dict[int, Scored] = {}
+        self._chosen_at = 0  # a step
+
+    def mark(self, output: dict[str, Any], numbers: Sequence[int]) -> None:
+        """Mark TRL's rows with the numbers of their episodes."""
+        if self._n:
+            output["episode_numbers"] = torch.tensor(numbers, device=output["completion_ids"].device)
+
+    def choose(self, batch: RolloutBatch) -> None:
+        """Choose among the episodes of a rollout."""
+        if self._n == 0:
+            return
+        self._chosen_at = batch.step
+        recorded = [
+            one
+            for place, one in enumerate(batch.episodes)
+            if one.trajectory.ids and self._recorder.records(batch, place)
+        ]
+        chosen = chosen_episodes(recorded, self._n)
+        self._chosen = {one.trajectory.metadata["episode"]: one for one in chosen}
+
+    def hear(self, inputs: Mapping[str, Any], scored: Scores) -> None:
+        """Record, once, what the pass over a micro-batch gave for the chosen episodes."""
+        if not self._chosen:
+            return
+        logps, entropies, _ = scored
+        for row, number in enumerate(numbers_of(inputs)):
+            episode = self._chosen.pop(number, None)
+            if episode is not None:
+                seen = tokens_of_row(inputs, row, logps, entropies, episode.trajectory.mask)
+                line = {"step": self._chosen_at, "episode": number, **seen}
+                self._recorder.tokens_seen(line, list(episode.trajectory.ids))
+
+
+def chosen_episodes(episodes: Sequence[Scored], n: int) -> list[Scored]:
+    """Return up to `n` episodes, in turn the most positive and the most negative advantage."""
+    ordered = sorted((one for one in episodes if one.advantage), key=lambda one: one.advantage or 0.0)
+    last = len(ordered) - 1
+    return [ordered[last - place // 2 if place % 2 == 0 else place // 2] for place in range(min(n, len(ordered)))]

@@ -3,14 +3,10 @@
 What is used, and why (`tests/trainer/test_trl_seam.py` fails with a sentence when one of these
 changes):
 
-* `GRPOTrainer._generate(prompts)` is overridden; its 8-tuple is built in `batch.py`;
-* `GRPOTrainer._generate_and_score_completions(inputs)` is the only place that sees the dataset rows of a rollout;
-* `GRPOTrainer.use_vllm` is False while TRL starts, so it starts no engine of its own (what it says then: `batch.py`);
+* `GRPOTrainer.use_vllm` is False while TRL starts, so it starts no engine of its own (what it says then: `calls.py`);
 * `GRPOTrainer._metrics[mode][name]` collects values until TRL's next log;
-* `GRPOTrainer._prepare_inputs` keeps the micro-batches of a generation batch in `_buffered_inputs` and counts in
-  `_step`; `CallsOfTRL` reorders samples there, within optimizer steps;
-* `GRPOTrainer._get_per_token_logps_and_entropies` is TRL's one forward pass; `shared_logps` takes its arguments and gives
-  its three results;
+* `GRPOTrainer._get_per_token_logps_and_entropies` is TRL's one forward pass; `_shared_logps` takes its arguments and
+  gives its three results;
 * `GRPOTrainer._get_train_sampler` is overridden to keep the sampler: its generator makes the order of every epoch, so a
   run that is resumed in a later epoch has to draw the orders before it (`skip_epochs`);
 * `_step` and `_buffered_inputs` are a process's place inside a generation batch, which a checkpoint keeps;
@@ -35,7 +31,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from statistics import fmean
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -44,35 +39,30 @@ import torch
 import trl
 from accelerate.utils import send_to_device
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from transformers.trainer_utils import EvalLoopOutput, has_length
 from trl import SFTTrainer
 from trl.trainer.utils import generate_model_card
 
 from toolgrpo.engines.adapters import merged_parameters, merges_exactly, persistent_buffers
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
 from toolgrpo.errors import ConfigError
-from toolgrpo.rollout.batch import Mode, Row
-from toolgrpo.shared_pass.group_order import put_in_order
+from toolgrpo.rollout.batch import Mode
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.row_queue import Training
-from toolgrpo.trainer.trl.batch import as_trl, live_flags, log_evaluation, rewards_of_all
 from toolgrpo.trainer.trl.grpo import GRPOTrainer
 
 if TYPE_CHECKING:
-    from toolgrpo.trainer.batch_in_training import BatchInTraining
     from toolgrpo.trainer.checkpointing import Checkpoints
 
 TESTED_VERSIONS = ("1.16.0",)
 _TRL_TILE, _CPU_TILE = (4096, 32768), (256, 4096)  # tokens, and words of the vocabulary
 
 
-class CallsOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
-    """A trainer whose calls by TRL go to the parts that its subclass has opened; nothing is decided here."""
+class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
+    """TRL's trainer, with what is private in it as methods."""
 
     train_sampler: Any = None
     _buffered_inputs: Any  # TRL's
-    _batch: BatchInTraining
     _checkpoints: Checkpoints
     _shared_pass: SharedPass
 
@@ -104,12 +94,6 @@ class CallsOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             metrics["eval_success"] = fmean(metrics[f"eval_{name}_success"] for name in several)
         return metrics
 
-    def evaluation_loop(self, dataloader: Any, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> EvalLoopOutput:
-        """Play all rows in one rollout, as `measure` does, and compute no loss."""
-        self.model.eval()  # what TRL logs by
-        metrics, n = log_evaluation(self, self._batch.evaluated(evaluation_rows(self, dataloader)))
-        return EvalLoopOutput(None, None, {f"{metric_key_prefix}_{name}": one for name, one in metrics.items()}, n)
-
     def prediction_step(self, *_: Any, **__: Any) -> Any:
         raise ConfigError(
             "prediction_step computes a loss, and an evaluation has none here; use evaluate() or measure(rows)"
@@ -121,42 +105,112 @@ class CallsOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def _write_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
-        return self._batch.generate_and_score(inputs, super()._generate_and_score_completions)
+    def _load_best(self) -> None:
+        """Load the best checkpoint, as Transformers does at the end of a training."""
+        if self.state.best_model_checkpoint is not None:
+            self._load_best_model()
 
-    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        trl_jobs.refuse_rollout_func(self.rollout_func)  # set on a trainer that was made already
-        taken = self._batch.scoring
-        assert len(prompts) == len(taken.scored)
-        return as_trl(taken.trajectories, pad_id(self))
+    def place_in_batch(self) -> dict[str, Any]:
+        """Return where this process is in its generation batch, with what is left of it."""
+        per_batch = self.args.steps_per_generation * self.num_iterations
+        left_over = self._buffered_inputs if self._step % per_batch else None
+        return {"step": self._step, "buffered_inputs": left_over}
 
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        return rewards_of_all(self, self._batch.scoring)
+    def restore_place_in_batch(self, place: Mapping[str, Any]) -> None:
+        """Go on in the generation batch of a checkpoint."""
+        self._step = place["step"]
+        buffered = place["buffered_inputs"]
+        self._buffered_inputs = None if buffered is None else send_to_device(buffered, self.accelerator.device)
 
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._batch.compute_loss(inputs, partial(super().compute_loss, model, inputs, *args, **kwargs))
+    def skip_epochs(self, n_epochs: int) -> None:
+        """Draw the orders of the epochs before a resumed one:
+        TRL's sampler has one generator for all of them.
+        """
+        sampler = self.train_sampler
+        if sampler is not None and getattr(sampler, "shuffle", False):
+            for _ in range(n_epochs):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
 
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """Put groups together where prompts may be shared, and first what is trained where the rest is skipped."""
-        before = self._buffered_inputs
-        inputs = super()._prepare_inputs(generation_batch)
-        buffered, args = self._buffered_inputs, self.args
-        if buffered is before:
-            return inputs
-        is_live, by_prompt = live_flags(self, self._batch.rule), args.prefix_sharing != "off"
-        if by_prompt or is_live is not None:
-            steps = args.gradient_accumulation_steps
-            self._buffered_inputs = put_in_order(buffered, steps, is_live, by_prompt=by_prompt)
-        return self._buffered_inputs[self._step % len(buffered)]
+    def _epoch_order(self, n_rows: int, epoch: int) -> list[int]:
+        """Return the order in which TRL's sampler draws the rows of an epoch."""
+        if not self.shuffle_dataset:
+            return list(range(n_rows))
+        generator = torch.Generator().manual_seed(self.args.seed)
+        for _ in range(epoch):
+            torch.randperm(n_rows, generator=generator)
+        return torch.randperm(n_rows, generator=generator).tolist()
 
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        padded = super()._get_per_token_logps_and_entropies
+    def _batches_left(self) -> int:
+        """Return how many generation batches are to come, with the one that TRL asks for now."""
+        args = self.args
+        micro_batches = self.state.max_steps * args.gradient_accumulation_steps - self._step
+        return math.ceil(float(micro_batches / (args.steps_per_generation * self.num_iterations)))
 
-        def score(*args: Any, **kwargs: Any) -> Any:
-            shared = shared_logps(self, self._shared_pass, model, *args, **kwargs)
-            return padded(model, *args, **kwargs) if shared is None else shared
+    def _training(self, load_weights: Callable[[], int]) -> Training:
+        """Return what a line of rows needs to know of this training."""
+        return Training(
+            step=lambda: int(self.state.global_step),
+            left=self._batches_left,
+            weights=self.policy.weights,
+            load_weights=load_weights,
+            save=lambda: self._save_checkpoint(self.model, None),
+            log=self._log_metrics,
+        )
 
-        return self._batch.score_tokens(score, *args, **kwargs)
+    def _log_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Add one value per metric; TRL averages them until its next log."""
+        collected = self._metrics[mode_of(self)]
+        for name, value in metrics.items():
+            collected[name].append(value)
+
+    def _count_tokens(self, n_tokens: int) -> None:
+        """Add to TRL's running count of tokens, over all processes."""
+        self.state.num_input_tokens_seen += int(self._summed(torch.tensor([n_tokens]))[0])
+        self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
+
+    def _summed(self, counts: torch.Tensor) -> torch.Tensor:
+        """Return the sum of each of these numbers over all processes."""
+        counts = counts.to(self.accelerator.device)
+        total: torch.Tensor = self.accelerator.gather(counts).view(-1, len(counts)).sum(dim=0)
+        return total
+
+    def _shared_logps(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **other_inputs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, None] | None:
+        """Score as TRL's pass does, or return None where that pass must run.
+
+        Returns (log-probabilities, entropies, no auxiliary loss).
+        """
+        if compute_aux_loss:
+            self._shared_pass.fall_back_to_padded(
+                "the load-balancing loss counts every token of every row; set router_aux_loss_coef to 0"
+            )
+            return None
+        odd = sorted(name for name, value in other_inputs.items() if value is not None)
+        if odd:
+            self._shared_pass.fall_back_to_padded(f"the batch holds more than text ({', '.join(odd)})")
+            return None
+        if _is_compiled(self, self._shared_pass):
+            return None
+        scored = self._shared_pass.score_completions(
+            model,
+            input_ids,
+            attention_mask,
+            logits_to_keep,
+            unwrapped=self.accelerator.unwrap_model(model),
+            batch_size=batch_size,
+            compute_entropy=compute_entropy,
+            autocast=self.accelerator.autocast(),
+        )
+        return None if scored is None else (scored.logps, scored.entropies, None)
 
 
 def warn_if_untested() -> None:
@@ -244,65 +298,6 @@ def group_size(trainer: GRPOTrainer, mode: Mode) -> int:
     return int(trainer.args.num_generations if mode == "train" else trainer.num_generations_eval)
 
 
-def batches_left(trainer: GRPOTrainer) -> int:
-    """Return how many generation batches are to come, with the one that TRL asks for now."""
-    args = trainer.args
-    micro_batches = trainer.state.max_steps * args.gradient_accumulation_steps - trainer._step
-    return math.ceil(float(micro_batches / (args.steps_per_generation * trainer.num_iterations)))
-
-
-def training_of(trainer: GRPOTrainer, load_weights: Callable[[], int]) -> Training:
-    """Return what a line of rows needs to know of this training."""
-    return Training(
-        step=lambda: int(trainer.state.global_step),
-        left=partial(batches_left, trainer),
-        weights=trainer.policy.weights,
-        load_weights=load_weights,
-        save=lambda: trainer._save_checkpoint(trainer.model, None),
-        log=partial(log_metrics, trainer),
-    )
-
-
-def epoch_order(trainer: GRPOTrainer, n_rows: int, epoch: int) -> list[int]:
-    """Return the order in which TRL's sampler draws the rows of an epoch."""
-    if not trainer.shuffle_dataset:
-        return list(range(n_rows))
-    generator = torch.Generator().manual_seed(trainer.args.seed)
-    for _ in range(epoch):
-        torch.randperm(n_rows, generator=generator)
-    return torch.randperm(n_rows, generator=generator).tolist()
-
-
-def log_metrics(trainer: GRPOTrainer, metrics: Mapping[str, float]) -> None:
-    """Add one value per metric; TRL averages them until its next log."""
-    collected = trainer._metrics[mode_of(trainer)]
-    for name, value in metrics.items():
-        collected[name].append(value)
-
-
-def evaluation_rows(trainer: GRPOTrainer, dataloader: Any) -> list[Row]:
-    """Return this process's share of the rows of an evaluation, each as often as it has episodes."""
-    rows = dataloader.dataset
-    if not has_length(rows):  # TRL has repeated it, and accelerate deals it out
-        return [row for batch in dataloader for row in batch]
-    sharing = trainer.accelerator
-    own = range(sharing.process_index, len(rows), sharing.num_processes)
-    return [rows[number] for number in own for _ in range(group_size(trainer, "eval"))]
-
-
-def load_best(trainer: GRPOTrainer) -> None:
-    """Load the best checkpoint, as Transformers does at the end of a training."""
-    if trainer.state.best_model_checkpoint is not None:
-        trainer._load_best_model()
-
-
-def count_tokens(trainer: GRPOTrainer, n_tokens: int) -> None:
-    """Add to TRL's running count of tokens, over all processes."""
-    total = trainer.accelerator.gather(torch.tensor(n_tokens, device=trainer.accelerator.device)).sum().item()
-    trainer.state.num_input_tokens_seen += total
-    trainer._metrics["train"]["num_tokens"] = [trainer.state.num_input_tokens_seen]
-
-
 def iter_named_params(trainer: GRPOTrainer, backend: Backend | None = None) -> Iterator[tuple[str, torch.Tensor]]:
     """Walk the weights under their checkpoint names.
 
@@ -331,70 +326,6 @@ def _is_wrapped(trainer: GRPOTrainer) -> bool:
     if not trainer._dist.is_fsdp:
         return True
     return trainer.model_wrapped is trainer.model and isinstance(trainer.model, FSDPModule | FullyShardedDataParallel)
-
-
-def place_in_batch(trainer: GRPOTrainer) -> dict[str, Any]:
-    """Return where this process is in its generation batch, with what is left of it."""
-    per_batch = trainer.args.steps_per_generation * trainer.num_iterations
-    left_over = trainer._buffered_inputs if trainer._step % per_batch else None
-    return {"step": trainer._step, "buffered_inputs": left_over}
-
-
-def restore_place_in_batch(trainer: GRPOTrainer, place: Mapping[str, Any]) -> None:
-    """Go on in the generation batch of a checkpoint."""
-    trainer._step = place["step"]
-    buffered = place["buffered_inputs"]
-    trainer._buffered_inputs = None if buffered is None else send_to_device(buffered, trainer.accelerator.device)
-
-
-def skip_epochs(trainer: GRPOTrainer, n_epochs: int) -> None:
-    """Draw the orders of the epochs before a resumed one:
-    TRL's sampler has one generator for all of them.
-    """
-    sampler = trainer.train_sampler
-    if sampler is not None and getattr(sampler, "shuffle", False):
-        for _ in range(n_epochs):
-            torch.randperm(sampler.num_samples, generator=sampler.generator)
-
-
-def shared_logps(
-    trainer: GRPOTrainer,
-    shared_pass: SharedPass,
-    model: Any,
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    logits_to_keep: int,
-    batch_size: int | None = None,
-    compute_entropy: bool = False,
-    compute_aux_loss: bool = False,
-    **other_inputs: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None, None] | None:
-    """Score as TRL's pass does, or return None where that pass must run.
-
-    Returns (log-probabilities, entropies, no auxiliary loss).
-    """
-    if compute_aux_loss:
-        shared_pass.fall_back_to_padded(
-            "the load-balancing loss counts every token of every row; set router_aux_loss_coef to 0"
-        )
-        return None
-    odd = sorted(name for name, value in other_inputs.items() if value is not None)
-    if odd:
-        shared_pass.fall_back_to_padded(f"the batch holds more than text ({', '.join(odd)})")
-        return None
-    if _is_compiled(trainer, shared_pass):
-        return None
-    scored = shared_pass.score_completions(
-        model,
-        input_ids,
-        attention_mask,
-        logits_to_keep,
-        unwrapped=trainer.accelerator.unwrap_model(model),
-        batch_size=batch_size,
-        compute_entropy=compute_entropy,
-        autocast=trainer.accelerator.autocast(),
-    )
-    return None if scored is None else (scored.logps, scored.entropies, None)
 
 
 def _is_compiled(trainer: GRPOTrainer | SFTTrainer, shared_pass: SharedPass) -> bool:

@@ -1,15 +1,15 @@
-"""Load and check the parts of a run: model, tools, rewards, data.
+"""Load and check what was typed for a run: model, tools, rewards, rows.
 
-Every mistake in them is found here, before step 1.
-
-Each part says one line about what was loaded. Shared by training and evaluation.
+Every mistake in them is found here, before step 1. Tools, rewards and rows come through the doors that a trainer in
+Python uses too (`open_tools`, `named_rewards`, `suited_rows`). Each says one line about what was loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +18,27 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from toolgrpo.build import open_player
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.plugins import load_rewards, load_toolbox
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, load_tasks
-from toolgrpo.data.load import HeldOut, hold_out, hub_place, places_of
-from toolgrpo.data.rows import rows_and_reasons
+from toolgrpo.data.load import HeldOut, hold_out, hub_place
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
-from toolgrpo.evaluation.before_training import rehearse
 from toolgrpo.models import NAMED_MODELS, check_model, folder_of
 from toolgrpo.observe.console import show_warnings
 from toolgrpo.observe.progress import RunProgress
-from toolgrpo.observe.trackers import has_wandb_login
-from toolgrpo.rewards import Reward, check_gold, refused_rows
+from toolgrpo.rewards import Reward
 from toolgrpo.rewards.base import source_text
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout import Player
 from toolgrpo.rollout.demand import MOST_AT_A_TIME, PROMPT_ROOM, Prompts, Window
-from toolgrpo.rollout.row_parts import OFFERED, TOOL_COLUMNS, check_user_turns, rows_without_their_tools
+from toolgrpo.rollout.row_parts import OFFERED, TOOL_COLUMNS, check_user_turns
 from toolgrpo.support.plain_text import counted, without_secrets
 from toolgrpo.support.shipped_files import page_here
 from toolgrpo.support.storage import storage_errors
-from toolgrpo.tools import Toolbox
 from toolgrpo.tools.base import ToolProvider
-from toolgrpo.trainer.assembly import cache_of
+from toolgrpo.trainer.assembly import open_player, suited_rows
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig, get_peft_config, get_quantization_config
 from toolgrpo.trainer.memory import Device, Estimate, RunShape, estimate
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
@@ -65,8 +60,8 @@ TRAINING_ROWS, HELDOUT_ROWS, QUESTIONS = "the training rows", "the held-out rows
 
 
 @dataclass(frozen=True)
-class RunParts:
-    """The arguments of a run, and how each part is made of them."""
+class Job:
+    """The arguments of a run, and what each of them stands for."""
 
     script: ScriptArguments
     config: ToolGRPOConfig
@@ -125,34 +120,29 @@ class RunParts:
         share = self.script.eval_share
         return hold_out(self._all_rows["prompt"], share, self.config.seed) if share else None
 
-    def toolbox(self) -> Toolbox | None:
+    def toolbox(self) -> ToolProvider | None:
         return load_toolbox(self.script, self.config, self.terminal)
 
     def player(self) -> Player | None:
         """Return what plays the episodes, if it is not our own loop."""
         player = open_player(self.script.agent, None, self.config, self.script.agent_host)
-        if player is None:
-            return None
-        self.terminal.say(f"agent     {without_secrets(str(getattr(player, 'name', self.script.agent)))}")
+        if player is not None:
+            self.terminal.say(f"agent     {without_secrets(str(getattr(player, 'name', self.script.agent)))}")
         return player
+
+    def open(self, opened: ExitStack) -> tuple[ToolProvider | None, Player | None]:
+        """Open the tools, or the agent, that play the episodes; `opened` closes them."""
+        tools, player = self.toolbox(), self.player()
+        for one in (tools, player):
+            if one is not None:
+                opened.callback(one.close)
+        return tools, player
 
     def rewards(self) -> list[Reward]:
         return load_rewards(self.script, self.config, self.terminal)
 
-    def check(
-        self, rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward], heldout: Dataset | None = None
-    ) -> None:
-        """Check that tools of rows, columns of rewards and gold answers fit together."""
-        _check_columns(rows, tools, rewards)
-        if heldout is not None:
-            try:
-                _check_columns(heldout, tools, rewards)
-            except ToolGRPOError as error:
-                raise type(error)(f"the held-out rows: {error}") from error
-        if self.script.dry_run:
-            for some in (rows, *([] if heldout is None else [heldout])):
-                by_agent = self.script.agent is not None
-                rehearse(some, tools, rewards, self.config.reward_weights, by_agent=by_agent)
+    def say_rewards(self, tools: ToolProvider | None, rewards: Sequence[Reward]) -> None:
+        """Say what is graded by, and what a model or a threshold may not be up to."""
         if self.model.model_name_or_path == "nano" and tools is not None and len(tools.names) != _NANO_TOOLS:
             self.terminal.say(
                 f"          nano was taught {_NANO_TOOLS} tools at a time (tools_funcs/arithmetic_tools.py), and may call none "
@@ -164,40 +154,36 @@ class RunParts:
                 f"          success_threshold is {self.config.success_threshold:g}, and the weights of the rewards add up to "
                 f"{most:g}: no episode succeeds unless a reward gives more than 1"
             )
+        default = (
+            "; the default, since no --reward and no --reward_fn is given" if self.script.reward_is_default else ""
+        )
         for reward in rewards:
-            checked = check_gold(rows, reward) if self.script.dry_run else None
-            gold = "" if checked is None else f"; the gold answers of {checked} rows score full marks"
-            default = (
-                "; the default, since no --reward and no --reward_fn is given" if self.script.reward_is_default else ""
-            )
-            self.terminal.say(f"reward    {reward.name}: {source_text(reward)}{default}{gold}")
+            self.terminal.say(f"reward    {reward.name}: {source_text(reward)}{default}")
 
     def rows_to_score(
-        self, rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward], name: str, *, trains: bool = True
+        self, rows: Dataset, tools: ToolProvider | None, rewards: Sequence[Reward], name: str, *, trains: bool = True
     ) -> Dataset:
         """Return the rows whose tools are there and that every reward can score; --skip_bad_rows leaves out the others.
 
         What only measures may do without the tools that rows name as right.
         """
         try:
-            _check_reward_columns(rows, rewards)
+            _check_columns(rows, tools, rewards)
         except ToolGRPOError as error:
             raise type(error)(f"{name}: {error}") from error
         columns = () if self.script.agent else TOOL_COLUMNS if trains or tools is not None else OFFERED
-        looks = [("the tools", partial(rows_without_their_tools, tools, columns=columns))]
-        looks += [(reward.name, partial(refused_rows, reward=reward)) for reward in rewards]
-        for who, look in looks:
-            refused = look(rows) if self.terminal.is_main_process() else {}
-            (refused,) = broadcast_object_list([refused])
-            if not refused:
-                continue
-            text = f"{name}: {len(refused)} of {counted(len(rows), 'row')} do not suit {who}: "
-            text += rows_and_reasons(refused, places_of(rows, refused).__getitem__)
-            if not self.script.skip_bad_rows or len(refused) == len(rows):
-                raise DataError(f"{text}. Mend these rows, or leave them out with --skip_bad_rows")
-            self.terminal.say(f"          {text}; left out")
-            rows = rows.select([number for number in range(len(rows)) if number not in refused])
-        return rows
+
+        def look(find: Callable[[], dict[int, str]]) -> dict[int, str]:
+            (refused,) = broadcast_object_list([find() if self.terminal.is_main_process() else {}])
+            return dict(refused)
+
+        suited: Dataset = suited_rows(
+            *(rows, name, tools, rewards, columns),
+            left_out=(lambda text: self.terminal.say(f"          {text}")) if self.script.skip_bad_rows else None,
+            advice="leave them out with --skip_bad_rows",
+            look=look,
+        )
+        return suited
 
     def model_path(self, name: str) -> str:
         """Return where the model lies; the named models are built or unpacked first."""
@@ -223,12 +209,6 @@ class RunParts:
             raise
         except (ValueError, ImportError, OSError) as error:
             raise ConfigError(f"the trainer cannot be built with these settings: {error}") from error
-        for name in config.report_to:
-            if name == "wandb" and self.script.dry_run and not has_wandb_login():
-                self.terminal.say(
-                    "trackers  wandb has no login here, so a run would go on without it: `wandb login`, WANDB_API_KEY, or "
-                    "WANDB_MODE=offline"
-                )
         if self.model.use_peft:
             tuner = trainer.policy.model.base_model
             names = (*tuner.targeted_module_names, *tuner.targeted_parameter_names)  # the latter: experts kept in one
@@ -236,13 +216,6 @@ class RunParts:
             self.terminal.say(f"          LoRA of rank {self.model.lora_r} on {', '.join(sorted(adapted))}")
             if self.dropout:
                 self.terminal.say(f"          {self.dropout}")
-        choice = trainer.engine_choice
-        self.terminal.say(f"engine    {choice.name} ({choice.why}), {trainer.chat.name} chat format")
-        if trainer.engine_context is not None:
-            self.terminal.say(f"context   {trainer.engine_context}")
-        cache = cache_of(trainer.engine)
-        if cache is not None:
-            self.terminal.say(f"cache     {cache}")
         return trainer
 
     def estimate(
@@ -356,14 +329,10 @@ def with_lora_modules(model: ModelConfig, shape: Callable[[], Any]) -> ModelConf
     return model
 
 
-def _check_columns(rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward]) -> None:
+def _check_columns(rows: Dataset, tools: ToolProvider | None, rewards: Sequence[Reward]) -> None:
     if "user_turns" in rows.column_names:
         for script in rows["user_turns"]:
             check_user_turns(tools, script)
-    _check_reward_columns(rows, rewards)
-
-
-def _check_reward_columns(rows: Dataset, rewards: Sequence[Reward]) -> None:
     for reward in rewards:
         reward.check_columns(rows.column_names)
         if isinstance(reward.function, ByTask):
