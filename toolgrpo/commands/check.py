@@ -58,6 +58,7 @@ from toolgrpo.evaluation.before_training import WRITINGS, nonsense, rehearse, sc
 from toolgrpo.observe.trackers import has_wandb_login
 from toolgrpo.rewards import Reward, check_gold
 from toolgrpo.rewards.judge import Judge
+from toolgrpo.rollout import RolloutBatch
 from toolgrpo.support.plain_text import counted, duration
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
