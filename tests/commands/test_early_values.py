@@ -147,7 +147,7 @@ DEFECTS = {
 def test_everything_that_is_wrong_is_told_at_once(missing: str, tmp_path: Path) -> None:
     """Each mistake, and all of them, each told once, and nothing else."""
     file = tmp_path / "seed.yaml"
-    good = {"model_name_or_path": "model: {model_name_or_path: nano, lora_r: 8, lora_alpha: 16}"}
+    good = {"model_name_or_path": "model: {name: nano, lora_r: 8, lora_alpha: 16}"}
     good["dataset_id_or_path"] = "data: {dataset: arithmetic}"
     for chosen in (*combinations(DEFECTS, 1), tuple(DEFECTS)):
         lines = list(chosen)

@@ -170,7 +170,7 @@ class Job:
         try:
             _check_columns(rows, tools, rewards)
         except ToolGRPOError as error:
-            raise type(error)(f"{name}: {error}") from error
+            raise error if name == TRAINING_ROWS else type(error)(f"{name}: {error}") from error
         columns = () if self.script.agent else TOOL_COLUMNS if trains or tools is not None else OFFERED
 
         def look(find: Callable[[], dict[int, str]]) -> dict[int, str]:
