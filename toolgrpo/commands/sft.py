@@ -113,7 +113,7 @@ class SFTResult:
 
 def run(given: Given) -> int:
     """Run the command."""
-    return run_sft(*sft_arguments(given), Console(stderr=True, soft_wrap=True), given).exit_code
+    return run_sft(*sft_arguments(given), SteadyConsole(stderr=True, soft_wrap=True), given).exit_code
 
 
 def sft_arguments(given: Given) -> tuple[SFTArguments, ToolSFTConfig, ModelConfig]:
