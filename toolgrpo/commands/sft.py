@@ -33,6 +33,7 @@ from toolgrpo.engines.policy import compute_dtype
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.models import check_weights, folder_of, name_base_whole
 from toolgrpo.models.untrained_markers import output_rows
+from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.progress import StepProgress, library_bars_off
 from toolgrpo.options import options_of, with_fields_of
 from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversations
