@@ -48,10 +48,10 @@ MOST = {
     "lines that a trainer imports": 23_430,
     "files that import TRL": 5,
     "fields of our own": 38,
-    "lines of tests": 40_720,
+    "lines of tests": 40_770,
     "lines of benchmarks": 5_775,
     "lines of pages": 3_955,
-    "words of pages": 29_430,
+    "words of pages": 29_450,
 }
 SANDBOX = {"lines": 3_950, "lines of tests": 2_800}  # of confined-python, which is counted by itself
 

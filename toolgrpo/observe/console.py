@@ -32,7 +32,7 @@ class SteadyConsole(Console):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether its file is one. FORCE_COLOR says so of the pipes of a Jupyter kernel, which would show each frame of a bar."""
+        """Return whether its file is one. FORCE_COLOR says so of the pipes of a Jupyter kernel, which would show each frame of a bar."""
         return super().is_terminal and self.file.isatty()
 
     def show_cursor(self, show: bool = True) -> bool:
