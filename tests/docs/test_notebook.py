@@ -65,7 +65,7 @@ def test_a_notebook_runs_to_its_end(path: Path, tmp_path: Path) -> None:
 @pytest.mark.e2e
 def test_a_run_is_read_in_a_notebook(tmp_path: Path) -> None:
     printed = printed_by(ROOT / "recipes" / "notebooks" / "read_a_run.ipynb", tmp_path, until=5)
-    assert "before greedy" in printed[1] and "64 episodes" in printed[2] and "ended: length" in printed[3]
+    assert "before greedy" in printed[1] and "8 groups, 64 episodes" in printed[2] and "2 of 64 episodes" in printed[3]
     assert re.search(r"length +\d+ episodes", printed[4])
 
 
