@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from toolgrpo import __version__
 from toolgrpo.commands.main import main
 from toolgrpo.commands.table import COMMANDS
-from toolgrpo.observe.console import show_tool_output
+from toolgrpo.observe.console import SteadyConsole, show_tool_output
 from toolgrpo.tools.workers.output_log import OutputLog
 
 
@@ -56,3 +57,12 @@ def test_the_first_lines_that_tools_print_are_shown_and_tracebacks_of_calls_are_
         f"(what they print from here on is in {tmp_path / 'tools.log'})"
     ]
     assert "ValueError: no" in (tmp_path / "tools.log").read_text() and "line 8" in (tmp_path / "tools.log").read_text()
+
+
+def test_a_pipe_of_a_jupyter_kernel_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel sets FORCE_COLOR for what its cells start, and a bar would be written frame by frame."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    console = SteadyConsole(file=(shown := io.StringIO()))
+    console.print("[red]no code")
+    assert not console.is_terminal
+    assert shown.getvalue() == "no code\n"

@@ -48,10 +48,10 @@ MOST = {
     "lines that a trainer imports": 23_290,
     "files that import TRL": 5,
     "fields of our own": 38,
-    "lines of tests": 40_725,
+    "lines of tests": 40_790,
     "lines of benchmarks": 5_775,
     "lines of pages": 3_955,
-    "words of pages": 29_440,
+    "words of pages": 29_450,
 }
 SANDBOX = {"lines": 3_950, "lines of tests": 2_800}  # of confined-python, which is counted by itself
 

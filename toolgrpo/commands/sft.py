@@ -34,6 +34,7 @@ from toolgrpo.engines.policy import compute_dtype
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.models import check_weights, folder_of, name_base_whole
 from toolgrpo.models.untrained_markers import output_rows
+from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.progress import StepProgress, library_bars_off
 from toolgrpo.options import options_of, with_fields_of
 from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversations
@@ -115,7 +116,7 @@ class SFTResult:
 
 def run(given: Given) -> int:
     """Run the command."""
-    return run_sft(*sft_arguments(given), Console(stderr=True, soft_wrap=True), given).exit_code
+    return run_sft(*sft_arguments(given), SteadyConsole(stderr=True, soft_wrap=True), given).exit_code
 
 
 def sft_arguments(given: Given) -> tuple[SFTArguments, ToolSFTConfig, ModelConfig]:

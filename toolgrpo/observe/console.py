@@ -30,6 +30,11 @@ class SteadyConsole(Console):
         self.file.write(re.sub(" +$", "", shown.get(), flags=re.MULTILINE))
         self.file.flush()
 
+    @property
+    def is_terminal(self) -> bool:
+        """Return whether its file is one. FORCE_COLOR says so of the pipes of a Jupyter kernel, which would show each frame of a bar."""
+        return super().is_terminal and self.file.isatty()
+
     def show_cursor(self, show: bool = True) -> bool:
         return False
 
