@@ -45,13 +45,13 @@ MOST = {
     "modules": 222,
     "modules with one importer": 41,
     "modules that a trainer imports": 129,
-    "lines that a trainer imports": 23_290,
+    "lines that a trainer imports": 23_300,
     "files that import TRL": 5,
     "fields of our own": 38,
     "lines of tests": 40_790,
     "lines of benchmarks": 5_775,
     "lines of pages": 3_955,
-    "words of pages": 29_450,
+    "words of pages": 29_460,
 }
 SANDBOX = {"lines": 3_950, "lines of tests": 2_800}  # of confined-python, which is counted by itself
 
