@@ -51,7 +51,7 @@ MOST = {
     "lines of tests": 40_790,
     "lines of benchmarks": 5_775,
     "lines of pages": 3_955,
-    "words of pages": 29_460,
+    "words of pages": 29_500,
 }
 SANDBOX = {"lines": 3_950, "lines of tests": 2_800}  # of confined-python, which is counted by itself
 

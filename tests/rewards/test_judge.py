@@ -228,16 +228,17 @@ def checked(folder: Path) -> CheckLine:
 def test_check_says_how_far_the_judge_agrees_with_labels(server: ScriptedJudge, settings: Any, tmp_path: Path) -> None:
     server.says = lambda body: (404, b"") if "lost" in str(shown(body)) else by_digits(body)
     labels, good, wrong = tmp_path / "labels.jsonl", ["a 1", "b"], ["c", "d 2"]
-    for pairs, agreement, failed in (
-        ([good, good, good, ["c", "d"]], 3.5 / 4, 0),
-        ([good, ["lost", "d"]], 1.0, 1),
-        ([good, wrong], 0.5, 0),
+    for pairs, agreement, failed, verdict in (
+        ([good] * 4, 1.0, 0, CheckVerdict.PASS),
+        ([good, good, good, ["c", "d"]], 3.5 / 4, 0, CheckVerdict.WARNING),  # so few pairs may be chance
+        ([good, ["lost", "d"]], 1.0, 1, CheckVerdict.WARNING),
+        ([good, wrong], 0.5, 0, CheckVerdict.FAILURE),
     ):
         rows = [{"prompt": f"q{i}", "chosen": pair[0], "rejected": pair[1]} for i, pair in enumerate(pairs)]
         labels.write_text("\n".join(map(json.dumps, rows)))
         settings(labels=str(labels))
         line = checked(tmp_path / "out")
-        assert line.verdict is (CheckVerdict.PASS if agreement > 0.5 else CheckVerdict.FAILURE)
+        assert line.verdict is verdict
         assert line.numbers == {"agreement": agreement, "pairs": len(pairs) - failed, "failed": failed}
         assert f"agrees with {100 * agreement:.0f} %" in line.said and ("HTTP 404" in line.said) == bool(failed)
     labels.write_text('\n{"prompt": "q", "chosen": 1, "rejected": "b"}\n')

@@ -137,7 +137,7 @@ class Judge:
         return [level[order.index(place) + 1] for place in range(n)]
 
     def agreement(self) -> dict[str, Any]:
-        """Compare the judge with its labels, and return the line of `toolgrpo check` about it."""
+        """Return the line of `toolgrpo check` about the labels, which warns within 1.96 standard errors of a coin."""
         if self.settings.labels is None:
             return {"said": "judge: not compared with labels", "warning": "Name a file of them in judge.yaml"}
         groups = []
@@ -152,8 +152,9 @@ class Judge:
         share = sum(agreed) / max(1, len(agreed))
         said = f"judge: agrees with {100 * share:.0f} % of {counted(len(agreed), 'labelled pair')} (a tie counts half)"
         said += f"; {len(failed)} more failed: {failed[0]}" if failed else ""
-        failure = "" if share > 0.5 else "A coin agrees with 50 %: take a stronger model, or a clearer rubric"
-        return {"said": said, "failure": failure, "agreement": share, "pairs": len(agreed), "failed": len(failed)}
+        better = "A coin agrees with 50 %: take a stronger model, a clearer rubric, or label more pairs"
+        verdict = {} if (share - 0.5) * len(agreed) ** 0.5 > 0.98 else {"warning" if share > 0.5 else "failure": better}
+        return {"said": said, "agreement": share, "pairs": len(agreed), "failed": len(failed)} | verdict
 
 
 def judge() -> Judge:
