@@ -156,3 +156,12 @@ def test_the_command_itself(tmp_path: Path, launch_file: str, more: tuple[str, .
     found = json.loads(report.read_text())
     assert found["questions"] == 9
     assert abs(found["difference"]["pass@1"]["value"]) < 0.5, "the same model twice"
+
+
+def test_a_dry_run_ends_with_the_exit_code_of_its_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "blind.py").write_text("def reward_func(completions, **kwargs):\n    return [1.0] * len(completions)\n")
+    blind = (*("--reward_fn", str(tmp_path / "blind.py")), *("--reward_weights", "0", "0", "1"))
+    for flags, code in (((), 0), (blind, 1)):
+        report, shown = evaluate(tmp_path / "out", "--dry_run", "--eval_questions", "4", *flags)
+        assert report.exit_code == code and "dry run: everything was loaded and checked; " in shown

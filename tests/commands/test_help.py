@@ -147,6 +147,10 @@ def test_all_flags_are_those_that_the_command_reads() -> None:
     assert not shown & set(WITHOUT_EFFECT), "a flag that is refused is no help"
 
 
+def test_a_switch_with_a_third_value_names_it() -> None:
+    assert "--gradient_checkpointing true|false|auto\n" in help_text("train", "training")
+
+
 def test_one_theme_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help", "tools"]) == 0
     shown = capsys.readouterr().out

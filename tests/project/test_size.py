@@ -43,12 +43,12 @@ LINES = {
 }
 MOST = {
     "modules": 222,
-    "modules with one importer": 41,
+    "modules with one importer": 40,
     "modules that a trainer imports": 129,
     "lines that a trainer imports": 23_300,
     "files that import TRL": 5,
     "fields of our own": 38,
-    "lines of tests": 40_790,
+    "lines of tests": 40_800,
     "lines of benchmarks": 5_775,
     "lines of pages": 3_955,
     "words of pages": 29_500,

@@ -20,6 +20,7 @@ from datasets import Dataset
 from toolgrpo.build import Parts
 from toolgrpo.commands.arguments import DEFAULT_QUESTIONS, ScriptArguments
 from toolgrpo.commands.check import Preflight
+from toolgrpo.commands.check_lines import CheckReport
 from toolgrpo.commands.given import Given, keep_run_config, run_text
 from toolgrpo.commands.job import QUESTIONS, Job
 from toolgrpo.commands.loaded_model import load_model
@@ -70,8 +71,8 @@ class EvaluationRun:
     terminal: Terminal
     given: Given
 
-    def run(self) -> Comparison | None:
-        """Measure, show the tables and write the JSON; None after a dry run."""
+    def run(self) -> Comparison | CheckReport:
+        """Measure, show the tables and write the JSON; a dry run only checks."""
         rows = self._questions()
         baseline = None
         if self.evaluation.baseline:
@@ -79,9 +80,10 @@ class EvaluationRun:
             baseline = self._measure(self.evaluation.baseline, rows, "baseline")
             self.terminal.say(f"model     {self.model.model_name_or_path}")
         report = self._measure(str(self.model.model_name_or_path), rows, "model")
-        if report is None:
-            self.terminal.say("dry run: everything was loaded and checked")
-            return None
+        if isinstance(report, CheckReport):  # as a baseline's, whose rows and rewards are the same
+            self.terminal.say(f"dry run: everything was loaded and checked; {report.closing()}")
+            return report
+        assert not isinstance(baseline, CheckReport)
         comparison = Comparison(self._spec(), self.config.temperature, report, baseline)
         self._show(comparison)
         return comparison
@@ -92,8 +94,8 @@ class EvaluationRun:
         self.terminal.say(f"data      {self._spec()}: {len(rows)} questions, {self.evaluation.samples} episodes each")
         return rows
 
-    def _measure(self, name: str, rows: Dataset, label: str) -> ModelReport | None:
-        """Measure one model on all questions; None in a dry run."""
+    def _measure(self, name: str, rows: Dataset, label: str) -> ModelReport | CheckReport:
+        """Measure one model on all questions; in a dry run load it, and check what it would be measured with."""
         folder = Path(self.config.output_dir) / label
         for old in folder.glob("episodes*.jsonl"):
             old.unlink(missing_ok=True)
@@ -107,15 +109,16 @@ class EvaluationRun:
             rewards = job.rewards()
             rows = job.rows_to_score(rows, tools, rewards, QUESTIONS, trains=False)
             job.say_rewards(tools, rewards)
-            if self.script.dry_run:
-                Preflight(job).before_model(rows, tools, rewards)
+            preflight = Preflight(job) if self.script.dry_run else None
+            if preflight is not None:
+                preflight.before_model(rows, tools, rewards)
             parts = load_model(job, name, toolbox=tools, player=player)
             rollouts = self._rollouts(parts, rows)
             opened.callback(rollouts.close)
             parts.prove_chat(rows["prompt"], [rows])
             rows = parts.fitting(rollouts.engine, self.terminal.say)(rows, name="the questions")
-            if self.script.dry_run:
-                return None
+            if preflight is not None:
+                return preflight.report
             evaluation = Evaluation(
                 rows=list(rows),
                 rewards=rewards,
@@ -177,5 +180,5 @@ def run_evaluate(given: Given, terminal: Terminal) -> int:
     """Run the command."""
     evaluation, script, config, model = evaluation_arguments(given)
     with terminal.writing_into_folder(config, dry_run=script.dry_run) as config:
-        EvaluationRun(evaluation, script, config, model, terminal, given).run()
-    return 0
+        done = EvaluationRun(evaluation, script, config, model, terminal, given).run()
+    return done.exit_code if isinstance(done, CheckReport) else 0

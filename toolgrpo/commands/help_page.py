@@ -261,7 +261,9 @@ def _value(flag: Flag) -> str:
     if any(typing.get_origin(member) is list for member in flag.members):
         return "A B ..."
     kinds = {str: "TEXT", float: "X", int: "N", bool: "true|false"}
-    return next((name for kind, name in kinds.items() if kind in flag.members), "TEXT")
+    words = [word for one in flag.members if typing.get_origin(one) is typing.Literal for word in typing.get_args(one)]
+    shown = next((name for kind, name in kinds.items() if kind in flag.members), "TEXT")
+    return "|".join([shown, *(word for word in words if isinstance(word, str))])
 
 
 def _cut(line: str, width: int) -> str:

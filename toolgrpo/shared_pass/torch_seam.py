@@ -6,8 +6,8 @@ Tested with PyTorch 2.13, Transformers 5.19.
   PyTorch's own CPU attention, since the public function does not give the log-sum-exp
   (`tests/shared_pass/test_torch_kernels.py` pins them);
 * `torch.ops.aten._flash_attention_forward` and its backward: the kernels behind `torch.nn.attention.varlen.varlen_attn`,
-  a prototype. Its custom operator took a host 0.40 ms a call and 0.96 with its backward pass, and these behind a function
-  of autograd 0.05 and 0.23 (kernels that do nothing, on a CPU). The same file pins that both ask for the same;
+  a prototype, whose custom operator costs the host several times a call of these. The same file pins that both ask for the
+  same;
 * `config._attn_implementation`, by which a Transformers model finds its attention function at every
   call;
 * `Variable._execution_engine.queue_callback`, which runs something when the backward pass under way
