@@ -30,9 +30,10 @@ from toolgrpo.commands.job import init_kwargs_of, shape_of, with_lora_modules
 from toolgrpo.commands.plugins import tool_flags
 from toolgrpo.commands.table import SFTArguments, SFTOptions
 from toolgrpo.data.load import hub_ids
-from toolgrpo.engines.policy import compute_dtype
+from toolgrpo.engines.policy import Backend, compute_dtype
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.models import check_weights, folder_of, name_base_whole
+from toolgrpo.models.adapter_step import join_adapters
 from toolgrpo.models.untrained_markers import output_rows
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.progress import StepProgress, library_bars_off
@@ -214,6 +215,8 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
         raise
     except (ValueError, ImportError, OSError) as error:
         raise ModelError(f"--model_name_or_path {model.model_name_or_path}: {error}") from error
+    if not Backend.of(trainer.accelerator).splits_parameters:
+        join_adapters(trainer.accelerator.unwrap_model(trainer.model))
     longest_here = max(len(example.ids) for example in examples)
     needed = PassShape.of(trainer.model, checkpointing=config.gradient_checkpointing)
     if needed is not None and needed.is_large(longest_here * config.per_device_train_batch_size):

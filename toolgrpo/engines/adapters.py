@@ -29,6 +29,7 @@ from peft.tuners.trainable_tokens import TrainableTokensLayer
 
 from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ConfigError
+from toolgrpo.models.adapter_step import JoinedLinear
 
 _WRAPPERS = re.compile(
     r"^base_model\.model\.|\.token_adapter|\.base_layer|modules_to_save\.default\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_module\."
@@ -100,7 +101,9 @@ def merges_exactly(model: Any) -> bool:
     if not hasattr(model, "peft_config"):
         return False
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
-    plain = all(type(layer) in (Linear, Embedding) and not any(layer.use_dora.values()) for layer in layers)
+    plain = all(
+        type(layer) in (Linear, JoinedLinear, Embedding) and not any(layer.use_dora.values()) for layer in layers
+    )
     return plain and bool(layers)
 
 

@@ -30,6 +30,7 @@ from toolgrpo.engines.base import CacheRoom, Engine, HasCache
 from toolgrpo.engines.build import BuiltEngine
 from toolgrpo.errors import ConfigError, DataError, ModelError
 from toolgrpo.models import folder_of, is_adapter
+from toolgrpo.models.adapter_step import join_adapters
 from toolgrpo.observe.doctor import Finding
 from toolgrpo.observe.metrics import Known, MetricsLog
 from toolgrpo.observe.progress import RunProgress
@@ -197,6 +198,8 @@ def open_pass(given: Parts, rows: Any, say: Callable[[str], None]) -> SharedPass
     """Return the training pass that the config asks for; on a CPU, cut to what fits into memory."""
     args: ToolGRPOConfig = given.config
     policy, free = given.policy, free_bytes()
+    if not policy.backend.splits_parameters:
+        join_adapters(policy.model)
     shape = PassShape.of(policy.model, checkpointing=args.gradient_checkpointing)
     is_whole = policy.device.type == "cpu" and not policy.backend.splits_parameters
     sizes = PassSizes.of(given, rows) if is_whole else None

@@ -1,0 +1,85 @@
+"""A linear layer with its LoRA adapter as one step of autograd, for models in 16 bits.
+
+PEFT keeps an adapter in 32 bits, and copies what each layer reads and adds to that width: on a CPU these copies took
+longer than the products (benchmarks/training_pass.py, `adapter`). Here the adapter is rounded to the layer's dtype for
+the products, as autocast would do and as an engine has it once it is merged; it is trained in 32 bits all the same.
+Whatever is not a plain adapter over a plain layer runs as PEFT has it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from peft.tuners.lora import Linear
+from torch import nn
+from torch.nn import functional
+
+
+def join_adapters(model: Any) -> None:
+    """Let the plain LoRA layers of a model, whose parameters are whole in this process, compute in one step."""
+    for module in model.modules():
+        if type(module) is Linear and type(module.base_layer) is nn.Linear:
+            module.__class__ = JoinedLinear
+
+
+class JoinedLinear(Linear):  # type: ignore[misc]  # PEFT ships no types for it
+    """PEFT's layer, which takes the short way where it may."""
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        name = None if args or kwargs else self._one_plain_adapter(x)
+        if name is None:
+            whole: torch.Tensor = super().forward(x, *args, **kwargs)
+            return whole
+        down, up, base = self.lora_A[name], self.lora_B[name], self.base_layer
+        joined: torch.Tensor = AdapterStep.apply(x, base.weight, base.bias, down.weight, up.weight, self.scaling[name])
+        return joined
+
+    def _one_plain_adapter(self, x: torch.Tensor) -> str | None:
+        """Return the adapter's name, None where PEFT must compute."""
+        names = [name for name in self.active_adapters if name in self.lora_A]
+        if len(names) != 1 or self.disable_adapters or self.merged or self.lora_variant:
+            return None
+        (name,) = names
+        weight, device = self.base_layer.weight, x.device.type
+        computes_in = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        plain = (
+            isinstance(self.lora_dropout[name], nn.Identity)
+            and self.lora_A[name].bias is None
+            and self.lora_B[name].bias is None
+            and not weight.requires_grad
+        )
+        # In 32 bits nothing would be saved, and sums would be rounded in another order.
+        of_one_kind = x.dtype == weight.dtype == computes_in and x.dtype.itemsize == 2
+        return name if plain and of_one_kind else None
+
+
+class AdapterStep(torch.autograd.Function):
+    """`x W' + b + scale * (x A') B'`, in the dtype of x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        down: torch.Tensor,
+        up: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        down, up = down.to(x.dtype), (up * scale).to(x.dtype)
+        inner = rows @ down.t()
+        ctx.save_for_backward(rows, weight, down, up, inner)
+        ctx.scale, ctx.shape = scale, x.shape
+        return functional.linear(rows, weight, bias).addmm_(inner, up.t()).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows, weight, down, up, inner = ctx.saved_tensors
+        grad = grads[0].reshape(-1, grads[0].shape[-1])
+        of_inner = grad @ up
+        of_x = (grad @ weight).addmm_(of_inner, down).view(ctx.shape) if ctx.needs_input_grad[0] else None
+        of_down = (of_inner.t() @ rows).to(torch.promote_types(grad.dtype, torch.float32))
+        of_up = (grad.t() @ inner).to(of_down.dtype) * ctx.scale
+        return of_x, None, None, of_down, of_up, None
