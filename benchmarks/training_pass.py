@@ -16,8 +16,9 @@ One row per size: seconds of forward + backward as TRL's loss needs them (fused 
 (with clipping and AdamW), and the most memory the first pass adds (high-water mark of resident memory). Medians of
 the rounds. Completion lengths are either all the longest ("full") or spread evenly from a quarter of it to all of it
 ("spread"). `--real` takes the first pass alone of layers as wide as those of Qwen2.5-0.5B, and a fourth way, `heap`: ours
-with all memory from the heap and 33 MB tiles of the head, as before; and a fifth, `kept`: without checkpointing. Writes
-benchmarks/results/training_pass.json.
+with all memory from the heap and 33 MB tiles of the head, as before; a fifth, `kept`: without checkpointing; and two with
+weights in bf16 under an adapter in fp32: `bf16` as a run has it (`toolgrpo/models/adapter_step.py`), `bf16_peft` with
+PEFT's own layers. Writes benchmarks/results/training_pass.json.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ SIZES = [(1200, 200, 8), (400, 400, 8), (200, 1000, 8), (20, 300, 8), (400, 100,
 QUICK_SIZES = [SIZES[0], SIZES[2], SIZES[3]]
 NAME = "training_pass"
 WAYS = ("trl", "padded", "shared")
-REAL_WAYS = ("trl", "heap", "shared", "kept")
+REAL_WAYS = ("trl", "heap", "shared", "kept", "bf16_peft", "bf16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +126,14 @@ def _serve_case(way: str, case: Case) -> None:
     """The first pass tells the memory; then one step for each line, until the line that says it is over."""
     import torch
 
-    model, ids, mask = build(case)
+    model, ids, mask = build(case, torch.bfloat16 if "bf16" in way else torch.float32)
+    if way == "bf16":
+        from toolgrpo.models.adapter_step import join_adapters
+
+        join_adapters(model)
     if way == "kept":
         model.gradient_checkpointing_disable()
-    if case.adapter and way in ("shared", "kept"):
+    if case.adapter and way not in ("trl", "heap"):
         from toolgrpo.support.process_setup import map_large_blocks
 
         map_large_blocks()  # as a run of this size does
@@ -154,7 +159,7 @@ def _serve_case(way: str, case: Case) -> None:
     _say("over")  # answered, so that no process reads what is meant for the next one
 
 
-def build(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor]:
+def build(case: Case, dtype: torch.dtype | None = None) -> tuple[Any, torch.Tensor, torch.Tensor]:
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -174,7 +179,7 @@ def build(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor]:
         pad_token_id=None,
         **_recurrent_layers(case),
     )
-    model: Any = AutoModelForCausalLM.from_config(config).float().train()
+    model: Any = AutoModelForCausalLM.from_config(config).to(dtype or torch.float32).train()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     if case.adapter:
         model = get_peft_model(
@@ -222,7 +227,7 @@ def _recurrent_layers(case: Case) -> dict[str, Any]:
 def score(way: str, case: Case, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The forward pass; a sum to go backward from."""
     scored = None
-    if way in ("shared", "heap", "kept"):
+    if way not in ("trl", "padded"):
         scored = _shared_pass().score_completions(
             model, ids, mask, case.completion, unwrapped=model, compute_entropy=True
         )
@@ -354,12 +359,17 @@ def rows(results: dict[str, Any]) -> list[Row]:
         size = f"prompt {one['prompt']}, {one['group']} x {one['completion']} ({one['lengths']}), width {one['hidden']}"
         size += f", vocabulary {one['vocabulary']:,}, LoRA, checkpointing" if one.get("adapter") else ""
         size += f", {one['family']}" if one.get("family", "qwen3") != "qwen3" else ""
-        compared = [("pass_s", "trl", "TRL"), ("peak_mib", "trl", "TRL")]
-        compared += [("pass_s", "padded", "ours, not sharing"), ("step_s", "trl", "TRL")] if "padded" in one else []
-        others = [("heap", "ours, all from the heap"), ("kept", "ours, activations kept")]
-        compared += [(of, *other) for other in others for of in ("pass_s", "peak_mib") if other[0] in one]
-        for what, way, name in compared:
-            ours, other = (Figure.kept(one[of][what], one[of].get(f"all_{what}"), 1) for of in ("shared", way))
+        compared = [("pass_s", "shared", "trl", "TRL"), ("peak_mib", "shared", "trl", "TRL")]
+        if "padded" in one:
+            compared += [("pass_s", "shared", "padded", "ours, not sharing"), ("step_s", "shared", "trl", "TRL")]
+        for mine, way, name in (
+            ("shared", "heap", "ours, all from the heap"),
+            ("shared", "kept", "ours, activations kept"),
+            ("bf16", "bf16_peft", "ours with PEFT's layers, both in bf16"),
+        ):
+            compared += [(of, mine, way, name) for of in ("pass_s", "peak_mib") if way in one]
+        for what, mine, way, name in compared:
+            ours, other = (Figure.kept(one[of][what], one[of].get(f"all_{what}"), 1) for of in (mine, way))
             said = {"pass_s": "forward and backward", "step_s": "the whole step", "peak_mib": "memory"}[what]
             made.append(Row(f"{size}: {said}", ours, "MiB" if what == "peak_mib" else "s", other, name))
     return made
@@ -371,7 +381,7 @@ def main() -> None:
     parser.add_argument("--hybrids", action="store_true", help="models with recurrent layers")
     parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--serve", choices=(*WAYS, "heap", "kept"), help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices={*WAYS, *REAL_WAYS}, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options.serve, options.threads)

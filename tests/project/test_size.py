@@ -28,7 +28,7 @@ LINES = {
     "evaluation": 1260,
     "gateway": 2350,
     "learning": 795,
-    "models": 350,
+    "models": 410,
     "observe": 3200,
     "report": 950,
     "rewards": 2100,
@@ -42,7 +42,7 @@ LINES = {
     "(itself)": 765,
 }
 MOST = {
-    "modules": 222,
+    "modules": 223,
     "modules with one importer": 40,
     "modules that a trainer imports": 129,
     "lines that a trainer imports": 23_300,

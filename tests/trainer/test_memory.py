@@ -17,6 +17,7 @@ from toolgrpo.engines.base import CacheRoom
 from toolgrpo.engines.build import EngineOptions
 from toolgrpo.engines.vllm_options import VLLMOptions
 from toolgrpo.errors import ConfigError
+from toolgrpo.models.adapter_step import join_adapters
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.testing import ByteChat
 from toolgrpo.testing.trainers import tiny_trainer
@@ -27,15 +28,17 @@ LORA = 366_592  # weights of rank 16 in a layer of Qwen2.5-0.5B
 QWEN = PassShape(layers=24, width=896, heads=1152, inner=4864, n_trained=24 * LORA, itemsize=4, checkpointing=True)
 
 
-@pytest.mark.parametrize("case", ["fp32", "bf16 by autocast", "bf16, adapters in fp32"])
+@pytest.mark.parametrize("case", ["fp32", "bf16 by autocast", "bf16, adapters", "bf16, adapters with dropout"])
 def test_what_a_pass_keeps_is_what_its_shape_says(tmp_path: Path, case: str) -> None:
     """Counted: the storages that the forward pass keeps for the backward pass, without checkpointing."""
     dtype = torch.bfloat16 if "bf16" in case else torch.float32
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 1, "num_hidden_layers": 4}
     model: Any = Qwen2ForCausalLM(Qwen2Config(vocab_size=320, hidden_size=128, intermediate_size=512, **sizes)).train()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    if "adapters" in case:  # they copy what they read
-        model = get_peft_model(model.to(dtype), LoraConfig(r=4, target_modules="all-linear"))
+    if "adapters" in case:  # with dropout they copy what they read
+        dropout = 0.1 if "dropout" in case else 0.0
+        model = get_peft_model(model.to(dtype), LoraConfig(r=4, target_modules="all-linear", lora_dropout=dropout))
+        join_adapters(model)
     ids = torch.randint(0, 300, (4, 300), generator=torch.Generator().manual_seed(0))
     ids[:, :200] = ids[0, :200].clone()
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}

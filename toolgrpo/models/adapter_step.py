@@ -1,9 +1,9 @@
 """A linear layer with its LoRA adapter as one step of autograd, for models in 16 bits.
 
 PEFT keeps an adapter in 32 bits, and copies what each layer reads and adds to that width: on a CPU these copies took
-longer than the products (benchmarks/training_pass.py, `adapter`). Here the adapter is rounded to the layer's dtype for
-the products, as autocast would do and as an engine has it once it is merged; it is trained in 32 bits all the same.
-Whatever is not a plain adapter over a plain layer runs as PEFT has it.
+longer than the products. Here the adapter is rounded to the layer's dtype for the products, as autocast would do and as
+an engine has it once it is merged; it is trained in 32 bits all the same. Whatever is not a plain adapter over a plain
+layer runs as PEFT has it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from peft.tuners.lora import Linear
+from peft.tuners.lora import Linear, LoraLayer
 from torch import nn
 from torch.nn import functional
 
@@ -23,35 +23,40 @@ def join_adapters(model: Any) -> None:
             module.__class__ = JoinedLinear
 
 
+def may_join(model: Any) -> bool:
+    """Return whether `join_adapters` leaves no layer to PEFT in 16 bits."""
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    return all(isinstance(layer, Linear) and _plain_adapter(layer) is not None for layer in layers)
+
+
+def _plain_adapter(layer: Any) -> str | None:
+    """Return the name of the one plain adapter over a plain layer, None if it is anything else."""
+    names = [name for name in layer.active_adapters if name in layer.lora_A]
+    if len(names) != 1 or layer.lora_variant or type(layer.base_layer) is not nn.Linear:
+        return None
+    (name,) = names
+    has_bias = layer.lora_A[name].bias is not None or layer.lora_B[name].bias is not None
+    drops, trains_base = not isinstance(layer.lora_dropout[name], nn.Identity), layer.base_layer.weight.requires_grad
+    return None if has_bias or drops or trains_base else name
+
+
 class JoinedLinear(Linear):  # type: ignore[misc]  # PEFT ships no types for it
     """PEFT's layer, which takes the short way where it may."""
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        name = None if args or kwargs else self._one_plain_adapter(x)
-        if name is None:
+        name = _plain_adapter(self)
+        if args or kwargs or name is None or self.disable_adapters or self.merged or not self._is_of_16_bits(x):
             whole: torch.Tensor = super().forward(x, *args, **kwargs)
             return whole
-        down, up, base = self.lora_A[name], self.lora_B[name], self.base_layer
-        joined: torch.Tensor = AdapterStep.apply(x, base.weight, base.bias, down.weight, up.weight, self.scaling[name])
+        base, down, up = self.base_layer, self.lora_A[name].weight, self.lora_B[name].weight
+        joined: torch.Tensor = AdapterStep.apply(x, base.weight, base.bias, down, up, self.scaling[name])
         return joined
 
-    def _one_plain_adapter(self, x: torch.Tensor) -> str | None:
-        """Return the adapter's name, None where PEFT must compute."""
-        names = [name for name in self.active_adapters if name in self.lora_A]
-        if len(names) != 1 or self.disable_adapters or self.merged or self.lora_variant:
-            return None
-        (name,) = names
-        weight, device = self.base_layer.weight, x.device.type
-        computes_in = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-        plain = (
-            isinstance(self.lora_dropout[name], nn.Identity)
-            and self.lora_A[name].bias is None
-            and self.lora_B[name].bias is None
-            and not weight.requires_grad
-        )
-        # In 32 bits nothing would be saved, and sums would be rounded in another order.
-        of_one_kind = x.dtype == weight.dtype == computes_in and x.dtype.itemsize == 2
-        return name if plain and of_one_kind else None
+    def _is_of_16_bits(self, x: torch.Tensor) -> bool:
+        """In 32 bits nothing would be saved, and sums would be rounded in another order."""
+        device, dtype = x.device.type, self.base_layer.weight.dtype
+        computes_in = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype
+        return x.dtype == dtype == computes_in and dtype.itemsize == 2
 
 
 class AdapterStep(torch.autograd.Function):

@@ -23,6 +23,7 @@ from toolgrpo.engines.base import CacheRoom
 from toolgrpo.engines.build import ENGINES, EngineMemory, EngineOptions, MemoryFacts
 from toolgrpo.engines.policy import kv_bytes_per_token
 from toolgrpo.errors import ConfigError
+from toolgrpo.models.adapter_step import may_join
 
 _ALWAYS = 2**26  # tiles of the output head, attention, what libraries load at their first use
 _LARGE = 2**30  # bytes of activations, from which on memory counts more than a few percent of time
@@ -206,7 +207,8 @@ class RunShape:
         passes = PassShape.of(model, checkpointing=config.gradient_checkpointing)
         if passes is not None:
             residual = embedding.weight.element_size()
-            copies = passes.itemsize if passes.itemsize > max(dtype.itemsize, residual) else 0
+            widens = passes.itemsize > max(dtype.itemsize, residual) and not may_join(model)
+            copies = 2 * passes.itemsize if widens else 0  # with what their dropout makes of them
             passes = replace(passes, itemsize=dtype.itemsize, residual=residual, copies=copies)
         in_float32 = [weight for weight in trained if weight.dim() > 1 and weight.element_size() > dtype.itemsize]
         return cls(
