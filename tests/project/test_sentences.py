@@ -2,7 +2,7 @@
 
 A sentence is a string of three or more words that is not a docstring; of an expression in it only a plain name is kept.
 Other tests assert an error's class and its facts (the flag, the file, the value), never the words around them.
-After an edit: `python tests/project/test_sentences.py --write`, and read the diff.
+After an edit: `python tests/project/test_sentences.py --write`, and read the diff; it names the tests that quote words that went.
 """
 
 from __future__ import annotations
@@ -57,6 +57,22 @@ def snapshot() -> str:
     )
 
 
+def triples(text: str) -> set[str]:
+    """Every three words in a row, of the words between two expressions."""
+    rows = [part.split() for line in text.splitlines() for part in re.split(r"\{[^}]*\}", line)]
+    return {" ".join(words[n : n + 3]) for words in rows for n in range(len(words) - 2)}
+
+
+def write() -> None:
+    reviewed, now = REVIEWED.read_text("utf-8") if REVIEWED.exists() else "", snapshot() + "\n"
+    REVIEWED.write_text(now, "utf-8")
+    gone = triples(reviewed) - triples(now)
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+            if triples(re.sub(r"[\"']", " ", line)) & gone:
+                print(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+
+
 def test_each_sentence_was_reviewed() -> None:
     reviewed, now = REVIEWED.read_text("utf-8").splitlines(), snapshot().splitlines()
     changed = "\n".join(difflib.unified_diff(reviewed, now, "reviewed", "now", lineterm="", n=0))
@@ -64,4 +80,4 @@ def test_each_sentence_was_reviewed() -> None:
 
 
 if __name__ == "__main__":
-    REVIEWED.write_text(snapshot() + "\n", "utf-8") if "--write" in sys.argv else print(snapshot())
+    write() if "--write" in sys.argv else print(snapshot())
