@@ -57,19 +57,19 @@ def snapshot() -> str:
     )
 
 
-def triples(text: str) -> set[str]:
-    """Every three words in a row, of the words between two expressions."""
+def phrases(text: str) -> set[str]:
+    """Every four words in a row, of the words between two expressions."""
     rows = [part.split() for line in text.splitlines() for part in re.split(r"\{[^}]*\}", line)]
-    return {" ".join(words[n : n + 3]) for words in rows for n in range(len(words) - 2)}
+    return {" ".join(words[n : n + 4]) for words in rows for n in range(len(words) - 3)}
 
 
 def write() -> None:
     reviewed, now = REVIEWED.read_text("utf-8") if REVIEWED.exists() else "", snapshot() + "\n"
     REVIEWED.write_text(now, "utf-8")
-    gone = triples(reviewed) - triples(now)
+    gone = phrases(reviewed) - phrases(now)
     for path in sorted((ROOT / "tests").rglob("*.py")):
         for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
-            if triples(re.sub(r"[\"']", " ", line)) & gone:
+            if phrases(re.sub(r"[\"']", " ", line)) & gone:
                 print(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
 
 

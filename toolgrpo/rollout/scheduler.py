@@ -154,7 +154,7 @@ def check_complete(trajectories: Sequence[Trajectory]) -> None:
     if lost:
         raise EngineError(
             f"{len(lost)} of {len(trajectories)} episodes could not be completed, after retries; the first failed with: "
-            f"{lost[0].failure}. Nothing was trained on this batch. Mend the cause and resume from the last checkpoint."
+            f"{lost[0].failure}. Nothing was trained on this batch. Fix the cause and resume from the last checkpoint."
         )
 
 

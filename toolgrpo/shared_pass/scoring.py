@@ -306,5 +306,5 @@ def unsupported_model(unwrapped: Any) -> str | None:
     """Return why this model, with its adapters, cannot run on packed prefix trees, or None if it can."""
     adapters = getattr(unwrapped, "peft_config", {})
     if any(getattr(adapter, "is_prompt_learning", False) for adapter in adapters.values()):
-        return "its adapter puts tokens of its own before every row"
+        return "its adapter puts its own tokens before every row"
     return unsupported(unwrapped.config)
