@@ -21,7 +21,7 @@ from toolgrpo.commands.check import CheckRun, check_arguments
 from toolgrpo.commands.job import HELDOUT_ROWS, QUESTIONS, TRAINING_ROWS, Job
 from toolgrpo.commands.main import read
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.commands.train import TrainingRun
+from toolgrpo.commands.train import TrainingRun, run_train
 from toolgrpo.errors import ConfigError, DataError, ModelError, PluginError, RewardError
 from toolgrpo.tools import load_tools
 
@@ -266,3 +266,16 @@ def test_a_dry_run_resets_the_environment(tmp_path: Path) -> None:
     )
     with pytest.raises(PluginError, match="environment Env: reset raised for a row with the columns"):
         load(tmp_path, "--dry_run", "--environment", f"{tmp_path / 'env.py'}:Env", "--reward", "environment")
+
+
+def test_a_dry_run_checks_everything_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaded and proven like a run, model and engine too; the command itself is tried in `test_train_command.py`."""
+    monkeypatch.chdir(ROOT)
+    flags = ["--output_dir", str(tmp_path / "out"), "--max_steps", "2", "--eval_questions", "16", "--dry_run"]
+    given = ["--config", "recipes/configs/nano.yaml", "--engine", "transformers", "--use_cpu", "true", *flags]
+    shown = io.StringIO()
+    assert run_train(read("train", given), Terminal(None, shown, quiet=False)) == 0
+    said = shown.getvalue()
+    assert "dry run: everything was loaded and checked" in said and " 1/2 " not in said
+    assert "engine    transformers (asked for)" in said and "training  2 steps (of " in said
+    assert not (tmp_path / "out").exists()
