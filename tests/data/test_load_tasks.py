@@ -197,40 +197,30 @@ def test_a_file_whose_prompts_have_another_name_is_answered_with_that(tmp_path: 
 
 
 def test_files_that_are_no_data(tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").touch()
+    """Those that are missing, empty, binary, of another kind or without rows: tests/commands/test_bad_input.py."""
     (tmp_path / "blank.jsonl").write_text("\n\n")
-    (tmp_path / "binary.jsonl").write_bytes(b"\x7fELF\0\0\0")
-    (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "object.json").write_text("{}")
-    (tmp_path / "fake.parquet").write_text("x")
     (tmp_path / "ragged.csv").write_text("prompt,answer\na\n")
-    (tmp_path / "folder").mkdir()
-    for name, problem in [
-        ("empty.jsonl", "is empty"),
-        ("blank.jsonl", "no rows that can be used"),
-        ("binary.jsonl", "is a binary file"),
-        ("notes.txt", "files of this kind are not read"),
-        ("object.json", "must hold a list of rows"),
-        ("fake.parquet", "is not a Parquet file"),
-        ("ragged.csv", "line 2: it does not have the 2 cells"),
-        ("folder", "holds no data files"),
-        ("none.jsonl", "does not exist"),
+    for name, names in [
+        ("blank.jsonl", "blank.jsonl"),
+        ("object.json", "object.json"),
+        ("ragged.csv", "line 2: .* 2 "),
     ]:
-        with pytest.raises(DataError, match=problem):
+        with pytest.raises(DataError, match=names):
             load_tasks(tmp_path / name)
 
 
 def test_specs_that_name_nothing() -> None:
-    for spec, problem in [
-        ("gsm9k", "there is no data named 'gsm9k'"),
-        ("reasoning_gym:", "write reasoning_gym:NAME"),
-        ("reasoning_gym:basic_arithmetic:many", "write reasoning_gym:NAME"),
+    for spec, names in [
+        ("gsm9k", "'gsm9k'"),
+        ("reasoning_gym:", "reasoning_gym:NAME"),
+        ("reasoning_gym:basic_arithmetic:many", "reasoning_gym:NAME"),
     ]:
-        with pytest.raises(DataError, match=problem):
+        with pytest.raises(DataError, match=names):
             load_tasks(spec)
     with pytest.raises(DataError, match="'dev'"):
         load_tasks("gsm8k", split="dev")
-    with pytest.raises(DataError, match="limit of rows must be at least 1"):
+    with pytest.raises(DataError, match="limit of rows"):
         load_tasks("arithmetic", limit=0)
 
 
