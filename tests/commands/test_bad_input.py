@@ -11,7 +11,7 @@ import dataclasses
 import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 from trl import GRPOConfig
@@ -20,7 +20,7 @@ from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
 from toolgrpo.commands.evaluate import evaluation_arguments
 from toolgrpo.commands.given import ALIASES
 from toolgrpo.commands.job import HELDOUT_ROWS, TRAINING_ROWS
-from toolgrpo.commands.main import read
+from toolgrpo.commands.main import mistakes, read
 from toolgrpo.commands.table import EvaluationArguments, flags_of
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun
@@ -56,13 +56,14 @@ FILES: dict[str, str | bytes] = {
     "plain": "x",
 }
 
-# Flags, and what the message names: `=>` before the words, or every word of the flags themselves.
+# Flags, and what the message names: `=>` before the words, or every word of the flags themselves. What begins with `!` is
+# told before PyTorch is imported too, in the same words.
 WRONG: dict[type[ToolGRPOError], str] = {
     ConfigError: """
         --config DIR/none.yaml
         --config DIR/empty.yaml
         --config DIR/binary.yaml
-        --config DIR/wrong_type.yaml => wrong_type.yaml 2 learning_rate 'fast'
+        ! --config DIR/wrong_type.yaml => wrong_type.yaml 2 learning_rate 'fast'
         --config DIR/heading.yaml => heading.yaml 1 'modle' 'model'
         --tools_script '' => --tools_script
         --agent DIR/good.py --max_tool_calls 3 => max_tool_calls agent
@@ -70,24 +71,25 @@ WRONG: dict[type[ToolGRPOError], str] = {
         --agent DIR/good.py --agent_host 0.0.0.0 => agent_host '0.0.0.0'
         --agent DIR/good.py --agent_host 203.0.113.1 => agent_host '203.0.113.1'
         --agent_host 10.0.0.1 => --agent_host --agent
-        --mcp_config DIR/none.json => none.json
+        ! --mcp_config DIR/none.json => none.json
         --mcp_config DIR/long.json => long.json 262,144
         --tool_workers 0
+        ! --tool-workers=two => tool_workers 'two'
         --tool_timeout 0
         --reward_timeout 0
-        --reward_fn DIR/good.py DIR/good.py => 'good.reward_func' --reward_weights
-        --reward accuracy accuracy => 'accuracy' --reward_weights
-        --reward acuracy => 'acuracy' 'accuracy'
-        --reward_weights 0.5 0.5 => reward_weights 2 1 accuracy
+        ! --reward_fn DIR/good.py DIR/good.py => 'good.reward_func' --reward_weights
+        ! --reward accuracy accuracy => 'accuracy' --reward_weights
+        ! --reward acuracy => 'acuracy' 'accuracy'
+        ! --reward_weights 0.5 0.5 => reward_weights 2 1 accuracy
         --stop_when plateau:0
         --success_threshold high
         --max_rows 0
         --eval_questions -1
         --system_prompt
         --eval_share 0.1 --eval_split test => eval_share eval_split
-        --eval_share 1
-        --num_generations 3 => num_generations 3 per_device_train_batch_size 9
-        --num_generations 1
+        ! --eval_share 1
+        ! --num_generations 3 => num_generations 3 per_device_train_batch_size 9
+        ! --num_generations 1
         --per_device_train_batch_size 0
         --max_completion_length 0
         --max_grpo_completion_length -5 => max_completion_length -5
@@ -110,6 +112,7 @@ WRONG: dict[type[ToolGRPOError], str] = {
         --max_staleness -1
         --rollout_correction bypass --vllm_importance_sampling_mode token_mask => rollout_correction bypass vllm_importance_sampling_mode
         --correction_band 1.0
+        ! --correction_band 3 4
         --max_infrastructure_failures 2
         --max_groups_drawn 0.5
         --context {"max_tokens":0} => max_tokens context 0
@@ -122,39 +125,40 @@ WRONG: dict[type[ToolGRPOError], str] = {
         --beta -0.1
         --dtype float12 => dtype 'float12' 'auto' 'bfloat16'
         --lora_r 8 => lora_r --use_peft
-        --output_dir DIR/plain
+        ! --output_dir DIR/plain
         --output_dir DIR/n\0l
         --record_episodes perhaps
         --max_step 3 => --max_step --max_steps
         --max_steps
         stray""",
     PluginError: """
-        --tools_script DIR/none.py => none.py
-        --tools_script DIR/syntax.py => syntax.py 1
+        ! --tools_script DIR/none.py => none.py
+        ! --tools_script DIR/syntax.py => syntax.py 1
         --tools_script DIR/beside.py => TOOL_FUNCTIONS beside.py
         --tool_functions_module no_such_module => 'no_such_module'
-        --environment DIR/none.py:Thing => none.py
+        ! --environment DIR/none.py:Thing => none.py
         --environment DIR/number.py => number.py path.py:YourClass
-        --agent DIR/none.py => none.py
+        ! --agent DIR/none.py => none.py
         --agent no-such-agent
         --reward_fn DIR/none.py => none.py
-        --reward_fn DIR/syntax.py => syntax.py 1
+        ! --reward_fn DIR/syntax.py => syntax.py 1
+        ! --reward_fn DIR/good.py DIR/none.py => none.py
         --reward_fn DIR/signature.py => signature.py `completions`
         --reward_fn DIR/signature.py --reward_function_name nope => signature.py nope reward_func --reward_function_name
         --reward_fn DIR/other_name.py => other_name.py score --reward_function_name""",
     RewardError: """
         --reward_fn DIR/needs_gold.py => needs_gold.py 'gold'
-        --dataset_id_or_path DIR/no_answer.jsonl => accuracy 'answer'
+        ! --dataset_id_or_path DIR/no_answer.jsonl => accuracy 'answer'
         --eval_questions 4 --eval_dataset_id_or_path DIR/no_answer.jsonl => held-out accuracy 'answer'""",
     DataError: """
-        --dataset_id_or_path DIR/none.jsonl => none.jsonl
+        ! --dataset_id_or_path DIR/none.jsonl => none.jsonl
         --dataset_id_or_path DIR/folder => folder .jsonl
         --dataset_id_or_path DIR/empty.jsonl => empty.jsonl 0
         --dataset_id_or_path DIR/binary.jsonl => binary.jsonl
         --dataset_id_or_path DIR/binary.parquet => binary.parquet Parquet
         --dataset_id_or_path DIR/long.jsonl => long.jsonl 1 10,000,030
         --dataset_id_or_path DIR/brackets.json => brackets.json JSON
-        --dataset_id_or_path DIR/no_prompt.jsonl => no_prompt.jsonl 1 question answer 'prompt'
+        ! --dataset_id_or_path DIR/no_prompt.jsonl => no_prompt.jsonl 1 question answer 'prompt'
         --dataset_id_or_path DIR/user_turns.jsonl => user_turns.jsonl 1 'user_turns' dict
         --dataset_id_or_path DIR/tools.jsonl => tools.jsonl 1 'tools' list
         --dataset_id_or_path DIR/rows.txt => rows.txt .jsonl
@@ -194,30 +198,32 @@ WRONG_EVALUATIONS: dict[type[ToolGRPOError], str] = {
 }
 
 
-def given(text: str) -> list[str]:
-    """The flags of all rows, without what the messages name."""
-    return [word[2:] for line in text.splitlines() for word in line.split(" => ")[0].split() if word.startswith("--")]
+class Row(NamedTuple):
+    flags: str
+    error: type[ToolGRPOError]
+    names: list[str]
+    is_early: bool = False
 
 
-def rows(wrong: dict[type[ToolGRPOError], str]) -> list[Any]:
+def rows(wrong: dict[type[ToolGRPOError], str]) -> list[Row]:
     found = []
     for error, text in wrong.items():
-        for line in text.strip().splitlines():
-            flags, _, names = line.strip().partition(" => ")
+        for line in map(str.strip, text.strip().splitlines()):
+            flags, _, names = line.removeprefix("! ").partition(" => ")
             words = (names or flags.replace("DIR/", "").replace("--", "")).split()
-            found.append(pytest.param(flags, error, words, id=flags.replace("DIR/", "")))
+            found.append(Row(flags, error, words, line.startswith("! ")))
     return found
+
+
+def tried(found: list[Row]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("row", found, ids=[row.flags.replace("DIR/", "") for row in found])
 
 
 # Every flag of ours that has a list of values, or is true or false, with a word that is none of them.
 FLAGS = [flag for flag in flags_of("train").values() if flag.ours]
 CHOSEN = {flag.name: [repr(choice) for choice in flag.choices] for flag in FLAGS if flag.choices}
 CHOSEN |= {flag.name: ["true", "false"] for flag in FLAGS if bool in flag.members}
-TABLE = rows(WRONG)
-TABLE += [
-    pytest.param(f"--{name} nonsense", ConfigError, [name, "'nonsense'", *choices], id=name)
-    for name, choices in CHOSEN.items()
-]
+NONSENSE = [Row(f"--{name} nonsense", ConfigError, [name, "'nonsense'", *words]) for name, words in CHOSEN.items()]
 
 
 @pytest.fixture(scope="module")
@@ -262,27 +268,36 @@ def load(text: str, folder: Path) -> TrainingRun:
     return run
 
 
+def early(argv: list[str], command: str = "train") -> str | None:
+    """Return what is said of a command line before the imports."""
+    try:
+        errors = mistakes(read(command, argv))
+    except ToolGRPOError as error:  # the file cannot be read
+        errors = [error]
+    return f"{type(errors[0]).__name__}: " + "\n".join(map(str, errors)) if errors else None
+
+
 def assert_named(caught: pytest.ExceptionInfo[ToolGRPOError], names: list[str]) -> None:
     message = str(caught.value)
     assert [name for name in names if name not in message] == [], message
     assert len(message) < 2000, "10 MB of somebody's file are no message"
 
 
-@pytest.mark.parametrize(("flags", "error", "names"), TABLE)
-def test_a_mistake_is_one_clear_error(
-    wrong_files: Path, flags: str, error: type[ToolGRPOError], names: list[str]
-) -> None:
-    with pytest.raises(error) as caught:
-        load(flags, wrong_files)
-    assert_named(caught, names)
+@tried([*rows(WRONG), *NONSENSE])
+def test_a_mistake_is_one_clear_error(wrong_files: Path, row: Row) -> None:
+    with pytest.raises(row.error) as caught:
+        load(row.flags, wrong_files)
+    assert_named(caught, row.names)
+    if row.is_early:
+        assert early(arguments(row.flags, wrong_files)) == f"{type(caught.value).__name__}: {caught.value}"
 
 
-@pytest.mark.parametrize(("flags", "error", "names"), rows(WRONG_MODELS))
-def test_the_model_flag(wrong_files: Path, flags: str, error: type[ToolGRPOError], names: list[str]) -> None:
-    with pytest.raises(error) as caught:
-        run = load(flags, wrong_files)
+@tried(rows(WRONG_MODELS))
+def test_the_model_flag(wrong_files: Path, row: Row) -> None:
+    with pytest.raises(row.error) as caught:
+        run = load(row.flags, wrong_files)
         run.job.trainer(reward_funcs=run.job.rewards(), train_dataset=run.job.training_rows())
-    assert_named(caught, names)
+    assert_named(caught, row.names)
 
 
 @pytest.mark.parametrize(
@@ -298,24 +313,20 @@ def test_what_only_looks_wrong_is_taken(wrong_files: Path, flags: str) -> None:
     load(flags, wrong_files)
 
 
-@pytest.mark.parametrize(("flags", "error", "names"), rows(WRONG_EVALUATIONS))
-def test_the_flags_of_the_evaluation(
-    wrong_files: Path, flags: str, error: type[ToolGRPOError], names: list[str]
-) -> None:
-    words = arguments(flags, wrong_files)
+@tried(rows(WRONG_EVALUATIONS))
+def test_the_flags_of_the_evaluation(wrong_files: Path, row: Row) -> None:
+    words = arguments(row.flags, wrong_files)
     of_training = words.index("--per_device_train_batch_size")
     del words[of_training : of_training + 2]
-    with pytest.raises(error) as caught:
+    with pytest.raises(row.error) as caught:
         evaluation_arguments(read("evaluate", words))
-    assert_named(caught, names)
+    assert_named(caught, row.names)
 
 
 def test_no_flag_of_ours_was_left_out() -> None:
     trls = {field.name for field in dataclasses.fields(GRPOConfig)}
     ours = {field.name for kind in (ScriptArguments, EvaluationArguments) for field in dataclasses.fields(kind)}
     ours |= {field.name for field in dataclasses.fields(ToolGRPOConfig)} - trls
-    tried = {
-        flag for wrong in (WRONG, WRONG_MODELS, WRONG_EVALUATIONS) for text in wrong.values() for flag in given(text)
-    }
-    tried |= set(CHOSEN)
-    assert (ours | {"config", "model_name_or_path", "output_dir", *ALIASES}) - tried == set()
+    found = [*rows(WRONG), *NONSENSE, *rows(WRONG_MODELS), *rows(WRONG_EVALUATIONS)]
+    given = {word[2:].partition("=")[0] for row in found for word in row.flags.split() if word.startswith("--")}
+    assert (ours | {"config", "model_name_or_path", "output_dir", *ALIASES}) - given == set()
