@@ -209,7 +209,7 @@ def test_a_template_on_a_tokenizer_of_another_family_is_refused(name: str) -> No
 
 def test_bad_tokenizers_are_refused_with_a_sentence() -> None:
     template = template_text("qwen3")
-    with pytest.raises(ChatFormatError, match=r"ends a turn with <\|im_end\|>, which is no single token"):
+    with pytest.raises(ChatFormatError, match=r"<\|im_end\|>"):
         resolve_format(byte_tokenizer(template, ["<|im_start|>"]))
     with pytest.raises(ChatFormatError, match="no chat template"):
         resolve_format(byte_tokenizer("", ["<|im_start|>", "<|im_end|>"]))

@@ -60,7 +60,7 @@ def test_what_is_refused_says_why_and_the_way_out_works(name: str) -> None:
         tokenizer, default = fetched_tokenizer(name), fetched_tokenizer("command-r").chat_template
     except NotAtHand as missing:
         pytest.skip(str(missing))
-    with pytest.raises(ChatFormatError, match=f"{REFUSED[name]}.*give them all by name: tokenizer.chat_template ="):
+    with pytest.raises(ChatFormatError, match=rf"{REFUSED[name]}.*tokenizer.chat_template ="):
         resolve_format(tokenizer)
     tokenizer.chat_template = {"default": default, "tool_use": tokenizer.chat_template}
     assert resolve_format(tokenizer).name == "cohere"

@@ -1,6 +1,6 @@
 """For each flag the wrong thing was tried; each mistake is one sentence that says what, what was got, and what to do.
 
-The table holds the flag, what stands behind it, and what the sentence says; a flag with a list of values, or that is true or
+The table holds by class of error the flag, what stands behind it, and what the message names; a flag with a list of values, or that is true or
 false, needs no row. The wrong files are written by `wrong_files`. What may be wrong inside a file is tried where it is read (tests/data, tests/tools, tests/rewards). Everything is loaded up
 to the model, which is never reached here (`test_the_model_flag` does).
 """
@@ -11,6 +11,7 @@ import dataclasses
 import io
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from trl import GRPOConfig
@@ -19,11 +20,11 @@ from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
 from toolgrpo.commands.evaluate import evaluation_arguments
 from toolgrpo.commands.given import ALIASES
 from toolgrpo.commands.job import HELDOUT_ROWS, TRAINING_ROWS
-from toolgrpo.commands.main import read
+from toolgrpo.commands.main import mistakes, read
 from toolgrpo.commands.table import EvaluationArguments, flags_of
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun
-from toolgrpo.errors import ToolGRPOError
+from toolgrpo.errors import ConfigError, DataError, ModelError, PluginError, RewardError, ToolGRPOError
 from toolgrpo.trainer.config import ToolGRPOConfig
 
 TEN_MB = "a" * 10_000_000
@@ -55,158 +56,174 @@ FILES: dict[str, str | bytes] = {
     "plain": "x",
 }
 
-NO_TOOLS = "No TOOL_FUNCTIONS found in"
+# Flags, and what the message names: `=>` before the words, or every word of the flags themselves. What begins with `!` is
+# told before PyTorch is imported too, in the same words.
+WRONG: dict[type[ToolGRPOError], str] = {
+    ConfigError: """
+        --config DIR/none.yaml
+        --config DIR/empty.yaml
+        --config DIR/binary.yaml
+        ! --config DIR/wrong_type.yaml => wrong_type.yaml 2 learning_rate 'fast'
+        --config DIR/heading.yaml => heading.yaml 1 'modle' 'model'
+        --tools_script '' => --tools_script
+        --agent DIR/good.py --max_tool_calls 3 => max_tool_calls agent
+        --agent DIR/good.py --tools_script DIR/good.py => --agent --tools_script
+        --agent DIR/good.py --agent_host 0.0.0.0 => agent_host '0.0.0.0'
+        --agent DIR/good.py --agent_host 203.0.113.1 => agent_host '203.0.113.1'
+        --agent_host 10.0.0.1 => --agent_host --agent
+        ! --mcp_config DIR/none.json => none.json
+        --mcp_config DIR/long.json => long.json 262,144
+        --tool_workers 0
+        ! --tool-workers=two => tool_workers 'two'
+        --tool_timeout 0
+        --reward_timeout 0
+        ! --reward_fn DIR/good.py DIR/good.py => 'good.reward_func' --reward_weights
+        ! --reward accuracy accuracy => 'accuracy' --reward_weights
+        ! --reward acuracy => 'acuracy' 'accuracy'
+        ! --reward_weights 0.5 0.5 => reward_weights 2 1 accuracy
+        --stop_when plateau:0
+        --success_threshold high
+        --max_rows 0
+        --eval_questions -1
+        --system_prompt
+        --eval_share 0.1 --eval_split test => eval_share eval_split
+        ! --eval_share 1
+        ! --num_generations 3 => num_generations 3 per_device_train_batch_size 9
+        ! --num_generations 1
+        --per_device_train_batch_size 0
+        --max_completion_length 0
+        --max_grpo_completion_length -5 => max_completion_length -5
+        --max_turns 0
+        --max_user_turns 0
+        --max_tool_calls -1
+        --max_turn_tokens 0
+        --max_tool_response_tokens 0
+        --episode_timeout 0
+        --max_concurrent_episodes 0
+        --temperature -1
+        --temperature 0 => temperature 0 evaluation
+        --engine transformers --vllm_server_urls http://x => engine 'transformers' vllm_server_urls
+        --max_tool_calling_iterations 5 => max_tool_calling_iterations max_turns
+        --chat_template_kwargs thinking
+        --record_tokens -1
+        --credit turns => --credit recipes/stages/turn_credit.py
+        --penalty {"turns":2} => --penalty recipes/stages/length_penalty.py
+        --max_staleness 1 --vllm_enable_sleep_mode true => max_staleness vllm_enable_sleep_mode
+        --max_staleness -1
+        --rollout_correction bypass --vllm_importance_sampling_mode token_mask => rollout_correction bypass vllm_importance_sampling_mode
+        --correction_band 1.0
+        ! --correction_band 3 4
+        --max_infrastructure_failures 2
+        --max_groups_drawn 0.5
+        --context {"max_tokens":0} => max_tokens context 0
+        --context {"strategy":"summarize"}
+        --max_dropped_share 2
+        --engine_timeout 0
+        --vllm_kv_cache_gib 0
+        --max_tokens_per_pass 0
+        --learning_rate fast
+        --beta -0.1
+        --dtype float12 => dtype 'float12' 'auto' 'bfloat16'
+        --lora_r 8 => lora_r --use_peft
+        ! --output_dir DIR/plain
+        --output_dir DIR/n\0l
+        --record_episodes perhaps
+        --max_step 3 => --max_step --max_steps
+        --max_steps
+        stray""",
+    PluginError: """
+        ! --tools_script DIR/none.py => none.py
+        ! --tools_script DIR/syntax.py => syntax.py 1
+        --tools_script DIR/beside.py => TOOL_FUNCTIONS beside.py
+        --tool_functions_module no_such_module => 'no_such_module'
+        ! --environment DIR/none.py:Thing => none.py
+        --environment DIR/number.py => number.py path.py:YourClass
+        ! --agent DIR/none.py => none.py
+        --agent no-such-agent
+        --reward_fn DIR/none.py => none.py
+        ! --reward_fn DIR/syntax.py => syntax.py 1
+        ! --reward_fn DIR/good.py DIR/none.py => none.py
+        --reward_fn DIR/signature.py => signature.py `completions`
+        --reward_fn DIR/signature.py --reward_function_name nope => signature.py nope reward_func --reward_function_name
+        --reward_fn DIR/other_name.py => other_name.py score --reward_function_name""",
+    RewardError: """
+        --reward_fn DIR/needs_gold.py => needs_gold.py 'gold'
+        ! --dataset_id_or_path DIR/no_answer.jsonl => accuracy 'answer'
+        --eval_questions 4 --eval_dataset_id_or_path DIR/no_answer.jsonl => held-out accuracy 'answer'""",
+    DataError: """
+        ! --dataset_id_or_path DIR/none.jsonl => none.jsonl
+        --dataset_id_or_path DIR/folder => folder .jsonl
+        --dataset_id_or_path DIR/empty.jsonl => empty.jsonl 0
+        --dataset_id_or_path DIR/binary.jsonl => binary.jsonl
+        --dataset_id_or_path DIR/binary.parquet => binary.parquet Parquet
+        --dataset_id_or_path DIR/long.jsonl => long.jsonl 1 10,000,030
+        --dataset_id_or_path DIR/brackets.json => brackets.json JSON
+        ! --dataset_id_or_path DIR/no_prompt.jsonl => no_prompt.jsonl 1 question answer 'prompt'
+        --dataset_id_or_path DIR/user_turns.jsonl => user_turns.jsonl 1 'user_turns' dict
+        --dataset_id_or_path DIR/tools.jsonl => tools.jsonl 1 'tools' list
+        --dataset_id_or_path DIR/rows.txt => rows.txt .jsonl
+        --dataset_id_or_path gsm8k:DIR/rows.jsonl => rows.jsonl 1 'question'
+        --dataset_id_or_path reasoning_gym:gsm_symbolik => 'gsm_symbolik' gsm_symbolic
+        --dataset_id_or_path nope => 'nope'
+        --dataset_split nope => 'nope' train heldout
+        --eval_questions 4 --eval_dataset_id_or_path DIR/none.jsonl => none.jsonl
+        --eval_questions 4 --dataset_id_or_path DIR/rows.jsonl => rows.jsonl --eval_dataset_id_or_path
+        --eval_questions 4 --eval_split nope => 'nope' train heldout
+        --dataset_id_or_path DIR/one.jsonl --num_generations 4 => one.jsonl 1 2
+        --dataset_id_or_path DIR/rows.jsonl --num_generations 2 --per_device_train_batch_size 32 => rows.jsonl 8 16""",
+}
+WRONG_MODELS: dict[type[ToolGRPOError], str] = {
+    ConfigError: """
+        --model_name_or_path '' => --model_name_or_path""",
+    PluginError: """
+        --stage_fn DIR/none.py => none.py
+        --stage_fn DIR/good.py => good.py `stage`""",
+    ModelError: """
+        --model DIR/plain
+        --model_name_or_path ./no_such_model
+        --model_name_or_path outputs/not_made_yet
+        --model_name_or_path tests/not_made_yet => tests/not_made_yet working
+        --model_name_or_path DIR/folder => folder config.json
+        --model_name_or_path DIR/plain
+        --model_name_or_path DIR/broken_model => broken_model config.json""",
+}
+WRONG_EVALUATIONS: dict[type[ToolGRPOError], str] = {
+    ConfigError: """
+        --samples 0
+        --samples many
+        --samples 4 --ks 8
+        --baseline '' => --baseline
+        --report DIR/folder
+        --report DIR/plain/in/a/file.json"""
+}
 
 
-TABLE: list[tuple[str, str]] = [
-    # the config file
-    ("--config DIR/none.yaml", "there is no such file"),
-    ("--config DIR/empty.yaml", "is empty; it should hold lines such as"),
-    ("--config DIR/binary.yaml", "is not text"),
-    ("--config DIR/wrong_type.yaml", "learning_rate must be a number, got 'fast'"),
-    ("--config DIR/heading.yaml", "the nearest is 'model'"),
-    # tools
-    ("--tools_script DIR/none.py", "No such file"),
-    ("--tools_script DIR/syntax.py", "line 1"),
-    ("--tools_script DIR/beside.py", NO_TOOLS),
-    ("--tools_script ''", "--tools_script is given without a value"),
-    ("--tool_functions_module no_such_module", "No module named 'no_such_module'"),
-    ("--environment DIR/none.py:Thing", "No such file"),
-    ("--environment DIR/number.py", "or name the class: path.py:YourClass"),
-    ("--agent DIR/none.py", "No such file"),
-    ("--agent no-such-agent", "there is no such command"),
-    ("--agent DIR/good.py --max_tool_calls 3", "max_tool_calls bounds our own loop"),
-    ("--agent DIR/good.py --tools_script DIR/good.py", "exclude each other"),
-    ("--agent DIR/good.py --agent_host 0.0.0.0", "stands for all addresses"),
-    ("--agent DIR/good.py --agent_host 203.0.113.1", "is no address of this machine: Cannot assign"),
-    ("--agent_host 10.0.0.1", "there is none; give --agent too"),
-    ("--mcp_config DIR/none.json", "No such file"),
-    ("--mcp_config DIR/long.json", "has more than 262,144 bytes"),
-    ("--tool_workers 0", "tool_workers must be at least 1, got 0"),
-    ("--tool_timeout 0", "tool_timeout must be a positive number of seconds"),
-    ("--reward_timeout 0", "reward_timeout must be a positive number of seconds"),
-    # rewards
-    ("--reward_fn DIR/none.py", "No such file"),
-    ("--reward_fn DIR/syntax.py", "line 1"),
-    ("--reward_fn DIR/signature.py", "it must take `completions` by name"),
-    ("--reward_fn DIR/needs_gold.py", "asks for 'gold', which the data does not have"),
-    ("--reward_fn DIR/signature.py --reward_function_name nope", "has no nope"),
-    ("--reward_fn DIR/good.py DIR/good.py", "two rewards have the name 'good.reward_func'"),
-    ("--reward_fn DIR/other_name.py", "It has score; choose one with --reward_function_name"),
-    ("--reward accuracy accuracy", "two rewards have the name 'accuracy'"),
-    ("--reward acuracy", "there is no built-in reward 'acuracy'"),
-    ("--reward_weights 0.5 0.5", "reward_weights has 2 numbers for 1 reward (accuracy)"),
-    ("--stop_when plateau:0", "stop_when must be solved, or plateau:K"),
-    ("--success_threshold high", "must be a number, got 'high'"),
-    # data
-    ("--dataset_id_or_path DIR/none.jsonl", "does not exist"),
-    ("--dataset_id_or_path DIR/folder", "holds no data files"),
-    ("--dataset_id_or_path DIR/empty.jsonl", "is empty (0 bytes)"),
-    ("--dataset_id_or_path DIR/binary.jsonl", "is a binary file, not text"),
-    ("--dataset_id_or_path DIR/binary.parquet", "is not a Parquet file"),
-    ("--dataset_id_or_path DIR/long.jsonl", "line 1: the line has 10,000,030 bytes"),
-    ("--dataset_id_or_path DIR/brackets.json", "is not valid JSON: nested too deeply"),
-    ("--dataset_id_or_path DIR/no_prompt.jsonl", "its columns are question, answer. If no row has one, rename"),
-    ("--dataset_id_or_path DIR/no_answer.jsonl", "asks for 'answer', which the data does not have"),
-    ("--dataset_id_or_path DIR/user_turns.jsonl", "entry 1 of the column 'user_turns' must be text, not dict"),
-    ("--dataset_id_or_path DIR/tools.jsonl", "the column 'tools' must be a list of names of loaded tools"),
-    ("--dataset_id_or_path DIR/rows.txt", "files of this kind are not read"),
-    ("--dataset_id_or_path gsm8k:DIR/rows.jsonl", "it has no text in 'question'"),
-    ("--dataset_id_or_path reasoning_gym:gsm_symbolik", "the nearest are gsm_symbolic"),
-    ("--dataset_id_or_path nope", "there is no data named 'nope'"),
-    ("--dataset_split nope", "the arithmetic tasks have the splits train and heldout"),
-    ("--max_rows 0", "max_rows must be at least 1, got 0"),
-    ("--eval_questions -1", "eval_questions must be at least 0, got -1"),
-    ("--eval_questions 4 --eval_dataset_id_or_path DIR/none.jsonl", "does not exist"),
-    (
-        "--eval_questions 4 --eval_dataset_id_or_path DIR/no_answer.jsonl",
-        "the held-out rows: reward accuracy (built in) asks for 'answer'",
-    ),
-    ("--system_prompt", "--system_prompt needs a value after it"),
-    ("--eval_questions 4 --dataset_id_or_path DIR/rows.jsonl", "give another file (--eval_dataset_id_or_path FILE)"),
-    ("--eval_share 0.1 --eval_split test", "eval_share takes held-out rows from the training data"),
-    ("--eval_share 1", "eval_share must be a share of the rows, at least 0 and below 1; got 1.0"),
-    ("--eval_questions 4 --eval_split nope", "the splits train and heldout, got 'nope'"),
-    # groups and batches
-    (
-        "--dataset_id_or_path DIR/one.jsonl --num_generations 4",
-        "has 1 row, but one step takes 2 different prompts",
-    ),
-    (
-        "--dataset_id_or_path DIR/rows.jsonl --num_generations 2 --per_device_train_batch_size 32",
-        "has 8 rows, but one step takes 16 different prompts",
-    ),
-    ("--num_generations 3", "must be divisible by num_generations (3); try per_device_train_batch_size 9"),
-    ("--num_generations 1", "num_generations must be at least 2"),
-    ("--per_device_train_batch_size 0", "per_device_train_batch_size must be at least 1, got 0"),
-    # episodes, engine, training
-    ("--max_completion_length 0", "max_completion_length must be at least 1, got 0"),
-    ("--max_grpo_completion_length -5", "max_completion_length must be at least 1, got -5"),
-    ("--max_turns 0", "max_turns must be at least 1, got 0"),
-    ("--max_user_turns 0", "max_user_turns must be at least 1, got 0"),
-    ("--max_tool_calls -1", "max_tool_calls must be at least 0, got -1"),
-    ("--max_turn_tokens 0", "max_turn_tokens must be at least 1, got 0"),
-    ("--max_tool_response_tokens 0", "max_tool_response_tokens must be at least 1, got 0"),
-    ("--episode_timeout 0", "episode_timeout must be a positive number of seconds"),
-    ("--max_concurrent_episodes 0", "max_concurrent_episodes must be at least 1, got 0"),
-    ("--temperature -1", "temperature must be at least 0, got -1.0"),
-    ("--temperature 0", "temperature must be above 0 in training"),
-    ("--engine transformers --vllm_server_urls http://x", "vllm_server_urls is given, but engine is 'transformers'"),
-    ("--max_tool_calling_iterations 5", "has no effect here; use max_turns"),
-    ("--chat_template_kwargs thinking", "must be a dictionary (on the command line in JSON), got 'thinking'"),
-    ("--record_tokens -1", "record_tokens must be a number of episodes, 0 or more, got -1"),
-    # stages, and tokens of another policy
-    ("--credit turns", "unknown flag --credit; write stage_fn: recipes/stages/turn_credit.py"),
-    ('--penalty {"turns":2}', "unknown flag --penalty; write stage_fn: recipes/stages/length_penalty.py"),
-    ("--max_staleness 1 --vllm_enable_sleep_mode true", "vllm_enable_sleep_mode gives the engine's memory"),
-    ("--max_staleness -1", "max_staleness must be at least 0, got -1"),
-    (
-        "--rollout_correction bypass --vllm_importance_sampling_mode token_mask",
-        "vllm_importance_sampling_mode belongs to TRL's own correction, but rollout_correction is bypass",
-    ),
-    ("--correction_band 1.0", "correction_band must be two numbers around 1"),
-    ("--max_infrastructure_failures 2", "max_infrastructure_failures must be"),
-    # what a step teaches
-    ("--max_groups_drawn 0.5", "max_groups_drawn must be at least 1 times the groups of a step, got 0.5"),
-    ('--context {"max_tokens":0}', "max_tokens of context must be a whole number of at least 1, got 0"),
-    ('--context {"strategy":"summarize"}', "context needs max_tokens, and knows max_tokens, keep_last_turns, strategy"),
-    ("--max_dropped_share 2", "max_dropped_share must be between 0 and 1, got 2"),
-    ("--engine_timeout 0", "engine_timeout must be a positive number of seconds, got 0"),
-    ("--vllm_kv_cache_gib 0", "vllm_kv_cache_gib must be at least 1, got 0"),
-    ("--max_tokens_per_pass 0", "max_tokens_per_pass must be a positive number"),
-    ("--learning_rate fast", "--learning_rate must be a number, got 'fast'"),
-    ("--beta -0.1", "beta must be at least 0, got -0.1"),
-    ("--dtype float12", "must be one of 'auto', 'bfloat16'"),
-    ("--lora_r 8", "lora_r is given, but not use_peft"),
-    ("--output_dir DIR/plain", "cannot be a folder to write to"),
-    ("--output_dir DIR/n\0l", "cannot be a folder to write to: embedded null byte"),
-    ("--record_episodes perhaps", "must be true or false"),
-    ("--max_step 3", "the nearest known flag is --max_steps"),
-    ("--max_steps", "--max_steps needs a value after it"),
-    ("stray", "'stray' belongs to no flag"),
-]
+class Row(NamedTuple):
+    flags: str
+    error: type[ToolGRPOError]
+    names: list[str]
+    is_early: bool = False
+
+
+def rows(wrong: dict[type[ToolGRPOError], str]) -> list[Row]:
+    found = []
+    for error, text in wrong.items():
+        for line in map(str.strip, text.strip().splitlines()):
+            flags, _, names = line.removeprefix("! ").partition(" => ")
+            words = (names or flags.replace("DIR/", "").replace("--", "")).split()
+            found.append(Row(flags, error, words, line.startswith("! ")))
+    return found
+
+
+def tried(found: list[Row]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("row", found, ids=[row.flags.replace("DIR/", "") for row in found])
+
 
 # Every flag of ours that has a list of values, or is true or false, with a word that is none of them.
 FLAGS = [flag for flag in flags_of("train").values() if flag.ours]
-TABLE += [
-    (f"--{flag.name} nonsense", f"must be one of {', '.join(map(repr, flag.choices))}; got 'nonsense'")
-    for flag in FLAGS
-    if flag.choices
-]
-TABLE += [(f"--{flag.name} nonsense", "or false, got 'nonsense'") for flag in FLAGS if bool in flag.members]
-
-MODELS: list[tuple[str, str]] = [
-    ("--model DIR/plain", "is a file; give the folder"),
-    ("--stage_fn DIR/none.py", "No such file"),
-    ("--stage_fn DIR/good.py", "needs a function `stage` or a list of them"),
-    ("--model_name_or_path ''", "--model_name_or_path is missing"),
-    ("--model_name_or_path ./no_such_model", "there is no such folder"),
-    ("--model_name_or_path outputs/not_made_yet", "there is no such folder (the working folder is"),
-    ("--model_name_or_path tests/not_made_yet", "there is no folder tests/not_made_yet (the working folder is"),
-    ("--model_name_or_path DIR/folder", "is a folder without config.json"),
-    ("--model_name_or_path DIR/plain", "is a file; give the folder"),
-    ("--model_name_or_path DIR/broken_model", "no tokenizer could be loaded from"),
-]
+CHOSEN = {flag.name: [repr(choice) for choice in flag.choices] for flag in FLAGS if flag.choices}
+CHOSEN |= {flag.name: ["true", "false"] for flag in FLAGS if bool in flag.members}
+NONSENSE = [Row(f"--{name} nonsense", ConfigError, [name, "'nonsense'", *words]) for name, words in CHOSEN.items()]
 
 
 @pytest.fixture(scope="module")
@@ -251,21 +268,36 @@ def load(text: str, folder: Path) -> TrainingRun:
     return run
 
 
-@pytest.mark.parametrize(("flags", "says"), TABLE, ids=[flags.replace("DIR/", "") for flags, _ in TABLE])
-def test_a_mistake_is_one_clear_error(wrong_files: Path, flags: str, says: str) -> None:
-    with pytest.raises(ToolGRPOError) as caught:
-        load(flags, wrong_files)
+def early(argv: list[str], command: str = "train") -> str | None:
+    """Return what is said of a command line before the imports."""
+    try:
+        errors = mistakes(read(command, argv))
+    except ToolGRPOError as error:  # the file cannot be read
+        errors = [error]
+    return f"{type(errors[0]).__name__}: " + "\n".join(map(str, errors)) if errors else None
+
+
+def assert_named(caught: pytest.ExceptionInfo[ToolGRPOError], names: list[str]) -> None:
     message = str(caught.value)
-    assert says in message
+    assert [name for name in names if name not in message] == [], message
     assert len(message) < 2000, "10 MB of somebody's file are no message"
 
 
-@pytest.mark.parametrize(("flags", "says"), MODELS, ids=[flags.replace("DIR/", "") for flags, _ in MODELS])
-def test_the_model_flag(wrong_files: Path, flags: str, says: str) -> None:
-    with pytest.raises(ToolGRPOError) as caught:
-        run = load(flags, wrong_files)
+@tried([*rows(WRONG), *NONSENSE])
+def test_a_mistake_is_one_clear_error(wrong_files: Path, row: Row) -> None:
+    with pytest.raises(row.error) as caught:
+        load(row.flags, wrong_files)
+    assert_named(caught, row.names)
+    if row.is_early:
+        assert early(arguments(row.flags, wrong_files)) == f"{type(caught.value).__name__}: {caught.value}"
+
+
+@tried(rows(WRONG_MODELS))
+def test_the_model_flag(wrong_files: Path, row: Row) -> None:
+    with pytest.raises(row.error) as caught:
+        run = load(row.flags, wrong_files)
         run.job.trainer(reward_funcs=run.job.rewards(), train_dataset=run.job.training_rows())
-    assert says in str(caught.value)
+    assert_named(caught, row.names)
 
 
 @pytest.mark.parametrize(
@@ -281,29 +313,20 @@ def test_what_only_looks_wrong_is_taken(wrong_files: Path, flags: str) -> None:
     load(flags, wrong_files)
 
 
-EVALUATION: list[tuple[str, str]] = [
-    ("--samples 0", "samples must be at least 1, got 0"),
-    ("--samples many", "must be a whole number, got 'many'"),
-    ("--samples 4 --ks 8", "ks must lie between 1 and samples (4), got 8"),
-    ("--baseline ''", "--baseline is given without a value"),
-    ("--report DIR/folder", "it is a folder; give another place with --report"),
-    ("--report DIR/plain/in/a/file.json", "cannot be written"),
-]
-
-
-@pytest.mark.parametrize(("flags", "says"), EVALUATION, ids=[flags.replace("DIR/", "") for flags, _ in EVALUATION])
-def test_the_flags_of_the_evaluation(wrong_files: Path, flags: str, says: str) -> None:
-    words = arguments(flags, wrong_files)
+@tried(rows(WRONG_EVALUATIONS))
+def test_the_flags_of_the_evaluation(wrong_files: Path, row: Row) -> None:
+    words = arguments(row.flags, wrong_files)
     of_training = words.index("--per_device_train_batch_size")
     del words[of_training : of_training + 2]
-    with pytest.raises(ToolGRPOError) as caught:
+    with pytest.raises(row.error) as caught:
         evaluation_arguments(read("evaluate", words))
-    assert says in str(caught.value)
+    assert_named(caught, row.names)
 
 
 def test_no_flag_of_ours_was_left_out() -> None:
     trls = {field.name for field in dataclasses.fields(GRPOConfig)}
     ours = {field.name for kind in (ScriptArguments, EvaluationArguments) for field in dataclasses.fields(kind)}
     ours |= {field.name for field in dataclasses.fields(ToolGRPOConfig)} - trls
-    tried = {word[2:] for flags, _ in [*TABLE, *MODELS, *EVALUATION] for word in flags.split() if word.startswith("--")}
-    assert (ours | {"config", "model_name_or_path", "output_dir", *ALIASES}) - tried == set()
+    found = [*rows(WRONG), *NONSENSE, *rows(WRONG_MODELS), *rows(WRONG_EVALUATIONS)]
+    given = {word[2:].partition("=")[0] for row in found for word in row.flags.split() if word.startswith("--")}
+    assert (ours | {"config", "model_name_or_path", "output_dir", *ALIASES}) - given == set()

@@ -33,66 +33,66 @@ FILES = {
 }
 TABLE = [
     # names
-    ("tarin", "there is no command 'tarin'; the nearest is 'train'"),
-    ("train --learning_rat 1", "unknown flag --learning_rat; the nearest known flag is --learning_rate"),
-    ("evaluate --config key.yaml", "key.yaml, line 2: unknown key 'learning_rat'; the nearest known key is"),
-    ("sft --batch-sizes=4", "unknown flag --batch-sizes; the nearest known flag is --batch_size"),
-    ("train --num_generations eight", "--num_generations must be a whole number, got 'eight'"),
-    (f"train {JOB} --engine vlm_colocate", "got 'vlm_colocate'; the nearest is 'vllm_colocate'"),
-    (f"train {JOB} exact_mach", "there is no built-in reward 'exact_mach'; the nearest is 'exact_match'"),
-    ("init sop", "there is no task 'sop'; the nearest is 'shop'"),
-    ("init --shop", "unknown flag --shop"),
-    ("init --skills a b", "--skills takes one folder, got a and b"),
-    ("completion fsh", "give bash, zsh or fish"),
-    ("env now", "toolgrpo env takes no words (got 'now')"),
+    ("tarin", "'tarin' 'train'"),
+    ("train --learning_rat 1", "--learning_rat --learning_rate"),
+    ("evaluate --config key.yaml", "key.yaml 2 'learning_rat' 'learning_rate'"),
+    ("sft --batch-sizes=4", "--batch-sizes --batch_size"),
+    ("train --num_generations eight", "--num_generations 'eight'"),
+    (f"train {JOB} --engine vlm_colocate", "--engine 'vlm_colocate' 'vllm_colocate'"),
+    (f"train {JOB} exact_mach", "'exact_mach' 'exact_match'"),
+    ("init sop", "'sop' 'shop'"),
+    ("init --shop", "--shop"),
+    ("init --skills a b", "--skills a b"),
+    ("completion fsh", "bash zsh fish"),
+    ("env now", "env 'now'"),
     # values of a file
-    ("train --config values.yaml", "values.yaml, line 6: engine must be one of"),
-    ("train --config reward.yaml", "reward.yaml, line 3: there is no built-in reward 'exact_mach'"),
-    ("train --config field.yaml", "field.yaml, line 4: tool_workers must be at least 1, got 0"),
-    ("train --config tools.yaml", "tools.yaml, line 4: "),
+    ("train --config values.yaml", "values.yaml 6 engine"),
+    ("train --config reward.yaml", "reward.yaml 3 'exact_mach'"),
+    ("train --config field.yaml", "field.yaml 4 tool_workers 0"),
+    ("train --config tools.yaml", "tools.yaml 4"),
     # what is missing
-    ("evaluate --model nano", "--dataset_id_or_path is missing"),
-    ("train --model", "--model_name_or_path needs a value after it"),
-    ("sft --model nano", "--output_dir is missing"),
-    ("chat", "--model_name_or_path is missing"),
-    ("data", "say which rows"),
-    ("replay", "give the run's output folder and the number of an episode"),
+    ("evaluate --model nano", "--dataset_id_or_path"),
+    ("train --model", "--model_name_or_path"),
+    ("sft --model nano", "--output_dir"),
+    ("chat", "--model_name_or_path"),
+    ("data", "rows"),
+    ("replay", "folder episode"),
     # plugin files
-    ("check --tools_script none.py", "No such file: "),
-    (f"train {JOB} --tools_script syntax.py", "line 1"),
-    (f"train {JOB} --tools_script nul.py", "null bytes"),
+    ("check --tools_script none.py", "none.py"),
+    (f"train {JOB} --tools_script syntax.py", "syntax.py 1"),
+    (f"train {JOB} --tools_script nul.py", "nul.py null"),
     (f"check {JOB} --environment syntax.py:Shop", "SyntaxError"),
     (f"evaluate {JOB} --reward_fn syntax.py", "SyntaxError"),
     ("chat nano --tools_script syntax.py", "SyntaxError"),
     (f"{SFT} user.jsonl --tools_script syntax.py", "SyntaxError"),
-    (f"train {JOB} --mcp_config mcp.json", "is not valid JSON"),
+    (f"train {JOB} --mcp_config mcp.json", "mcp.json JSON"),
     # rows
-    ("train --model nano --reward accuracy --dataset_id_or_path broken.jsonl", "broken.jsonl, line 2: it is not valid"),
-    ("train --model nano --reward accuracy --dataset_id_or_path mixture.yaml", "broken.jsonl, line 2: it is not valid"),
-    (f"train {JOB} --eval_questions 4 --eval_dataset_id_or_path broken.jsonl", "broken.jsonl, line 2: "),
-    ("evaluate --model nano --eval_dataset_id_or_path broken.jsonl", "broken.jsonl, line 2: "),
-    ("check --model nano --reward accuracy --dataset_id_or_path anwser.jsonl", "the nearest is 'anwser'"),
-    ("train --model nano --reward accuracy --dataset_id_or_path later.jsonl", "line 2: it has no 'answer', although"),
-    ("train --model nano --reward accuracy --dataset_id_or_path promt.jsonl", "rename 'promt' to 'prompt'"),
-    (f"train {JOB} --dataset_split tests", "have the splits train and heldout, got 'tests'"),
-    ("data broken.jsonl", "broken.jsonl, line 2: "),
-    ("data nonsense", "there is no data named 'nonsense'"),
-    (f"{SFT} none.jsonl", "there is no file none.jsonl"),
-    (f"{SFT} user.jsonl", "user.jsonl, line 1: no assistant message"),
+    ("train --model nano --reward accuracy --dataset_id_or_path broken.jsonl", "broken.jsonl 2"),
+    ("train --model nano --reward accuracy --dataset_id_or_path mixture.yaml", "broken.jsonl 2"),
+    (f"train {JOB} --eval_questions 4 --eval_dataset_id_or_path broken.jsonl", "broken.jsonl 2"),
+    ("evaluate --model nano --eval_dataset_id_or_path broken.jsonl", "broken.jsonl 2"),
+    ("check --model nano --reward accuracy --dataset_id_or_path anwser.jsonl", "'anwser'"),
+    ("train --model nano --reward accuracy --dataset_id_or_path later.jsonl", "later.jsonl 2 'answer'"),
+    ("train --model nano --reward accuracy --dataset_id_or_path promt.jsonl", "promt.jsonl 'promt' 'prompt'"),
+    (f"train {JOB} --dataset_split tests", "train heldout 'tests'"),
+    ("data broken.jsonl", "broken.jsonl 2"),
+    ("data nonsense", "'nonsense'"),
+    (f"{SFT} none.jsonl", "none.jsonl"),
+    (f"{SFT} user.jsonl", "user.jsonl 1 assistant"),
     # folders, models, ports
-    (f"train {JOB} --output_dir plain/in", "cannot be a folder to write to"),
-    (f"{SFT} arithmetic --output_dir plain", "cannot be a folder to write to"),
-    (f"evaluate {JOB} --output_dir plain", "cannot be a folder to write to"),
-    (f"evaluate {JOB} --baseline plain", "--baseline plain is a file; give the folder"),
-    ("train --dataset_id_or_path arithmetic --reward accuracy --model empty", "is a folder without config.json"),
-    ("chat empty", "is a folder without config.json"),
-    ("gateway --model ./none", "there is no such folder"),
-    ("gateway --model nano --port PORT", "choose another --port"),
+    (f"train {JOB} --output_dir plain/in", "--output_dir plain/in"),
+    (f"{SFT} arithmetic --output_dir plain", "--output_dir plain"),
+    (f"evaluate {JOB} --output_dir plain", "--output_dir plain"),
+    (f"evaluate {JOB} --baseline plain", "--baseline plain"),
+    ("train --dataset_id_or_path arithmetic --reward accuracy --model empty", "empty config.json"),
+    ("chat empty", "empty config.json"),
+    ("gateway --model ./none", "./none"),
+    ("gateway --model nano --port PORT", "--port"),
     # what reads recordings and models
-    ("replay empty 3", "holds no episodes.jsonl"),
-    ("show empty", "holds no episodes.jsonl"),
-    ("report empty", "holds no recording"),
-    ("export empty", "holds no trained model"),
+    ("replay empty 3", "episodes.jsonl"),
+    ("show empty", "episodes.jsonl"),
+    ("report empty", "empty"),
+    ("export empty", "empty"),
 ]
 SCRIPT = """
 import contextlib, io, json, sys
@@ -128,10 +128,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
     return {line: tuple(one) for (line, _), one in zip(TABLE, json.loads(done.stdout), strict=True)}
 
 
-@pytest.mark.parametrize(("line", "says"), TABLE, ids=[line for line, _ in TABLE])
+@pytest.mark.parametrize(("line", "names"), TABLE, ids=[line for line, _ in TABLE])
 def test_it_is_told_before_anything_heavy_is_imported(
-    found: dict[str, tuple[int, str, list[str]]], line: str, says: str
+    found: dict[str, tuple[int, str, list[str]]], line: str, names: str
 ) -> None:
     code, said, heavy = found[line]
-    assert says in said and "raceback" not in said and "it was run" not in said
+    assert all(word in said for word in names.split()) and "raceback" not in said and "it was run" not in said
     assert (code, heavy) == (2, [])

@@ -1,4 +1,4 @@
-"""What is told before PyTorch is imported: the mistakes that are told late, in the same words."""
+"""What is told before PyTorch is imported. That it is told in the words of later: `test_bad_input.py`."""
 
 from __future__ import annotations
 
@@ -9,61 +9,11 @@ from pathlib import Path
 import pytest
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from tests.commands.test_bad_input import arguments, load, wrong_files  # noqa: F401  # a fixture
+from tests.commands.test_bad_input import early
 from tests.support.held_folder import Holder
 from toolgrpo.commands.arguments import TRACKERS
-from toolgrpo.commands.main import mistakes, read
-from toolgrpo.errors import ToolGRPOError
 
 JOB = ["--model", "nano", "--dataset_id_or_path", "arithmetic", "--reward", "tool_result"]
-
-
-def early(argv: list[str], command: str = "train") -> str | None:
-    """Return what is said of a command line before the imports."""
-    try:
-        errors = mistakes(read(command, argv))
-    except ToolGRPOError as error:  # the file cannot be read
-        errors = [error]
-    return f"{type(errors[0]).__name__}: " + "\n".join(map(str, errors)) if errors else None
-
-
-def late(flags: str, folder: Path) -> str | None:
-    try:
-        load(flags, folder)
-    except ToolGRPOError as error:
-        return f"{type(error).__name__}: {error}"
-    return None
-
-
-TOLD_EARLY = [
-    "--tool-workers=two",
-    "--config DIR/wrong_type.yaml",
-    "--tools_script DIR/none.py",
-    "--tools_script DIR/syntax.py",
-    "--reward_fn DIR/syntax.py",
-    "--dataset_id_or_path DIR/no_prompt.jsonl",
-    "--dataset_id_or_path DIR/no_answer.jsonl",
-    "--output_dir DIR/plain",
-    "--environment DIR/none.py:Thing",
-    "--agent DIR/none.py",
-    "--mcp_config DIR/none.json",
-    "--reward_fn DIR/good.py DIR/none.py",
-    "--dataset_id_or_path DIR/none.jsonl",
-    "--reward acuracy",
-    "--reward accuracy accuracy",
-    "--reward_fn DIR/good.py DIR/good.py",
-    "--reward_weights 0.5 0.5",
-    "--num_generations 3",
-    "--num_generations 1",
-    "--correction_band 3 4",
-    "--eval_share 1",
-]
-
-
-@pytest.mark.parametrize("flags", TOLD_EARLY, ids=[flags.replace("DIR/", "") for flags in TOLD_EARLY])
-def test_it_is_told_early_in_the_words_of_later(wrong_files: Path, flags: str) -> None:  # noqa: F811
-    said = early(arguments(flags, wrong_files))
-    assert said is not None and said == late(flags, wrong_files)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_merged_weights_give_the_logits_of_base_and_adapter_and_bring_tools_and_
 
 
 def test_a_training_does_not_begin_with_an_adapter(adapter: tuple[Path, torch.Tensor]) -> None:
-    with pytest.raises(ModelError, match=r"LoRA adapter, and a training begins.*export .*--merge"):
+    with pytest.raises(ModelError, match=r"LoRA.*--merge"):
         ToolGRPOTrainer(str(adapter[0]), "tool_result")
 
 
@@ -184,7 +184,7 @@ def test_a_base_model_is_found_from_any_folder_or_missed_at_once(
         assert json.loads((Path(opened) / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
     (far / "run.yaml").write_text(f"model_name_or_path: {tmp_path / 'gone' / 'name'}\n")
     for folder, said in ((far, "gone/name"), (named(elsewhere / "e", "./models/x"), r"\./models/x")):
-        with pytest.raises(ModelError, match=f"{folder.name} is not there: .*{said} .*write its whole path"):
+        with pytest.raises(ModelError, match=rf"{folder.name}.*{said}"):
             base_of_adapter(folder)
     for broken in (None, 3, ""):
         with pytest.raises(ModelError, match="names no base model"):

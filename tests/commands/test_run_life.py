@@ -22,7 +22,7 @@ from toolgrpo.commands.main import read
 from toolgrpo.commands.sft import run_sft, sft_arguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun
-from toolgrpo.errors import ConfigError, EngineError, RewardError
+from toolgrpo.errors import ConfigError, RewardError
 from toolgrpo.support.run_lock import claim_folder
 from toolgrpo.trainer.stopping import GracefulStop, finish_before_stopping
 
@@ -53,10 +53,10 @@ def arguments(mini_nano: Path, folder: Path, trouble: str = "pass") -> list[str]
     ]
 
 
-def training(mini_nano: Path, folder: Path, trouble: str = "pass", kind: type[TrainingRun] = TrainingRun) -> Any:
+def training(mini_nano: Path, folder: Path, trouble: str = "pass") -> tuple[TrainingRun, io.StringIO]:
     shown = io.StringIO()
     script, config, model = parse_arguments(arguments(mini_nano, folder, trouble))
-    return kind(script, config, model, Terminal(None, shown, quiet=False)), shown
+    return TrainingRun(script, config, model, Terminal(None, shown, quiet=False)), shown
 
 
 def assert_trained_model_is_there(out: Path, mini_nano: Path) -> None:
@@ -65,26 +65,18 @@ def assert_trained_model_is_there(out: Path, mini_nano: Path) -> None:
     assert (out / "config.json").is_file() and (out / "tokenizer.json").is_file()
 
 
-class FailingEngine(TrainingRun):
-    def _success(self, trainer: Any, rows: Any, when: str) -> Any:
-        if when == "after":
-            raise EngineError("the server is gone")
-        return super()._success(trainer, rows, when)
-
-
 @pytest.mark.parametrize(
-    ("kind", "trouble", "error"),
+    ("trouble", "error"),
     [
-        (TrainingRun, "raise ValueError('a bad row')", RewardError),
-        (TrainingRun, "signal.raise_signal(signal.SIGINT)", KeyboardInterrupt),
-        (FailingEngine, "pass", EngineError),
+        ("raise ValueError('a bad row')", RewardError),
+        ("signal.raise_signal(signal.SIGINT)", KeyboardInterrupt),
     ],
-    ids=["an error of the reward", "Ctrl-C", "a lost engine"],
+    ids=["an error", "Ctrl-C"],
 )
 def test_what_happens_after_the_last_step_does_not_cost_the_model(
-    mini_nano: Path, tmp_path: Path, kind: type[TrainingRun], trouble: str, error: type[BaseException]
+    mini_nano: Path, tmp_path: Path, trouble: str, error: type[BaseException]
 ) -> None:
-    run, shown = training(mini_nano, tmp_path, trouble, kind)
+    run, shown = training(mini_nano, tmp_path, trouble)
     with pytest.raises(error):
         run.run()
     assert_trained_model_is_there(tmp_path / "out", mini_nano)

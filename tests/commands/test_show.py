@@ -157,13 +157,13 @@ def test_where_a_segment_begins() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--cause", "tiemout"), "has the cause 'tiemout'; there is finished, invalid_json, timeout"),
+        (("--cause", "tiemout"), r"'tiemout'.*invalid_json"),
         (("99",), "there is no episode 99 .* the last one is 7"),
         (("--step", "9"), "is of step 9; there are steps 1 to 2"),
         (("--worst", "0"), "worst must be at least 1, got 0"),
         (("--worst", "1", "--best", "1"), "exclude each other"),
-        (("seven",), "EPISODE must be a whole number, got 'seven'; give .* toolgrpo show DIR"),
-        (("--as_examples", "x.jsonl"), "give --successes with it"),
+        (("seven",), r"EPISODE.*'seven'.*DIR"),
+        (("--as_examples", "x.jsonl"), "--successes"),
     ],
 )
 def test_bad_input_is_one_sentence(folder: Path, arguments: tuple[str, ...], said: str) -> None:
@@ -330,7 +330,7 @@ def test_files_of_a_recording_are_run_with_a_flag_alone(
     (tmp_path / "mcp.json").write_text("{}")
     (tmp_path / "run.yaml").write_text(json.dumps(given).replace("{}", str(tmp_path)))
     words = tuple(word.format(tmp_path) for word in words)
-    with pytest.raises(ConfigError, match=r"itself holds what the replay would run: .* give --run_its_files"):
+    with pytest.raises(ConfigError, match="--run_its_files"):
         replay(tmp_path, *words)
     assert not (tmp_path / "own.py.ran").exists()
     assert replay_arguments(read("replay", [str(tmp_path), *words, "--run_its_files"]))

@@ -104,11 +104,3 @@ def test_it_talks_to_no_other_machine(trained: tuple[subprocess.CompletedProcess
     _, folder = trained
     log = folder / "network.txt"
     assert not log.exists(), f"the run reached out: {log.read_text()}"
-
-
-def test_a_dry_run_checks_everything_and_stops(tmp_path: Path) -> None:
-    done = run(tmp_path, *SHORT, "--dry_run", "--engine", "transformers")
-    assert done.returncode == 0, done.stderr
-    assert "dry run: everything was loaded and checked" in done.stdout and " 1/2 " not in done.stdout
-    assert "engine    transformers (asked for)" in done.stdout and "training  2 steps (of " in done.stdout
-    assert not (tmp_path / "out").exists(), "a dry run leaves nothing behind"

@@ -21,7 +21,7 @@ from toolgrpo.commands.check import CheckRun, check_arguments
 from toolgrpo.commands.job import HELDOUT_ROWS, QUESTIONS, TRAINING_ROWS, Job
 from toolgrpo.commands.main import read
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.commands.train import TrainingRun
+from toolgrpo.commands.train import TrainingRun, run_train
 from toolgrpo.errors import ConfigError, DataError, ModelError, PluginError, RewardError
 from toolgrpo.tools import load_tools
 
@@ -114,7 +114,7 @@ def test_rows_for_other_tools_are_one_error_with_file_and_line(tmp_path: Path) -
     said = r"8 of 12 rows do not suit the tools: .*data\.jsonl, line 1, 4, 7, 10: names the tool 'ad' in its column `gold_calls`"
     with pytest.raises(DataError, match=said + ".*nearest is 'add'; .*line 3, 6, 9, 12: names the tool 'sub'"):
         look(TRAINING_ROWS)
-    with pytest.raises(DataError, match=r"the held-out rows: .*data\.jsonl, line \d"):
+    with pytest.raises(DataError, match=r"held-out .*data\.jsonl, line \d"):
         look(HELDOUT_ROWS, "--eval_share", "0.9")
     assert look(TRAINING_ROWS, "--skip_bad_rows") == 4
     with pytest.raises(DataError, match=r"12 of 12 rows .*no tools were loaded"):
@@ -208,7 +208,7 @@ def mixture(folder: Path, *tasks: str) -> str:
 
 def test_the_rewards_that_tasks_name_are_checked_before_the_first_step(tmp_path: Path) -> None:
     flags = ("--reward", "by_task", "--dataset_id_or_path")
-    with pytest.raises(ConfigError, match="there is no built-in reward 'gsm9k'"):
+    with pytest.raises(ConfigError, match="'gsm9k'"):
         load(tmp_path, *flags, mixture(tmp_path, "reward: gsm9k"))
     with pytest.raises(RewardError, match="some rows name no reward"):
         load(tmp_path, *flags, mixture(tmp_path, "reward: gsm8k", "name: other"))
@@ -266,3 +266,16 @@ def test_a_dry_run_resets_the_environment(tmp_path: Path) -> None:
     )
     with pytest.raises(PluginError, match="environment Env: reset raised for a row with the columns"):
         load(tmp_path, "--dry_run", "--environment", f"{tmp_path / 'env.py'}:Env", "--reward", "environment")
+
+
+def test_a_dry_run_checks_everything_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaded and proven like a run, model and engine too; the command itself is tried in `test_train_command.py`."""
+    monkeypatch.chdir(ROOT)
+    flags = ["--output_dir", str(tmp_path / "out"), "--max_steps", "2", "--eval_questions", "16", "--dry_run"]
+    given = ["--config", "recipes/configs/nano.yaml", "--engine", "transformers", "--use_cpu", "true", *flags]
+    shown = io.StringIO()
+    assert run_train(read("train", given), Terminal(None, shown, quiet=False)) == 0
+    said = shown.getvalue()
+    assert "dry run: everything was loaded and checked" in said and " 1/2 " not in said
+    assert "engine    transformers (asked for)" in said and "training  2 steps (of " in said
+    assert not (tmp_path / "out").exists()

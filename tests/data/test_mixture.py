@@ -64,15 +64,15 @@ def test_a_task_may_hide_the_tools_that_its_prompts_do_not_show(tmp_path: Path) 
     ("text", "problem"),
     [
         ("tasks: []", "tasks: List should have at least 1 item"),
-        ("", "must hold `tasks:`"),
+        ("", "`tasks:`"),
         ("tasks:\n- {data: x.jsonl, wieght: 2}", r"tasks.0.wieght: Extra inputs"),
         ("tasks:\n- {data: x.jsonl, weight: 0}", "greater than 0"),
         ("tasks:\n- {data: other.yaml}", "names another mixture"),
-        ("tasks: [", "is not valid YAML"),
+        ("tasks: [", "YAML"),
         ("tasks:\n- {data: DIR/none.jsonl}", "does not exist"),
         ("datasets:\n- {path: a/b, fraction: 0.5}\n- c/d", "give one for all, or none"),
-        ("datasets:\n- {path: a/b, data_files: x.json}", "a/b: data_files and data_dir are read of this machine"),
-        ("datasets: a/b", "must hold `tasks:`"),
+        ("datasets:\n- {path: a/b, data_files: x.json}", r"a/b: data_files.*data_dir"),
+        ("datasets: a/b", "`tasks:`"),
     ],
 )
 def test_a_mixture_file_that_cannot_be_used(tmp_path: Path, text: str, problem: str) -> None:

@@ -79,7 +79,7 @@ def test_split_parameters_get_a_whole_copy_whose_numbers_are_not_the_trainers(ti
 def test_an_adapter_alone_is_only_sent_where_there_is_a_plain_one(tiny_qwen3: Any) -> None:
     from peft import LoraConfig, get_peft_model
 
-    with pytest.raises(ConfigError, match="no adapter is trained; add --use_peft"):
+    with pytest.raises(ConfigError, match="--use_peft"):
         adapter_saver(policy(tiny_qwen3(0)))
     plain = get_peft_model(tiny_qwen3(0), LoraConfig(r=4, target_modules=["q_proj"]))
     assert policy(plain).base_model is plain.get_base_model()
@@ -93,13 +93,13 @@ def test_an_adapter_alone_is_only_sent_where_there_is_a_plain_one(tiny_qwen3: An
 
 def test_what_was_wrong_on_a_gpu_is_refused_there() -> None:
     odd, asked = policy(tiny_family("nemotron_h"), device="cuda"), EngineOptions(engine="transformers")
-    with pytest.raises(ConfigError, match="does not draw from nemotron_h on a GPU"):
+    with pytest.raises(ConfigError, match=r"nemotron_h.*GPU"):
         ENGINES["transformers"].build(odd, asked)
 
 
 def test_an_adapter_alone_wants_16_bits_on_a_gpu(tiny_qwen3: Any) -> None:
     wanted = EngineOptions(engine="vllm_colocate", lora_sync="adapter")
-    with pytest.raises(ConfigError, match="this model computes in float32; add --dtype bfloat16"):
+    with pytest.raises(ConfigError, match=r"float32.*--dtype bfloat16"):
         ENGINES["vllm_colocate"].build(policy(tiny_qwen3(0), device="cuda"), wanted)
 
 
@@ -121,11 +121,11 @@ def test_packed_weights_are_for_one_engine_and_the_others_say_so() -> None:
     assert "packed" in choose_engine(asked_for("auto"), asked).why or not vllm_available()
     assert choose_engine(asked_for("transformers"), asked).name == "transformers"
     for other, sync in ((asked, "merge"), (asked, "adapter"), (policy(Packed(4)), "merge")):
-        with pytest.raises(ConfigError, match=r"weights are packed.*--engine transformers with --load_in_4bit"):
+        with pytest.raises(ConfigError, match=r"packed.*--engine transformers with --load_in_4bit"):
             choose_engine(asked_for("vllm_server", urls, sync), other)
     assert choose_engine(asked_for("auto", urls, "adapter"), policy(Packed(4))).name == "vllm_server"
     split = policy(Packed(), backend=Backend("FSDP", 2, fsdp_version=2))
-    with pytest.raises(ConfigError, match=r"FSDP2 on 2 processes splits the parameters.*packed"):
+    with pytest.raises(ConfigError, match=r"FSDP2 on 2 .*packed"):
         build_engine(split, EngineOptions(engine="transformers"))
 
 
@@ -134,7 +134,7 @@ def test_a_vllm_for_other_devices_than_the_trainers_is_not_taken(tiny_qwen3: Any
     other = policy(tiny_qwen3(0), device="cuda" if vllm_is_for_cpu() else "cpu")
     choice = choose_engine(asked_for("auto"), other)
     assert choice.name == "transformers" and "this build of vLLM runs on" in choice.why
-    with pytest.raises(ConfigError, match=r"cannot run here: training is on .*Use --engine transformers"):
+    with pytest.raises(ConfigError, match="--engine"):
         choose_engine(asked_for("vllm_colocate"), other)
     with pytest.raises(ConfigError, match="packed"):
         choose_engine(asked_for("vllm_colocate"), policy(Packed()))
@@ -148,7 +148,7 @@ def test_vllm_needs_a_plugin_and_bf16_for_4_bits(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(
             importlib.util, "find_spec", lambda name, there=there: None if there and there != name else name
         )
-        with pytest.raises(ConfigError, match=f"vllm_colocate cannot run here.*{says}. Use --engine transformers"):
+        with pytest.raises(ConfigError, match=rf"vllm_colocate .*{says}.*--engine"):
             choose_engine(asked_for("vllm_colocate", lora_sync="adapter"), policy(model))
     asked = replace(policy(model), dtype=torch.bfloat16)
     assert choose_engine(asked_for("auto", lora_sync="adapter"), asked).name == "vllm_colocate"
@@ -168,7 +168,7 @@ def test_heads_that_vllm_does_not_compute_on_a_cpu_are_left_to_the_other_engine(
 def test_weights_that_vllm_does_not_take_are_drawn_from_by_the_other_engine() -> None:
     asked, urls = policy(tiny_family("gpt_oss")), ["http://localhost:8000"]
     for engine in ("vllm_server", "vllm_colocate")[: 1 + vllm_available()]:
-        with pytest.raises(ConfigError, match=r"experts and attention sinks of gpt_oss.*--vllm_lora_sync adapter"):
+        with pytest.raises(ConfigError, match=r"gpt_oss.*--vllm_lora_sync"):
             choose_engine(asked_for(engine, urls), asked)
         assert choose_engine(asked_for(engine, urls, lora_sync="adapter"), asked).name == engine
     assert choose_engine(asked_for("auto", urls), asked).name == "transformers"

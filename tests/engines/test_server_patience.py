@@ -111,7 +111,7 @@ def test_a_control_call_that_hangs_is_said_and_ends(
 ) -> None:
     engine = engine_of(server, weights=DiskWeights(tmp_path), timeout_s=2.0, say_every_s=0.2)
     server.answers["/collective_rpc"] = HANG
-    with pytest.raises(EngineError, match=rf"{server.url} did not answer /collective_rpc within 2 s"):
+    with pytest.raises(EngineError, match=rf"{server.url}.*/collective_rpc.*2"):
         engine.load_weights(iter(()))
     line = rf"the vLLM server at {server.url} has not answered /collective_rpc for \d s; it is given 2 s"
     assert re.search(line, caplog.text)

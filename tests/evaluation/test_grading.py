@@ -122,7 +122,7 @@ def test_the_rows_of_the_embedded_task_bring_their_measure(tmp_path: Any) -> Non
 def test_an_unknown_measure_is_a_bad_row(tmp_path: Any) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "q", "success_measure": "arithmetics"}\n')
-    with pytest.raises(DataError, match=r"rows.jsonl.*success measure 'arithmetics'.*there is only arithmetic"):
+    with pytest.raises(DataError, match=r"rows.jsonl.*'arithmetics'"):
         load_tasks(path)
 
 

@@ -183,5 +183,5 @@ def _sleepers() -> list[int]:
 def test_limits_of_our_own_loop_are_refused(limit: dict[str, Any]) -> None:
     check_limits(EpisodeLimits(max_completion_length=100, max_turns=3, max_turn_tokens=20, deadline_s=5.0))
     (name,) = limit
-    with pytest.raises(ConfigError, match=f"^{name} bounds our own loop.*leave {name} out"):
+    with pytest.raises(ConfigError, match=rf"^{name}.*{name}"):
         check_limits(EpisodeLimits(max_completion_length=100, **limit))

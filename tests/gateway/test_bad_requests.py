@@ -127,7 +127,7 @@ def test_a_request_that_holds_too_many_things_is_refused(name: str) -> None:
 def test_a_body_may_be_several_times_as_long_as_a_prompt_that_fits(window: int, n_bytes: int) -> None:
     bounds = Bounds(window)
     bounds.check_bytes(n_bytes)
-    with pytest.raises(Refused, match=f"context window is {window} tokens.* larger than {n_bytes} bytes"):
+    with pytest.raises(Refused, match=rf"{window} tokens.*{n_bytes} bytes"):
         bounds.check_bytes(n_bytes + 1)
     ids = [7] * window
     assert bounds.read(json.dumps({"prompt": ids}).encode())["prompt"] == ids
@@ -576,5 +576,5 @@ def test_a_port_that_is_taken_is_said() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(ConfigError, match="choose another --port"):
+        with pytest.raises(ConfigError, match="--port"):
             Endpoint(["policy"], 1, port=taken.getsockname()[1])

@@ -29,7 +29,7 @@ def test_one_that_is_alone_in_its_group_teaches_nothing() -> None:
 
 def test_max_rl_over_a_group_that_never_succeeds_is_nothing_and_negative_rewards_are_refused() -> None:
     assert grouped_advantages([0.0, 0.0], 2, "max_rl") == [0.0, 0.0]
-    with pytest.raises(RewardError, match=r"max_rl needs rewards of at least 0, and an episode has -0.5"):
+    with pytest.raises(RewardError, match=r"max_rl.*0.*-0.5"):
         grouped_advantages([-0.5, 1.0], 2, "max_rl")
 
 

@@ -1,4 +1,7 @@
-"""A budget of size: growth is a decision. Raise a number only in a commit that says what was gained."""
+"""A budget of size: growth is a decision. Raise a number only in a commit that says what was gained.
+
+A line that is all comment is not counted: saying why is no growth.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +48,10 @@ MOST = {
     "modules": 223,
     "modules with one importer": 40,
     "modules that a trainer imports": 129,
-    "lines that a trainer imports": 23_300,
+    "lines that a trainer imports": 23_125,
     "files that import TRL": 5,
     "fields of our own": 38,
-    "lines of tests": 40_800,
+    "lines of tests": 40_650,
     "lines of benchmarks": 5_775,
     "lines of pages": 3_955,
     "words of pages": 29_500,
@@ -56,8 +59,12 @@ MOST = {
 SANDBOX = {"lines": 3_950, "lines of tests": 2_800}  # of confined-python, which is counted by itself
 
 
-def n_lines(folder: Path, pattern: str = "*.py") -> int:
-    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in folder.rglob(pattern))
+def lines_of(path: Path) -> int:
+    return sum(not line.lstrip().startswith("#") for line in path.read_text(encoding="utf-8").splitlines())
+
+
+def n_lines(folder: Path) -> int:
+    return sum(lines_of(path) for path in folder.rglob("*.py"))
 
 
 def modules() -> dict[str, Path]:
@@ -100,7 +107,7 @@ def imported_with(start: str) -> set[str]:
 
 def packages() -> dict[str, int]:
     sizes = {folder.name: n_lines(folder) for folder in sorted(PACKAGE.iterdir()) if (folder / "__init__.py").exists()}
-    sizes["(itself)"] = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.glob("*.py"))
+    sizes["(itself)"] = sum(lines_of(path) for path in PACKAGE.glob("*.py"))
     return sizes
 
 
@@ -117,7 +124,7 @@ def counts() -> dict[str, int]:
         "modules": len(known),
         "modules with one importer": len(alone),
         "modules that a trainer imports": len(needed),
-        "lines that a trainer imports": sum(len(known[name].read_text("utf-8").splitlines()) for name in needed),
+        "lines that a trainer imports": sum(lines_of(known[name]) for name in needed),
         "files that import TRL": len(trl),
         "fields of our own": len({field.name for field in dataclasses.fields(ToolGRPOConfig)} - theirs),
         "lines of tests": n_lines(ROOT / "tests"),

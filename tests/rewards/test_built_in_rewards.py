@@ -79,7 +79,7 @@ def test_formulas_are_compared_as_by_trl_and_an_endless_one_is_wrong(monkeypatch
     assert get_reward("accuracy_reward")(completions=[[said(r"\boxed{(10^8)!}")]], solution=["$3$"]) == [0.0]
     assert score("accuracy_reward", [said(r"\boxed{3}")], "3") == 1.0, "an answer is the solution where there is none"
     monkeypatch.setitem(sys.modules, "math_verify", None)
-    with pytest.raises(ConfigError, match=r"pip install 'toolgrpo\[math\]'"):
+    with pytest.raises(ConfigError, match=r"'toolgrpo\[math\]'"):
         get_reward("accuracy_reward")
 
 
@@ -90,7 +90,7 @@ def test_a_dotted_path_is_a_reward_of_the_working_folder(tmp_path: Path, monkeyp
     assert score("rewards_of_mine.half", [said("x")], "y") == 0.5
     with pytest.raises(PluginError, match="has no function quarter"):
         get_reward("rewards_of_mine.quarter")
-    with pytest.raises(PluginError, match=r"no_such_rewards\.one cannot be imported"):
+    with pytest.raises(PluginError, match=r"no_such_rewards\.one"):
         get_reward("no_such_rewards.one")
 
 
@@ -322,5 +322,5 @@ def test_what_is_a_formula(answer: str, formula: bool) -> None:
 
 def test_an_unknown_gym_task_is_an_error() -> None:
     pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
-    with pytest.raises(RewardError, match="names no task of the library: 'no_such'"):
+    with pytest.raises(RewardError, match="'no_such'"):
         score("reasoning_gym", [said("1")], "", gym_task="no_such", gym_entry={})

@@ -170,7 +170,7 @@ def test_the_reward_pays_for_forgeable_tests_only_where_the_row_says_so(caplog: 
     scores, metrics = score([True, True, None])
     assert scores == [1.0, 0.0, 1.0]
     assert metrics["code_exec/forgeable"] == 2 / 3, "counted all the same"
-    with pytest.raises(RewardError, match="allow_forgeable of row 1 must be true, false or absent; got 'yes'"):
+    with pytest.raises(RewardError, match=r"allow_forgeable .*row 1 .*'yes'"):
         score([None, "yes", None])
 
 

@@ -98,7 +98,7 @@ def test_rows_that_want_no_call_or_are_not_scored() -> None:
     "gold", ["nonsense", 5, [5], [{"arguments": {}}], [{"name": 3}], [{"name": "f", "arguments": 3}]]
 )
 def test_a_row_that_cannot_be_read_is_named(gold: Any) -> None:
-    with pytest.raises(RewardError, match=r"column gold_calls of row 0 cannot be read as a list of calls such as"):
+    with pytest.raises(RewardError, match=r"gold_calls .*row 0"):
         score(gold, ADD)
 
 

@@ -156,9 +156,7 @@ def test_paths_that_are_no_reward_file(tmp_path: Path) -> None:
 
 
 def test_an_unknown_built_in_lists_those_there_are() -> None:
-    with pytest.raises(
-        ConfigError, match=r"no built-in reward 'acuracy'; the nearest is 'accuracy'; there are accuracy, .*by_task"
-    ):
+    with pytest.raises(ConfigError, match=r"'acuracy'.*'accuracy'.*by_task"):
         get_reward("acuracy")
 
 

@@ -51,12 +51,12 @@ def test_a_row_can_have_no_tool_at_all() -> None:
 
 
 def test_a_name_that_no_tool_has_is_an_error_with_the_nearest() -> None:
-    with pytest.raises(DataError, match=r"names the tool 'ad' .* the nearest is 'add'"):
+    with pytest.raises(DataError, match=r"'ad'.*'add'"):
         run({"tools": ["ad"]}, ["7"])
     with pytest.raises(DataError, match="no tools were loaded"):
         offered_tools(None, {"tools": ["add"]})
     check_tool_names(None, [])
-    with pytest.raises(DataError, match="row 5 names the tool 'ad'"):
+    with pytest.raises(DataError, match=r"row 5 .*'ad'"):
         check_tool_names(None, ["ad"], row="row 5")
 
 
@@ -66,7 +66,7 @@ def test_hidden_tools_can_be_called_and_are_not_shown() -> None:
         assert shown(trajectory) == "tools:add"
         assert [r.content for r in trajectory.results[:3]] == ["3", "-1", "7"]
         assert "The tools are: add." in trajectory.results[3].content, "nor is it named"
-    with pytest.raises(DataError, match="in its column `hidden_tools`, but there is no such tool"):
+    with pytest.raises(DataError, match="`hidden_tools`"):
         run({"hidden_tools": ["mul"]}, [])
 
 

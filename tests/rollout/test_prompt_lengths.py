@@ -21,9 +21,7 @@ def kept(rows: Any, policy: str, said: list[str]) -> list[str]:
 
 def test_they_are_refused_with_row_and_length() -> None:
     length = len(ByteChat().prompt([{"role": "user", "content": "x" * 400}], []))
-    with pytest.raises(
-        DataError, match=rf"the training rows: .* window of 300 tokens in row 2 \({length} tokens\)\. Shorten"
-    ):
+    with pytest.raises(DataError, match=rf"300 .*row 2 \({length}"):
         kept(ROWS, "refuse", [])
 
 
@@ -53,5 +51,5 @@ def test_the_trainer_looks_before_it_trains(tmp_path: Any) -> None:
         tmp_path, reward, lambda request, number: ByteChat.say("end"), rows=rows, long_prompts="skip"
     ) as trainer:
         assert len(trainer.train_dataset) == 8
-    with pytest.raises(ConfigError, match="long_prompts must be one of refuse, skip"):
+    with pytest.raises(ConfigError, match="long_prompts"):
         tiny_config(tmp_path, long_prompts="cut")

@@ -113,7 +113,5 @@ def test_a_mixture_gives_the_conversations_of_its_tasks_by_weight_with_their_ope
     rows = [[message["content"] for message in row["messages"]] for row in read_conversations(mixture)]
     assert sorted(rows) == [["Be short.", "sums", "ok"]] * 6 + [["Be short.", "words", "ok"]] * 3
     mixture.write_text(tasks + "  tools: [add]\n")
-    with pytest.raises(
-        DataError, match=r"chooses tools or a reward for .*words\.jsonl, which `toolgrpo sft` does not read"
-    ):
+    with pytest.raises(DataError, match=r"words\.jsonl.*`toolgrpo sft`"):
         read_conversations(mixture)

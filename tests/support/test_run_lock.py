@@ -85,5 +85,5 @@ def test_a_model_folder_into_which_a_run_writes_says_so(tmp_path: Path) -> None:
     writing = "a run is writing there now .process {} on"
     with Holder(tmp_path / "out") as first, pytest.raises(ModelError, match=writing.format(first.pid)):
         parts.model_path(str(tmp_path / "out"))
-    with pytest.raises(ModelError, match=r"is a folder without config\.json"):
+    with pytest.raises(ModelError, match=r"config\.json"):
         parts.model_path(str(tmp_path / "out"))

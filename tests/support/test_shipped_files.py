@@ -66,7 +66,7 @@ def test_a_launch_file_starts_the_command_in_processes(elsewhere: Path) -> None:
     assert launch[-4:-2] == ["--config_file", str(shipped_root() / "recipes/accelerate/zero3.yaml")]
     assert launch[-2:] == ["--num_processes", "8"]
     assert "cpu_ddp.yaml" in " ".join(launched(["--num_processes", "2"])[0])
-    with pytest.raises(ConfigError, match=r"zero9.*no such file.*one of cpu, cpu_ddp"):
+    with pytest.raises(ConfigError, match=r"zero9.*cpu_ddp"):
         launched(["--accelerate_config", "zero9"])
 
 

@@ -196,7 +196,7 @@ def test_no_process_stays_behind_when_another_server_cannot_be_reached(tmp_path:
     pids = tmp_path / "pids"
     config = hostile("stubborn", str(pids))
     config["mcpServers"]["gone"] = {"command": "/no/such/command"}
-    with pytest.raises(PluginError, match=r"the server 'gone' cannot be reached: .*cannot start '/no/such/command'"):
+    with pytest.raises(PluginError, match=r"'gone'.*'/no/such/command'"):
         load_tools(mcp_config=config)
     assert not pids.exists() or all_end(*written(pids))
 

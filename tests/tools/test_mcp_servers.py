@@ -116,9 +116,9 @@ def test_one_session_per_trajectory_by_choice() -> None:
 
 
 def test_two_servers_with_one_tool_need_a_prefix() -> None:
-    with pytest.raises(PluginError, match=r"two MCP servers have a tool named 'add'.*\"prefix\""):
+    with pytest.raises(PluginError, match=r"MCP.*'add'.*\"prefix\""):
         load_tools(mcp_config={"mcpServers": {"one": STDIO, "two": STDIO}})
-    with pytest.raises(PluginError, match="has no tool 'nope'; it has add"):
+    with pytest.raises(PluginError, match=r"'nope'.*add"):
         load_tools(mcp_config={"mcpServers": {"one": {**STDIO, "tools": ["nope"]}}})
 
 
@@ -152,13 +152,13 @@ def test_variables_of_the_environment_are_read(monkeypatch: pytest.MonkeyPatch) 
     entry = {"url": "http://${OF_NO_TEST:-127.0.0.1}:80/mcp", "headers": {"Authorization": "Bearer ${OF_A_TEST}"}}
     (server,) = read_mcp_config({"mcpServers": {"one": entry}})
     assert (server.url, server.headers) == ("http://127.0.0.1:80/mcp", {"Authorization": "Bearer here"})
-    with pytest.raises(ConfigError, match="server 'one' reads the variable OF_NO_TEST, which is not set"):
+    with pytest.raises(ConfigError, match=r"'one'.*OF_NO_TEST"):
         read_mcp_config({"mcpServers": {"one": {"command": "x", "args": ["$OF_A_TEST", "${OF_NO_TEST}"]}}})
 
 
 def test_without_the_package_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
-    with pytest.raises(ConfigError, match=r"pip install 'toolgrpo\[mcp\]'"):
+    with pytest.raises(ConfigError, match=r"'toolgrpo\[mcp\]'"):
         load_tools(mcp_config={"mcpServers": {"one": STDIO}})
 
 

@@ -113,7 +113,7 @@ def test_functions_ask_by_the_module_that_holds_them() -> None:
 @pytest.mark.parametrize("value", ["NAMES", '"TEST_API_KEY"', "[1]", "[name for name in ()]"])
 def test_what_is_not_a_list_of_names_is_refused(tmp_path: Path, value: str) -> None:
     path = write(tmp_path, f"NAMES = []\nTOOL_SECRETS = {value}")
-    with pytest.raises(PluginError, match=r"TOOL_SECRETS in .* must be a list of names"):
+    with pytest.raises(PluginError, match="TOOL_SECRETS"):
         load_tools(path, workers=1)
 
 

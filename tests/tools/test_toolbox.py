@@ -243,14 +243,14 @@ def test_a_tool_in_this_process_that_overruns_is_answered_too() -> None:
 def test_a_file_that_never_finishes_importing_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "slow_tools.py"
     path.write_text("import time\ntime.sleep(1000)\n")
-    with pytest.raises(PluginError, match=r"slow_tools.py did not finish importing within 0.7 s"):
+    with pytest.raises(PluginError, match=r"slow_tools.py.*0.7"):
         load_tools(path, load_timeout_s=0.7)
 
 
 def test_a_file_whose_import_ends_the_process_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "fatal_tools.py"
     path.write_text("import os\nprint('goodbye', flush=True)\nos._exit(9)\n")
-    with pytest.raises(PluginError, match=r"(?s)importing .*fatal_tools.py ended the process.*goodbye"):
+    with pytest.raises(PluginError, match=r"(?s)fatal_tools.py.*goodbye"):
         load_tools(path)
 
 

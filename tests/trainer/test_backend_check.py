@@ -36,6 +36,6 @@ def test_one_process_does_not_spread_the_model_over_several_gpus() -> None:
         state=SimpleNamespace(distributed_type="NO"), num_processes=1, device=SimpleNamespace(type="cuda")
     )
     assert check_backend(alone, {}, n_gpus=1).kind == "NO"
-    with pytest.raises(ConfigError, match=r"sees 4 GPUs and would spread.*CUDA_VISIBLE_DEVICES=0"):
+    with pytest.raises(ConfigError, match=r"4 GPUs.*CUDA_VISIBLE_DEVICES=0"):
         check_backend(alone, {}, n_gpus=4)
     assert check_backend(Accelerator(cpu=True), {}, n_gpus=4).kind == "NO", "the CPU trains, whatever there is"

@@ -176,7 +176,7 @@ def test_data_that_cannot_be_drawn_by_number_is_refused_at_the_start(tmp_path: P
     def stream() -> Iterator[dict[str, Any]]:
         yield from rows(1, 2)
 
-    with pytest.raises(ConfigError, match=r"by their numbers.*IterableDataset.*may end"):
+    with pytest.raises(ConfigError, match="IterableDataset"):
         parts = {"train_dataset": IterableDataset.from_generator(stream)}
         tiny_trainer(tmp_path, lengths, Speaker(), parts=parts, dynamic_sampling="backfill")
 

@@ -49,10 +49,10 @@ def test_the_choices_are_the_names_of_the_registries() -> None:
 
 
 def test_training_refuses_temperature_0_and_an_evaluation_takes_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"temperature must be above 0 in training, got 0.*an evaluation may use 0"):
+    with pytest.raises(ConfigError, match=r"temperature .*0.*evaluation"):
         config(tmp_path, temperature=0.0)
     assert config(tmp_path, EvaluationConfig, temperature=0.0).sampling_options().temperature == 0.0
-    with pytest.raises(ConfigError, match="temperature must be at least 0, got -1"):
+    with pytest.raises(ConfigError, match=r"temperature .*0.*-1"):
         config(tmp_path, EvaluationConfig, temperature=-1.0)
 
 

@@ -20,6 +20,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -174,23 +175,31 @@ def several_steps_with_stages(folder: Path) -> dict[str, Any]:
     return train(folder, advantage="loo", stage_fn=files, **sizes)
 
 
-def half_groups_with_stages(folder: Path) -> dict[str, Any]:
-    files = [f"{STAGES}/length_penalty.py", *CREDIT_BY_TURN["stage_fn"]]
-    return in_two_processes(folder, per_device_train_batch_size=2, stage_fn=files)
+IN_TWO_PROCESSES: dict[str, dict[str, Any]] = {
+    "two_processes": {},
+    "stages_in_two_processes": {
+        "per_device_train_batch_size": 2,
+        "stage_fn": [f"{STAGES}/length_penalty.py", *CREDIT_BY_TURN["stage_fn"]],
+    },
+}
 
 
-def in_two_processes(folder: Path, **settings: Any) -> dict[str, Any]:
-    """Run this file under `accelerate launch`."""
-    command = [
-        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "recipes/accelerate/cpu_ddp.yaml"),
-        *("--main_process_port", "0", "-m", "tests.trainer.test_golden_runs", str(folder)),
-        json.dumps(settings),
-    ]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return {f"rank{rank}": json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)}
+@cache
+def in_two_processes() -> dict[str, dict[str, Any]]:
+    """Run this file under `accelerate launch`, one run after the other in the same two processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "recipes/accelerate/cpu_ddp.yaml"),
+            *("--main_process_port", "0", "-m", "tests.trainer.test_golden_runs", folder),
+        ]
+        done = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return {
+            name: {f"rank{rank}": json.loads(Path(folder, f"{name}{rank}.json").read_text()) for rank in range(2)}
+            for name in IN_TWO_PROCESSES
+        }
 
 
 ADAPTER = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -214,11 +223,11 @@ RUNS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "several_steps": lambda folder: train(
         folder, per_device_train_batch_size=4, steps_per_generation=2, num_iterations=2, max_steps=8
     ),
-    "two_processes": in_two_processes,
+    "two_processes": lambda folder: in_two_processes()["two_processes"],
     "stage_turn_credit": lambda folder: train(folder, **CREDIT_BY_TURN),
     "stages_lengths_void_turns": with_stages,
     "stages_over_several_steps": several_steps_with_stages,
-    "stages_in_two_processes": half_groups_with_stages,
+    "stages_in_two_processes": lambda folder: in_two_processes()["stages_in_two_processes"],
 }
 
 
@@ -249,10 +258,9 @@ def near(expected: Any, tolerance: float = 1e-6) -> Any:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:  # one of two processes
-        folder = Path(sys.argv[1])
-        (folder / f"rank{os.environ['RANK']}.json").write_text(
-            json.dumps(train(folder / "run", **json.loads(sys.argv[2])))
-        )
+        for name, settings in IN_TWO_PROCESSES.items():
+            found = json.dumps(train(Path(sys.argv[1], name), **settings))
+            Path(sys.argv[1], f"{name}{os.environ['RANK']}.json").write_text(found)
         gc.collect()  # a reducer of DDP that outlives the group may hang (tests/shared_pass/test_hybrids.py)
         torch.distributed.destroy_process_group()
     else:

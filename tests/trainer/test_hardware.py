@@ -52,7 +52,7 @@ def test_precision(
         monkeypatch.setenv(VARIABLE, launch_file)
     assert settled_precision(bf16, False, on_cpu=on_cpu) == (settled, False)
     assert os.environ.get(VARIABLE) == left
-    with pytest.raises(ConfigError, match="fp16 needs a GPU"):
+    with pytest.raises(ConfigError, match=r"fp16.*GPU"):
         settled_precision(bf16, True, on_cpu=True)
 
 
@@ -142,7 +142,7 @@ def test_a_gpu_without_bf16_trains_in_fp16(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number=0: capabilities[number or 0])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "Tesla V100")
     if settled is None:
-        with pytest.raises(ConfigError, match=r"GPU 0 \(Tesla V100\) has compute capability 7\.0.* need 7\.5 or newer"):
+        with pytest.raises(ConfigError, match=r"Tesla V100.*7\.0.*7\.5"):
             settled_precision(*given, on_cpu=False)
     else:
         assert settled_precision(*given, on_cpu=False) == settled

@@ -108,10 +108,10 @@ def test_several_data_sets_count_by_their_mean(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"stop_when": "plateau"}, "stop_when must be solved, or plateau:K"),
-        ({"stop_when": "solved"}, "stop_when goes by held-out success .* add eval_steps N"),
+        ({"stop_when": "plateau"}, "stop_when"),
+        ({"stop_when": "solved"}, r"stop_when.*eval_steps"),
         ({"keep": "best"}, "keep goes by held-out success"),
-        ({"eval_steps": 2, "metric_for_best_model": "loss"}, "computes no loss; use eval_success"),
+        ({"eval_steps": 2, "metric_for_best_model": "loss"}, "eval_success"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:

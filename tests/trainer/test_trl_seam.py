@@ -94,7 +94,7 @@ def test_log_probabilities_are_given_whole_or_not_at_all() -> None:
 
 def test_another_version_of_trl_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trl, "__version__", "9.9.9")
-    with pytest.warns(UserWarning, match=r"tested with TRL 1\.16\.0; 9\.9\.9 is installed"):
+    with pytest.warns(UserWarning, match=r"TRL 1\.16\.0; 9\.9\.9"):
         trl_trainer.warn_if_untested()
 
 
@@ -220,7 +220,7 @@ def test_a_replaced_generate_is_refused(kind: str, tmp_path: Path) -> None:
             "a function": lambda: patch.object(trainer.model, "generate", new=print),
             "mocked for all models": lambda: patch.object(GenerationMixin, "generate", new=MagicMock()),
         }
-        with replaced[kind](), pytest.raises(ConfigError, match=r"`generate` was replaced, .* \(`engine=`"):
+        with replaced[kind](), pytest.raises(ConfigError, match=r"`generate`.*\(`engine=`"):
             trainer.train()
         trainer.train()  # taken off again
         assert trainer.state.global_step == trainer.state.max_steps

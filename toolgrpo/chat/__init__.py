@@ -107,7 +107,7 @@ def _described(tokenizer: Any, refusal: str) -> ChatFormat:
     if chat is None:
         raise ChatFormatError(
             f"this chat template is of no family that toolgrpo supports: {refusal}. Use a model of a supported family, set "
-            f"tokenizer.response_template to one that says how its calls are read, or pass `chat=` to ToolGRPOTrainer for "
-            f"a format of your own."
+            f"tokenizer.response_template to one that says how its calls are read, or pass your own format as `chat=` to "
+            f"ToolGRPOTrainer."
         )
     return chat

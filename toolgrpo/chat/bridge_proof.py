@@ -53,8 +53,8 @@ _SHAPES: dict[str, Sequence[tuple[str, str]]] = {
 _QUESTIONS = ("What is 2 + 3?", "\n\n  a\n\n\n\nb\t\t\tc  \r\n", "Grüße, 你好 e\u0301 \U0001f600")
 _WAY_OUT = (
     "Use the model's original chat template, if this is another; else set tokenizer.chat_template to one that prints system, "
-    "user and assistant texts alone (calls are then written in Hermes' words), or pass `chat=` to ToolGRPOTrainer for a format "
-    "of your own."
+    "user and assistant texts alone (calls are then written in Hermes' words), or pass your own format as `chat=` to "
+    "ToolGRPOTrainer."
 )
 _MOST_SYSTEMS = 8  # of the rows' own that are tried
 _SYSTEMS = ("Be brief.", "/no_think Be brief.", "/think Be brief.")

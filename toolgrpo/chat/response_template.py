@@ -84,7 +84,6 @@ def described_format(tokenizer: Any) -> TemplateFormat | None:
 
 
 def _load(described: dict[str, Any] | None) -> ResponseTemplate | None:
-    """Return the response template, if it describes calls."""
     if described is None:
         return None
     try:

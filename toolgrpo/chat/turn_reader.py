@@ -145,8 +145,6 @@ class _Region:
 
 @dataclass(frozen=True, slots=True)
 class _Border:
-    """Boundary between two regions."""
-
     place: int
     following: _Region
     closes: bool = True  # the region that ends here is closed, not cut off

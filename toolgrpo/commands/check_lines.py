@@ -129,7 +129,7 @@ def add_calls(report: CheckReport, facts: Untrained, batch: RolloutBatch, tool_n
         said += why
         warning = f"Go on with `toolgrpo sft` until most calls can be run ({page_here('calls-that-fail')})"
     elif max(facts.malformed.total(), facts.failed.total()) > facts.calls / 2:
-        warning = "Read some in `toolgrpo evaluate`, and mend what the tools say"
+        warning = "Read some in `toolgrpo evaluate`, and fix what the tools say"
     numbers: dict[str, Any] = {"calling": facts.calling, "calls": facts.calls, "malformed": dict(facts.malformed)}
     report.add("calls", said, warning=warning, **numbers)
 

@@ -124,7 +124,7 @@ class BadRows:
 def raise_bad_row(error: DataError) -> None:
     if isinstance(error, NoPromptColumn):
         raise error
-    raise DataError(f"{error}. Mend the row, or skip such rows with --skip_bad_rows.") from error.__cause__
+    raise DataError(f"{error}. Fix the row, or skip such rows with --skip_bad_rows.") from error.__cause__
 
 
 def good_rows(raw_rows: Iterable[RawRow], convert: Convert, on_bad_row: OnBadRow) -> Iterator[Row]:
@@ -314,7 +314,7 @@ def _answer(answer: Any) -> str:
     if isinstance(answer, int) or (isinstance(answer, float) and math.isfinite(answer)):
         return str(answer)
     raise RowError(
-        f"the answer must be text or a number, not {_name(answer)}; other values can stand in columns of their own, "
+        f"the answer must be text or a number, not {_name(answer)}; put other values into their own columns, "
         f"which rewards get by name"
     )
 

@@ -97,6 +97,7 @@ class DecodeBatch:
         finished = self._take_finished()
         joining = self._next_joining()
         if joining:
+            # read apart, then merged: together, each decoding row would be read as wide as the longest prompt
             cache = empty_cache(self._model)
             self._draw(joining, self._forward(joining, cache, n_new=max(len(row.ids) for row in joining)))
             _refuse_other_caches(cache, self._model)
@@ -109,6 +110,7 @@ class DecodeBatch:
         n_rows, longest = 0, 0
         for row in self._joining[: self._max_rows - len(self._rows)]:
             longest = max(longest, len(row.ids))
+            # the first one always joins, however long: nothing else would ever make room for it
             if n_rows and longest * (n_rows + 1) > _PREFILL_TOKENS:
                 break
             n_rows += 1
@@ -167,6 +169,7 @@ class DecodeBatch:
             return
         kept = set(rows)
         indices = torch.tensor([i for i, row in enumerate(self._rows) if row in kept], device=self._device)
+        # the last token is not in the cache yet
         width = max(len(row.ids) for row in rows) - 1
         for layer in self._cache.layers:
             if isinstance(layer, DynamicLayer):

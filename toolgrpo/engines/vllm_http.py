@@ -118,9 +118,7 @@ async def exchange(
         ) as response:
             if 300 <= response.status < 400:
                 to = shown(response.headers.get("location"))
-                raise BadAnswer(
-                    "its status", Described(f"{response.status}, a redirect to {to}"), "an answer of its own"
-                )
+                raise BadAnswer("its status", Described(f"{response.status}, a redirect to {to}"), "its own answer")
             return Answer(response.status, await _bounded_body(response, most_bytes))
     except (aiohttp.ClientError, OSError) as error:
         raise NoAnswer(f"{type(error).__name__}: {_why(error)}".removesuffix(": ")) from error

@@ -216,7 +216,7 @@ class Endpoint:
             return admitted
         if key in self._ended_keys:
             raise Refused(
-                401, "episode_over", "the episode of this key has ended; each episode has a key of its own", kind=_AUTH
+                401, "episode_over", "the episode of this key has ended; each episode has its own key", kind=_AUTH
             )
         what = "no key was given" if not key else "this key is not known"
         raise Refused(401, "invalid_api_key", f"{what}; use the api key that the agent was called with", kind=_AUTH)

@@ -87,5 +87,5 @@ def _check_row(place: Callable[[], str], row: Mapping[str, Any], reward: Reward,
     if not isinstance(score, float) or score < 1.0:
         raise DataError(
             f"{place()}: its own answer {str(row['answer'])[:60]!r} scores {score} with the reward "
-            f"{reward.name}, so no model can do well on it. Mend the answer, or choose another reward."
+            f"{reward.name}, so no model can do well on it. Fix the answer, or choose another reward."
         )

@@ -96,7 +96,7 @@ def listed_calls(value: Any, row: int) -> list[GoldCall]:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RewardError(
             f"reward gold_calls: the column gold_calls of {row_name.get()(row)} cannot be read as a list of calls such as {_FORM} "
-            f"({type(error).__name__}: {error}); mend the row"
+            f"({type(error).__name__}: {error}); fix the row"
         ) from error
 
 

@@ -92,6 +92,7 @@ class Prompts:
         def size(row: Mapping[str, Any]) -> int:
             return len(json.dumps([row["prompt"], schemas_of(row)], ensure_ascii=False, default=str).encode())
 
+        # to render every prompt of a large data set would delay the start for the sake of its longest one
         measured = rows if len(rows) <= _MOST_MEASURED else heapq.nlargest(_MOST_MEASURED, rows, key=size)
         if self.chat is None:
             return Window(max(map(size, measured)) // _BYTES, max_completion_length, room)
@@ -103,6 +104,7 @@ class Prompts:
         assert self.chat is not None
         messages, schemas = as_messages(row["prompt"]), self.schemas(row)
         bound = len(str([messages, schemas]).encode(errors="replace")) + _FOR_A_MESSAGE * (len(messages) + 1)
+        # what the template prints by itself, as a default system prompt
         bound += len(self.chat.prompt(_STUB, [])) if bound < tokens else 0
         return bound if bound < tokens else self.length(row, schemas)
 
@@ -143,6 +145,7 @@ def suit(
         window = prompts.window((*rows, *heldout), max_completion_length, room)
         config = policy.base_model.config.get_text_config()
         positions = getattr(config, "max_position_embeddings", None)
+        # never above the model's own window, where the engine would refuse to start
         if window is not None and (positions is None or window.tokens < positions):
             options = replace(options, max_model_len=window.tokens)
             a_token = kv_bytes_per_token(config, policy.dtype)

@@ -101,8 +101,6 @@ async def play_episode(shared: EpisodeRunner, episode: Episode) -> Trajectory:
 
 
 class _EpisodeRun:
-    """The state of one running episode."""
-
     def __init__(self, shared: EpisodeRunner, episode: Episode) -> None:
         self.shared = shared
         self.parts = parts = shared.parts
@@ -271,7 +269,6 @@ class _EpisodeRun:
         return max_turns is not None and len(ledger.turns) + 1 >= max_turns
 
     async def _sample(self, ledger: Ledger, max_tokens: int) -> Sample:
-        """Sample one turn from the engine."""
         request = SampleRequest(
             ids=ledger.all_ids,
             max_tokens=max_tokens,

@@ -157,5 +157,5 @@ def _call(observer: Observer, event: str, *value: Any) -> None:
     except Exception as error:  # a plugin may raise anything; it must not look like ours
         raise PluginError(
             f"the observer {type(observer).__module__}.{type(observer).__qualname__} raised in {event}: "
-            f"{type(error).__name__}: {error}. Mend it, or leave it out of `observers`."
+            f"{type(error).__name__}: {error}. Fix it, or leave it out of `observers`."
         ) from error

@@ -80,6 +80,7 @@ class Scheduler:
     def submit(self, episode: Episode) -> Handle:
         """Run this episode as soon as there is room, after those that were submitted before it."""
         handle = self._tasks.create_task(self._run(episode))
+        # counted here and not when it runs, so `ended` waits for episodes that are still at the gate
         self._open += 1
         handle.add_done_callback(self._has_ended)
         return handle
@@ -88,6 +89,7 @@ class Scheduler:
         """Give the handles in the order in which their episodes end,
         cancelled ones too, until none is open.
         """
+        # cleared before waiting, and the list looked at again: an episode may end while its predecessor is handled
         while self._open or self._ended:
             while not self._ended:
                 self._news.clear()
@@ -105,6 +107,7 @@ class Scheduler:
 
     async def __aenter__(self) -> Scheduler:
         self._started_s = self._runner.parts.clock()
+        # the engine first: an engine that cannot open leaves no task behind
         await self._runner.parts.engine.open()
         await self._tasks.__aenter__()
         return self
@@ -117,10 +120,12 @@ class Scheduler:
             # type and traceback.
             raise errors.exceptions[0] from None
         finally:
+            # after the tasks, whose requests it would fail otherwise; and also when they failed
             await self._runner.parts.engine.close()
             self._stopped_s = self._runner.parts.clock()
 
     async def _run(self, episode: Episode) -> Trajectory:
+        # inside the task, so a handle that waits at the gate can be cancelled like one that runs
         async with self._gate:
             trajectory = await self._runner(episode)
         if self._on_done is not None:
@@ -138,6 +143,7 @@ async def run_all(episodes: Iterable[Episode], scheduler: Scheduler) -> RolloutR
     async with scheduler:
         handles = [scheduler.submit(episode) for episode in episodes]
     trajectories = tuple(handle.result() for handle in handles)
+    # only now: the siblings of a lost episode have ended, and its engine is closed
     check_complete(trajectories)
     return RolloutResult(trajectories, scheduler.times)
 
@@ -148,7 +154,7 @@ def check_complete(trajectories: Sequence[Trajectory]) -> None:
     if lost:
         raise EngineError(
             f"{len(lost)} of {len(trajectories)} episodes could not be completed, after retries; the first failed with: "
-            f"{lost[0].failure}. Nothing was trained on this batch. Mend the cause and resume from the last checkpoint."
+            f"{lost[0].failure}. Nothing was trained on this batch. Fix the cause and resume from the last checkpoint."
         )
 
 

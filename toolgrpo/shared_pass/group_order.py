@@ -43,6 +43,7 @@ def put_in_order(
     Groups with a live sample come first, if it is said which are live. Without `by_prompt` each sample is
     a group of its own.
     """
+    # a generation batch may end in the middle of an optimizer step, and samples never cross one
     n_together = math.gcd(len(micro_batches), accumulation_steps)
     ordered = []
     for start in range(0, len(micro_batches), n_together):
@@ -72,6 +73,7 @@ def order_by_group(groups: Sequence[Hashable], micro_batch_size: int, live: Sequ
             piece, rest = rest[:micro_batch_size], rest[micro_batch_size:]
             room = [box for box in bins if micro_batch_size - len(box) >= len(piece)]
             if room:
+                # the fullest that has room: emptier ones stay for groups that are larger
                 max(room, key=len).extend(piece)
             else:
                 leftover.extend(piece)

@@ -50,6 +50,7 @@ class PackedRow:
         """Return how many leading tokens may be shared:
         those that are scored for nobody, and never the whole row.
         """
+        # a shared position has room for one label, and its rows may go on differently
         is_scored = self.labels != -100
         first_scored = int(is_scored.argmax()) if is_scored.any() else len(self.labels)
         return min(first_scored, len(self.tokens) - 1)
@@ -57,6 +58,7 @@ class PackedRow:
     @property
     def order(self) -> bytes:
         """Return the key by which rows are sorted: bytes in the order that their tokens have."""
+        # big-endian: then bytes compare as the numbers do, and rows that begin alike are neighbours after sorting
         return self.tokens.astype(">u8").tobytes()
 
 
@@ -103,10 +105,12 @@ def rows_of_batch(input_ids: torch.Tensor, attention_mask: torch.Tensor, scored_
     real = attention_mask.bool()
     scored = scored_mask.bool() & real
     labels = torch.where(scored, input_ids, -100)
+    # one copy from the device: each would wait for all that the GPU still has to do
     parts = torch.stack([input_ids, labels, real.to(input_ids.dtype), scored.to(input_ids.dtype)]).cpu().numpy()
     batch = zip(parts[0], parts[1], parts[2] > 0, parts[3] > 0, strict=True)
     for index, (row_ids, row_labels, is_real, is_scored) in enumerate(batch):
         places = is_real.nonzero()[0]
+        # the last scored token is only a label: nothing reads it
         last = int(is_scored[places].nonzero()[0].max(initial=0))
         if last == 0:
             continue
@@ -150,6 +154,7 @@ def _cuts(ordered: Sequence[PackedRow], common: Sequence[int], max_tokens: int |
     for i, row in enumerate(ordered if max_tokens is not None else ()):
         assert max_tokens is not None
         fewest += len(row.tokens) - (common[i] if i > cuts[-1] else 0)
+        # what `fewest` may be wrong by: each row may begin with so many common tokens that are not shared after all
         too_short_to_share = (i - cuts[-1]) * (min_shared - 1)
         if i == cuts[-1] or fewest + too_short_to_share <= max_tokens:
             continue
@@ -164,6 +169,7 @@ def _common_lengths(ordered: Sequence[PackedRow]) -> list[int]:
     lengths = [0]
     shareable = [row.shareable for row in ordered]
     for (before, row), limit in zip(itertools.pairwise(ordered), map(min, itertools.pairwise(shareable)), strict=True):
+        # at most the shareable part of both: what is scored for either must stay its own
         unlike = before.tokens[:limit] != row.tokens[:limit]
         lengths.append(int(unlike.argmax()) if unlike.any() else limit)
     return lengths
@@ -186,6 +192,7 @@ def _branches(common: Sequence[int], low: int, high: int, depth: int, min_shared
     """Return where rows[low:high], alike up to `depth`, stop sharing,
     and the first rows of the branches from there.
     """
+    # of sorted rows the least common length of neighbours is common to all
     shared = min(common[low + 1 : high])
     if shared - depth >= min_shared:
         depth = shared
@@ -232,6 +239,7 @@ class _Builder:
         start = self.n_tokens
         self.n_tokens += end - depth
         self.tokens.append(row.tokens[depth:end])
+        # as in the row, not in the packing: rotary positions must be those of the padded pass
         self.positions.append(np.arange(depth, end))
         self.segments.append(PackedSegment(start, self.n_tokens, depth, ancestors))
         return start, self.n_tokens

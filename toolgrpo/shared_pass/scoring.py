@@ -172,11 +172,14 @@ class SharedPass:
         rows = rows_of_batch(input_ids, attention_mask, scored_mask)
         n_rows, width = input_ids.shape
         at_a_time = min(batch_size or n_rows, n_rows)
+        # the padded pass would take so many rows at a time because more do not fit into memory
         budget = self.max_tokens or (None if at_a_time == n_rows else at_a_time * width)
         packings = pack_in_passes(rows, budget)
+        # before the choice: processes that chose differently would wait for each other's passes for ever
         plan = _agree_on_plan(packings, n_rows * width, input_ids.device)
         device = input_ids.device.type
         fits = self.max_tokens is None or plan.most_padded_tokens <= self.max_tokens
+        # the tokens are sums over all processes, so the passes are, too
         n_passes = plan.n_passes * (dist.get_world_size() if _several_processes() else 1)
         shared = is_shared(device, plan.packed_tokens, plan.padded_tokens, n_passes)
         if self.mode == "auto" and fits and not shared:
@@ -276,6 +279,7 @@ def forward_packing(model: Any, config: Any, packing: Packing, device: torch.dev
     with shared_attention(config):
         output = model(
             input_ids=tokens,
+            # a mask over a packed sequence would be quadratic in the tokens of a whole group
             position_ids=positions,
             attention_mask=None,
             shift_labels=labels,
@@ -302,5 +306,5 @@ def unsupported_model(unwrapped: Any) -> str | None:
     """Return why this model, with its adapters, cannot run on packed prefix trees, or None if it can."""
     adapters = getattr(unwrapped, "peft_config", {})
     if any(getattr(adapter, "is_prompt_learning", False) for adapter in adapters.values()):
-        return "its adapter puts tokens of its own before every row"
+        return "its adapter puts its own tokens before every row"
     return unsupported(unwrapped.config)

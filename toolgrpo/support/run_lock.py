@@ -131,7 +131,7 @@ def _holder(descriptor: int) -> str:
 def _unguarded(folder: Path, error: OSError) -> str:
     return (
         f"{folder} cannot be locked ({error.strerror or error}): nothing keeps a second run from writing into it, so "
-        f"give each run an output folder of its own"
+        f"give each run its own output folder"
     )
 
 

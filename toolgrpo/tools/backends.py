@@ -366,4 +366,4 @@ def _advice(problem: str) -> str:
             "Give the row a column for it; to try the tools by hand: run_tool(toolbox, calls, row={...}) or "
             "toolbox.session({...})."
         )
-    return "Mend reset, or the row."
+    return "Fix reset, or the row."

@@ -199,5 +199,5 @@ def slow_import(label: str, seconds: float, heavy: tuple[str, ...]) -> str | Non
     because = f" (it imports {', '.join(sorted(heavy))})" if heavy else ""
     return (
         f"the tool workers took {seconds:.0f} s to import {label}{because}, and so will each that is started again; "
-        f"keep tools in a file of their own that imports only what they need"
+        f"keep tools in their own file, which imports only what they need"
     )

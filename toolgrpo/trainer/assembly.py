@@ -168,7 +168,7 @@ def suited_rows(
         text = f"{name}: {len(refused)} of {counted(len(rows), 'row')} do not suit {who}: "
         text += rows_and_reasons(refused, places_of(rows, refused).__getitem__)
         if left_out is None or len(refused) == len(rows):
-            raise DataError(f"{text}. Mend these rows, or {advice}")
+            raise DataError(f"{text}. Fix these rows, or {advice}")
         left_out(f"{text}; left out")
         rows = rows.select([number for number in range(len(rows)) if number not in refused])
     return rows

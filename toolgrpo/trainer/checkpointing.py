@@ -288,7 +288,6 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         torch.save(self._place(log_bytes) if place is None else place, self._place_file(folder))
 
     def _place(self, log_bytes: int) -> Place:
-        """Return where this process is."""
         engine, batches = self._trainer.engine, self._trainer.rollout_batches
         return {
             "batch": self._trainer.place_in_batch(),

@@ -56,6 +56,7 @@ class RowChoice:
             end = input_ids.shape[1] - logits_to_keep + 1  # of the prompt's last token and the one after it
             two = input_ids[:1, end - 2 : end]
             logps, entropies, _ = score(two, torch.ones_like(two), 1, **kwargs)
+            # 0 times, and not left out: backward hooks of DDP and ZeRO wait for every parameter's gradient
             logps, entropies = 0 * logps, None if entropies is None else 0 * entropies
             whole = self._dead_logps(logps, logits_to_keep) + logps
             return whole, None if entropies is None else entropies.expand_as(whole), None
@@ -135,6 +136,7 @@ class SegmentedRows:
             places = torch.cat(
                 [piece.row * logits_to_keep + piece.own - first for piece in pieces[:n_scored]] or [none]
             )
+            # the idle rows take part with weight 0, so that their backward pass is made in every process
             whole = values.new_zeros(n_rows * logits_to_keep) + 0 * values[n_scored:].sum()
             return whole.index_put((places.to(values.device),), values[:n_scored][taken]).view(n_rows, logits_to_keep)
 

@@ -134,7 +134,7 @@ class ToolsElsewhere(list[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         raise ConfigError(
-            "trainer.tools holds no functions here: tools run in processes of their own. Their names are "
+            "trainer.tools holds no functions here: tools run in their own processes. Their names are "
             "trainer.toolbox.names, what the model is shown is trainer.toolbox.schemas"
         )
 

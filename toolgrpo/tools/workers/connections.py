@@ -148,6 +148,7 @@ class SupervisorLink:
         """Let it load the plugin; PluginError if the plugin cannot be used."""
         with suppress(OSError):  # it may end at once; the reader below notices
             self._control.sendall(pack(self._hello))
+        # blocking until here: the hello may be larger than the socket's buffer
         self._control.setblocking(False)
         self._loop.add_reader(self._control.fileno(), self._read)
         label = " and ".join(PluginSource(**source).label for source in self._sources if source)
@@ -184,6 +185,7 @@ class SupervisorLink:
 
         If the supervisor is gone, its workers are too and nothing is to be sent.
         """
+        # never around the queue: a `kill` that overtook its `spawn` would leave the worker running
         self._pending.append((pack(message), sock))
         self._flush()
 
@@ -197,6 +199,7 @@ class SupervisorLink:
                 return
             except OSError:
                 break
+            # only now: until it was sent, the supervisor has no copy of the socket
             self._pending.popleft()
             if sock is not None:
                 sock.close()
@@ -205,6 +208,7 @@ class SupervisorLink:
 
     async def stop(self) -> None:
         """End it and everything below it, and wait until they are gone. Safe to call twice."""
+        # it ends because we ask for it; nobody is to start another
         self._on_lost = lambda: None
         self._hang_up()
         if not self._loaded.done():

@@ -104,6 +104,8 @@ class Dispatcher:
         self._restarting = self._loop.create_task(self._restart_supervisor())
         for worker in list(self._workers.values()):
             self._forget(worker)
+            # no code of its environment has run, so nothing is lost with it; else the state is, and its calls cannot
+            # go on
             if worker.kind is WorkerKind.RESERVED and not worker.touched and not worker.retiring:
                 self._workers[worker.number] = worker.anew()  # the next supervisor can start it
             else:
@@ -125,6 +127,8 @@ class Dispatcher:
 
     async def shut_down(self) -> None:
         self._closing = True
+        # before the workers are forgotten: a deadline answers only calls whose worker is known, so these would wait
+        # for ever
         for job in [*self._queue, *(job for worker in self._workers.values() for job in worker.jobs.values())]:
             job.answer(Reply("the tools were shut down", ToolErrorKind.DIED))
         for worker in self._workers.values():
@@ -142,6 +146,7 @@ class Dispatcher:
         printed = f"The last that was printed there:\n{tail}" if tail else "Nothing was printed there."
         self.broken = ToolExecutorError(f"{reason}. {printed}")
         _logger.error("%s", self.broken)
+        # calls on workers that are ready keep their worker, and with it their answer or deadline
         never_begin = [job for worker in self._workers.values() if not worker.ready for job in worker.waiting]
         for job in (*self._queue, *never_begin):
             job.refuse(self.broken)
@@ -171,6 +176,7 @@ class Dispatcher:
         supervisor = self._serving
         if supervisor is None or not self._has(worker):
             return
+        # its time to load counts from here: a reserved one may have waited for a supervisor
         worker.born = time.monotonic()
         ours, theirs = socket.socketpair()
         supervisor.spawn(worker.number, theirs)
@@ -182,6 +188,7 @@ class Dispatcher:
             link.close()
 
     def _on_message(self, worker: WorkerRecord, message: dict[str, Any]) -> None:
+        # any message shows that it lives, not only the reply to a ping
         worker.silent_s = None
         if "begun" in message:
             worker.touched = True
@@ -223,6 +230,7 @@ class Dispatcher:
         if not self._forget(worker):
             return
         self._kill(worker)
+        # a worker that is retiring was given up, and has not failed to start; a single one retires from its birth
         if not worker.ready and (worker.kind is WorkerKind.SINGLE or not worker.retiring) and not self._closing:
             self._start_failures += 1
             if self._start_failures >= _MAX_START_FAILURES:
@@ -244,6 +252,7 @@ class Dispatcher:
     def _settle(self, worker: WorkerRecord, how: str, *, culprit_known: bool) -> None:
         """Decide about the calls of a worker that is gone."""
         may_begin_again = worker.kind is not WorkerKind.RESERVED
+        # each goes to the front of the queue, so the last comes first
         for job in reversed(worker.waiting):
             if may_begin_again and not job.begun:
                 self._queue_again(job)
@@ -271,6 +280,7 @@ class Dispatcher:
             return
         _logger.info("a tool worker is replaced: %s", why)
         worker.retiring = True
+        # calls that have not begun need not wait here: the worker may be stuck with the others
         worker.recall()
         if worker.kind is WorkerKind.SHARED:
             self._refill()
@@ -341,6 +351,7 @@ class Dispatcher:
         self._give(worker, job)
 
     def _give(self, worker: WorkerRecord, job: Job) -> None:
+        # not sent before it is ready: the deadline starts at the sending, and an import is not the call's time
         worker.jobs[job.id] = job
         if worker.ready:
             self._send(worker, job)
@@ -383,6 +394,7 @@ class Dispatcher:
                 if not worker.ready:
                     if self._serving and now - worker.born > self._options.load_timeout_s:
                         self._lose(worker, "the process of the tool did not start")
+                # one begun call alone harms only itself, and its deadline ends it: a long silence there may be work
                 elif worker.waiting and (len(worker.jobs) > 1 or waits_for_begin):
                     self._listen_to(worker, now, min(now - before, 2 * _TICK_S))
 

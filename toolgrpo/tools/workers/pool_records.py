@@ -41,6 +41,7 @@ class Job:
         self.answered = True
         if self.timer is not None:
             self.timer.cancel()
+        # its caller may have given up: an episode's deadline cancels the future
         if self.future.set_running_or_notify_cancel():
             self.future.set_result(reply.timed(self.started, time.monotonic()))
 
@@ -90,6 +91,7 @@ class WorkerRecord:
 
     def takes_one_more(self, most_calls: int, *, needs_loop: bool) -> bool:
         """Return whether it can be given a call of a stateless tool, a coroutine if that needs a loop."""
+        # answered calls count too: one that overran its deadline still holds a thread there
         is_free = self.ready and not self.hung_up and not self.retiring and len(self.jobs) < most_calls
         # where a coroutine runs that was to end, the loop may be blocked
         overdue = needs_loop and any(job.is_async and job.answered for job in self.jobs.values())

@@ -94,6 +94,7 @@ class Supervisor:
     def run(self) -> None:
         linux.adopt_orphans()
         linux.offer_to_oom_killer(500)
+        # what the import opens is held by every fork, so then workers are started by exec
         before = linux.open_descriptors()
         try:
             self._ask_for_secrets()
@@ -108,8 +109,10 @@ class Supervisor:
             return
         linux.outlive_parent()  # from here on there is tidying to do when it ends
         self._forkable = linux.forkable(before)
+        # a plugin may start a server when it is imported, for all its calls
         self._left_alone = set(linux.children())
         self._listen_for_ended_children()
+        # a collection in a worker would write to pages that all share, and copy them
         gc.collect()
         gc.freeze()
         spec = replace(self._plugin.spec, import_s=import_s, heavy_imports=tuple(HEAVY & sys.modules.keys()))
@@ -155,7 +158,9 @@ class Supervisor:
         pid = os.fork()
         if pid == 0:
             try:
+                # a group of its own, so that killing it takes what its tools have started
                 os.setsid()
+                # the pipe is the supervisor's: a child that ends in the worker must not wake it
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 linux.die_with_parent(supervisor)

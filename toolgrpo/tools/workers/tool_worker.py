@@ -161,6 +161,7 @@ class Worker:
 
     def _begin(self, call_id: int) -> bool:
         """Announce that the tool's code runs from here on; False if the call was given back."""
+        # one lock for beginning and giving back: a call must not be run here and elsewhere too
         with self._begin_lock:
             if call_id not in self._unbegun:
                 return False
@@ -184,6 +185,7 @@ class Worker:
             reply = render(function())
         except BaseException as error:  # the executor: a tool may raise anything, SystemExit included
             reply = self._failed(error)
+        # before the reply is sent: after it the trainer may send the next call, which is to find the folder as it was
         self._put_right(call_id)
         left_behind = set(children(threading.get_native_id())) - self._kept
         if keep:

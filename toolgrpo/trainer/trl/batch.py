@@ -83,6 +83,7 @@ def train_batch(output: Batch) -> TrainBatch:
 def with_train_batch(output: Batch, before: TrainBatch, after: TrainBatch) -> Batch:
     """Return TRL's batch with what the stages have changed."""
     changed = {**output, "advantages": after.advantages, "num_items_in_batch": after.denominator}
+    # not `completion_mask`: the pass reads the tokens that it names, also those that are not trained on
     if after.mask is not before.mask:
         changed["tool_mask"] = after.mask
     if after.old_logps is not None:

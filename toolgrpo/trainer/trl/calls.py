@@ -182,6 +182,7 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
         rows = dataloader.dataset
         if not has_length(rows):  # TRL has repeated it, and accelerate deals it out
             return [row for batch in dataloader for row in batch]
+        # not through the data loader, which repeats rows where they do not divide evenly among processes
         own = range(self.accelerator.process_index, len(rows), self.accelerator.num_processes)
         return [rows[number] for number in own for _ in range(trl_trainer.group_size(self, "eval"))]
 
@@ -232,6 +233,7 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
         for name, numbers in taken.answers.metrics.items():
             self._pending_metrics[name].extend(numbers)
         own = [
+            # TRL leaves a row of NaN alone out of mean and deviation, so its group is judged without it
             (math.nan,) * len(values) if one.drop is not None else values
             for one, values in zip(taken.scored, taken.answers.values, strict=True)
         ]
@@ -292,6 +294,7 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
         n_live = (~dead).sum().to(self.accelerator.device)
         n_read = max(1, int(self.accelerator.gather(n_live).max()))
         read = torch.zeros_like(dead)
+        # stable, so that a repeated run fills up with the same dead rows
         read[torch.argsort(dead.int(), stable=True)[:n_read]] = True
         return RowChoice(read, math.nan)
 
@@ -339,6 +342,7 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
         buffered, args = self._buffered_inputs, self.args
+        # TRL fills its buffer once for a generation batch; between two fills it is in order already
         if buffered is before:
             return inputs
         live_first = self._rule.skips_rows and self.loss_type in TOKEN_LOSSES | ROW_LOSSES
@@ -405,6 +409,8 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
     ) -> Scores:
         """Return what a forward pass gives for the tokens of its rows, of which it may read some."""
         made = self._made
+        # taken once: it stands for TRL's first pass, of the old policy; the later ones are the reference's and the
+        # loss's
         known, made.old_policy = made.old_policy, None
         if known is not None:
             logps = torch.zeros(len(known), logits_to_keep, device=input_ids.device)
@@ -465,7 +471,7 @@ def check_dropped_share(drops: Sequence[Drop | None], most: float) -> None:
     more = f"; and {len(reasons) - _REASONS_SHOWN} other reasons" if len(reasons) > _REASONS_SHOWN else ""
     raise TooManyDroppedError(
         f"{len(dropped)} of {len(drops)} episodes of this batch could not be scored, more than max_dropped_share "
-        f"({most:g}) allows: {told}{more}. Nothing was trained on this batch. Mend the cause and go on with "
+        f"({most:g}) allows: {told}{more}. Nothing was trained on this batch. Fix the cause and go on with "
         f"--resume_from_checkpoint auto, or allow more with --max_dropped_share."
     )
 

@@ -135,6 +135,7 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         """Return the order in which TRL's sampler draws the rows of an epoch."""
         if not self.shuffle_dataset:
             return list(range(n_rows))
+        # not TRL's own generator, which must not move when rows are drawn ahead of its sampler
         generator = torch.Generator().manual_seed(self.args.seed)
         for _ in range(epoch):
             torch.randperm(n_rows, generator=generator)
@@ -169,7 +170,6 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
 
     def _summed(self, counts: torch.Tensor) -> torch.Tensor:
-        """Return the sum of each of these numbers over all processes."""
         counts = counts.to(self.accelerator.device)
         total: torch.Tensor = self.accelerator.gather(counts).view(-1, len(counts)).sum(dim=0)
         return total
