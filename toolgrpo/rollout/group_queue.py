@@ -1,4 +1,4 @@
-"""Groups of episodes that wait in a queue for the steps of a training.
+"""Groups in flight: what was begun and no step has taken yet. `Draws` (`trainer/batches.py`) takes of them for each step.
 
     queue = GroupQueue(rollouts)                                      # a step's groups run while it waits
     queue = GroupQueue(rollouts, ahead=RolloutsAhead(...))           # and others while it trains
@@ -102,15 +102,15 @@ Judge = Callable[[GroupSet, tuple[Trajectory, ...]], Awaitable[V]]
 
 
 @dataclass(frozen=True, slots=True)
-class AsItIs:
+class Unjudged:
     """The verdict where nobody judges."""
 
     live: bool = True
 
 
-async def as_it_is(group_set: GroupSet, trajectories: tuple[Trajectory, ...]) -> AsItIs:
-    """Take a set whatever it is worth."""
-    return AsItIs()
+async def unjudged(group_set: GroupSet, trajectories: tuple[Trajectory, ...]) -> Unjudged:
+    """Take a set whatever its rewards will be."""
+    return Unjudged()
 
 
 @dataclass(frozen=True, slots=True)

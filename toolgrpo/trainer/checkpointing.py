@@ -296,7 +296,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
             "engine": engine.sampling_state() if isinstance(engine, Resumable) else None,
             "n_episodes": batches.n_episodes,
             "episode_log_bytes": log_bytes,
-            "row_order": None if batches.queue is None else batches.queue.order.state(),
+            "row_order": None if batches.draws is None else batches.draws.order.state(),
         }
 
     def _restore_place(self, place: Place) -> str | None:
@@ -306,8 +306,9 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         if place["engine"] is not None and same_engine and isinstance(trainer.engine, Resumable):
             trainer.engine.restore_sampling_state(place["engine"])
         trainer.rollout_batches.n_episodes = place["n_episodes"]
-        if trainer.rollout_batches.queue is not None and place.get("row_order") is not None:
-            trainer.rollout_batches.queue.order.restore(place["row_order"])
+        draws = trainer.rollout_batches.draws
+        if draws is not None and place.get("row_order") is not None:
+            draws.order.restore(place["row_order"])
         lost: str | None = trainer.recorder.cut(place["episode_log_bytes"])
         return lost
 

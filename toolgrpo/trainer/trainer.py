@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -37,6 +38,7 @@ from toolgrpo.rewards.base import watched
 from toolgrpo.rollout import Observer, Player, RolloutBatch
 from toolgrpo.rollout.batch import Mode
 from toolgrpo.rollout.observers import Observers
+from toolgrpo.support.barrier import Processes
 from toolgrpo.support.run_lock import FolderClaim, claim_folder
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_jobs
@@ -51,13 +53,12 @@ from toolgrpo.trainer.assembly import (
     open_watchers,
     take_parts,
 )
-from toolgrpo.trainer.batches import Batches
+from toolgrpo.trainer.batches import Batches, check_engine, open_draws
 from toolgrpo.trainer.checkpoint_files import BegunRun
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete, tied_head_expected
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.hardware import check_backend
 from toolgrpo.trainer.model_card import SavesWithCard
-from toolgrpo.trainer.row_queue import Processes, check_engine, open_queue
 from toolgrpo.trainer.stopping import (
     GracefulStop,
     HeldOutWatch,
@@ -228,7 +229,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         args = self.args
         processes = Processes(self.accelerator.num_processes, self.accelerator.process_index)
         processes.meet()  # a first time, so that they know each other before anybody is slow
-        queued_rows = open_queue(
+        draws = open_draws(
             *(args, self.rollouts, self._training(self._load_weights), processes),
             rows=self.train_dataset,
             row_of=lambda number: self.train_sampler.data_source[number],
@@ -242,9 +243,8 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
             state=lambda: self.state,
             ask_model=self._ask_model,
         )
-        self.rollout_batches = Batches(
-            lambda rows: self.rollout(rows, mode="train"), grading, args.shaping(), processes, queued_rows
-        )
+        run = partial(self.rollout, mode="train")
+        self.rollout_batches = Batches(run, grading, args.shaping(), processes, draws)
         self._proof = EngineProof(
             engine,
             self.policy,
@@ -289,8 +289,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
                 self._checkpoints.save_step_before(lambda: self._write_checkpoint(self.model, None))
                 raise
             finally:
-                if self.rollout_batches.queue is not None:
-                    self.rollout_batches.queue.stop()
+                self.rollout_batches.stop()
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._weights_of_step = None  # those of another step are loaded, and the engine has none of them
             self.best_step = self.state.best_global_step
@@ -334,8 +333,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
 
         Each process runs its own rows.
         """
-        if self.rollout_batches.queue is not None:
-            self.rollout_batches.queue.settle()
+        self.rollout_batches.settle()
         self._load_weights()
         return self.rollouts.run(
             rows,
@@ -387,8 +385,8 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         if self._claim is not None:
             self._claim.release()
             self._claim = None
-        if "rollout_batches" in parts and self.rollout_batches.queue is not None:
-            self.rollout_batches.queue.stop()
+        if "rollout_batches" in parts:
+            self.rollout_batches.stop()
         if "rollouts" in parts:
             self.rollouts.close()
         elif "_opened" in parts:

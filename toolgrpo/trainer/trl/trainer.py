@@ -48,7 +48,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.batch import Mode
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer import trl_jobs
-from toolgrpo.trainer.row_queue import Training
+from toolgrpo.trainer.batches import Training
 from toolgrpo.trainer.trl.grpo import GRPOTrainer
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return math.ceil(float(micro_batches / (args.steps_per_generation * self.num_iterations)))
 
     def _training(self, load_weights: Callable[[], int]) -> Training:
-        """Return what a line of rows needs to know of this training."""
+        """Return what draws need to know of this training."""
         return Training(
             step=lambda: int(self.state.global_step),
             left=self._batches_left,
