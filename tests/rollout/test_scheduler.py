@@ -183,12 +183,12 @@ def test_a_source_adds_episodes_when_some_end() -> None:
     async def main() -> None:
         async with Scheduler(runner(engine)) as scheduler:
             asked = {scheduler.submit(one): one for one in episodes(3)}
-            async for handle in scheduler.ended():
-                name = asked[handle].messages[0]["content"]
-                ended.append((name, clock()))
-                if name in ("q0", "q1"):
-                    for more in episodes(5)[3:]:
-                        asked[scheduler.submit(more)] = more
+            while asked:
+                for handle in (await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED))[0]:
+                    name = asked.pop(handle).messages[0]["content"]
+                    ended.append((name, clock()))
+                    if name in ("q0", "q1"):
+                        asked |= {scheduler.submit(more): more for more in episodes(5)[3:]}
 
     clock.run(main())
     assert [name for name, _ in ended] == ["q0", "q1", "q3", "q4", "q3", "q4", "q2"]

@@ -33,4 +33,4 @@ def no_rollout_thread() -> bool:
 
 def run_together(episodes: Iterable[Episode], runner: EpisodeRunner) -> RolloutResult:
     """Run these episodes to their ends, on an event loop of their own."""
-    return run_blocking(lambda: run_all(episodes, Scheduler(runner)))
+    return run_blocking(run_all(episodes, Scheduler(runner)))

@@ -75,7 +75,7 @@ class Grading:
         question = _Question(self, rows, trajectories, step)
         question.ask_plain()
         if question.waiting:
-            run_blocking(question.ask_waiting)
+            run_blocking(question.ask_waiting())
         return question.answers()
 
     async def ask_beside(self, rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> Answers:

@@ -178,7 +178,7 @@ class GroupQueue(Generic[V]):
     ) -> TakenGroups[V]:
         """Return what this step takes; `sets` are those to be begun next."""
         with self._rollouts.telling(began):
-            taken = run_blocking(lambda: self._take(rule, options, began, iter(sets), judge))
+            taken = run_blocking(self._take(rule, options, began, iter(sets), judge))
             if self.ahead is not None:  # while they ran nobody could say of which step they would be
                 rows = [row for one in taken.sets for row in one.group_set.rows]
                 tell(self._rollouts.observers, began, rows, [t for one in taken.sets for t in one.trajectories])

@@ -68,7 +68,7 @@ class Rollouts:
         began = RolloutBegan(len(rows), step, mode, label)
         with self.telling(began):
             episodes = [self.episode(row, number) for number, row in enumerate(rows)]
-            result = run_blocking(lambda: run_all(episodes, self.scheduler(options, began)))
+            result = run_blocking(run_all(episodes, self.scheduler(options, began)))
         return RolloutBatch(
             episodes=tuple(Scored(row, t) for row, t in zip(rows, result.trajectories, strict=True)),
             step=step,
@@ -109,12 +109,14 @@ class Rollouts:
         """Return a scheduler for `episode`s: `run` is a loop around one, `GroupQueue`
         another, which draws more rows as it goes. Several share a `gate`.
         """
-        on_turn = self._turn_teller(began) if self.observers.hear_turns else None
-        runner = EpisodeRunner(self, options, on_turn)
+
+        def on_turn(episode: Episode, turn: Turn) -> None:
+            self.observers.turn_done(TurnDone(began, episode.number, episode.row, turn))
 
         def on_done(episode: Episode, trajectory: Trajectory) -> None:
             self.observers.episode_done(EpisodeDone(began, episode.number, episode.row, trajectory))
 
+        runner = EpisodeRunner(self, options, on_turn if self.observers.hear_turns else None)
         return Scheduler(runner, max_concurrent=self.max_concurrent, on_done=on_done, gate=gate)
 
     def episode(self, row: Row, number: int) -> Episode:
@@ -125,9 +127,3 @@ class Rollouts:
             enable_thinking=thinking_of(row, self.enable_thinking),
             number=number,
         )
-
-    def _turn_teller(self, began: RolloutBegan) -> Callable[[Episode, Turn], None]:
-        def on_turn(episode: Episode, turn: Turn) -> None:
-            self.observers.turn_done(TurnDone(began, episode.number, episode.row, turn))
-
-        return on_turn

@@ -12,7 +12,7 @@ from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.checks import check_sample
 from toolgrpo.episode.trajectory import Message, Trajectory, Turn
 from toolgrpo.errors import EngineError, FinalEngineError
-from toolgrpo.rollout.episode import play_episode
+from toolgrpo.rollout.episode import EpisodeRun
 
 if TYPE_CHECKING:
     from toolgrpo.rollout.rollouts import Rollouts
@@ -61,7 +61,7 @@ class EpisodeRunner:
     async def __call__(self, episode: Episode) -> Trajectory:
         if self.parts.player is not None:
             return await self.parts.player.play(episode, self)
-        return await play_episode(self, episode)
+        return await EpisodeRun(self, episode).play()
 
     async def sample(self, request: SampleRequest) -> Sample:
         """Ask the engine.

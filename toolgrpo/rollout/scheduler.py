@@ -1,12 +1,11 @@
 """Run many episodes at once on one event loop, with no barrier between them.
 
 A `Scheduler` takes episodes while it runs, so its source can be a list (`run_all`) or a loop
-that decides by what has ended what comes next:
+that decides by what has ended what comes next (`group_queue.py`):
 
     async with Scheduler(runner, max_concurrent=64) as scheduler:
-        waiting = {scheduler.submit(episode): episode for episode in first}
-        async for handle in scheduler.ended():
-            ...  # scheduler.submit(another), or other.cancel() for one that nobody needs any more
+        handles = [scheduler.submit(episode) for episode in first]
+        ...  # await some of them, scheduler.submit(another), or cancel() one that nobody needs any more
 
 Invariants: episodes start in the order in which they were submitted, at most `max_concurrent` of
 them are open at a time, and each yields exactly one trajectory, or none if its handle was
@@ -22,8 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -71,28 +69,12 @@ class Scheduler:
             self._gate = asyncio.Semaphore(max_concurrent)
         self._on_done = on_done
         self._tasks = asyncio.TaskGroup()
-        self._open = 0
-        self._ended: deque[Handle] = deque()
-        self._news = asyncio.Event()
         self._started_s = 0.0
         self._stopped_s: float | None = None
 
     def submit(self, episode: Episode) -> Handle:
         """Run this episode as soon as there is room, after those that were submitted before it."""
-        handle = self._tasks.create_task(self._run(episode))
-        self._open += 1
-        handle.add_done_callback(self._has_ended)
-        return handle
-
-    async def ended(self) -> AsyncIterator[Handle]:
-        """Give the handles in the order in which their episodes end,
-        cancelled ones too, until none is open.
-        """
-        while self._open or self._ended:
-            while not self._ended:
-                self._news.clear()
-                await self._news.wait()
-            yield self._ended.popleft()
+        return self._tasks.create_task(self._run(episode))
 
     @property
     def times(self) -> RolloutTimes:
@@ -126,11 +108,6 @@ class Scheduler:
         if self._on_done is not None:
             self._on_done(episode, trajectory)
         return trajectory
-
-    def _has_ended(self, handle: Handle) -> None:
-        self._open -= 1
-        self._ended.append(handle)
-        self._news.set()
 
 
 async def run_all(episodes: Iterable[Episode], scheduler: Scheduler) -> RolloutResult:
@@ -177,10 +154,8 @@ def timers_held() -> Iterator[None]:
             loop.held_s += time.monotonic() - started
 
 
-def run_blocking(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine on an event loop of its own,
-    in another thread where this one already has a loop.
-    """
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on an event loop of its own, in another thread where this one already has a loop: in a notebook."""
 
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = []
 
@@ -193,7 +168,7 @@ def run_blocking(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
             task = asyncio.current_task()
             assert task is not None
             running.append((asyncio.get_running_loop(), task))
-            outcome.append(await start())
+            outcome.append(await work)
 
         with asyncio.Runner(loop_factory=HoldingLoop) as runner:
             runner.run(main())
