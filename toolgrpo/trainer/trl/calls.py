@@ -214,7 +214,7 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
         learnt = applied(LOSS, worth, facts)
         self._log_metrics(learnt.metrics)
         self._off_policy.told(learnt.weighted)
-        output = trl_batch.with_segments(trl_batch.with_train_batch(output, scored, learnt), segments)
+        output = trl_batch.with_train_batch(output, scored, learnt, segments)
         self._token_tap.mark(output, numbers)
         return output
 
