@@ -50,7 +50,7 @@ from toolgrpo.rollout.row_parts import User, offered_tools, user_of
 from toolgrpo.tools.base import ToolSession
 
 if TYPE_CHECKING:
-    from toolgrpo.rollout.runner import Episode, EpisodeRunner
+    from toolgrpo.rollout.scheduler import Episode, EpisodeRunner
 
 
 # What an episode itself says to the model: results as messages, refusals, an environment's first observation.

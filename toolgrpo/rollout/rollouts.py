@@ -22,8 +22,7 @@ from toolgrpo.rollout.batch import Mode, RolloutBatch, Row, Scored
 from toolgrpo.rollout.limits import EpisodeLimits, TextTokenizer
 from toolgrpo.rollout.observers import EpisodeDone, Observers, RolloutBegan, RolloutEnded, TurnDone
 from toolgrpo.rollout.row_parts import as_messages, thinking_of
-from toolgrpo.rollout.runner import Episode, EpisodeRunner, Player
-from toolgrpo.rollout.scheduler import Scheduler, run_all, run_blocking
+from toolgrpo.rollout.scheduler import Episode, EpisodeRunner, Player, Scheduler, run_all, run_blocking
 from toolgrpo.tools.base import ToolProvider
 
 if TYPE_CHECKING:

@@ -1,4 +1,6 @@
-"""Run many episodes at once on one event loop, with no barrier between them.
+"""Run many episodes at once on one event loop, with no barrier between them; `Rollouts` and `GroupQueue` do.
+
+`EpisodeRunner` is what the episodes of one rollout share. `EpisodeRun` (`episode.py`) plays them, or a `Player`.
 
 A `Scheduler` takes episodes while it runs, so its source can be a list (`run_all`) or a loop
 that decides by what has ended what comes next (`group_queue.py`):
@@ -21,23 +23,83 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from toolgrpo.episode.trajectory import StopReason, Trajectory
-from toolgrpo.errors import EngineError
+from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.checks import check_sample
+from toolgrpo.episode.trajectory import Message, StopReason, Trajectory, Turn
+from toolgrpo.errors import EngineError, FinalEngineError
 from toolgrpo.rollout.batch import RolloutTimes
-from toolgrpo.rollout.runner import Episode, EpisodeRunner
+from toolgrpo.rollout.episode import EpisodeRun
 from toolgrpo.support.process_setup import on_this_device
 
+if TYPE_CHECKING:
+    from toolgrpo.rollout.rollouts import Rollouts
+
+_RETRY_PAUSE_S = 0.5
 T = TypeVar("T")
 Handle = asyncio.Task[Trajectory]
 """An episode that was submitted: `cancel()` withdraws it,
 `result()` is its trajectory once it has ended.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """Start of an episode: one row of the dataset, one of its G repetitions.
+
+    A row may name the tools it is offered in `row["tools"]`; without that it is offered all.
+    """
+
+    messages: tuple[Message, ...]
+    row: Mapping[str, Any] = field(default_factory=dict)
+    enable_thinking: bool | None = None
+    seed: int | None = None
+    number: int = 0  # its place in the rollout
+
+
+class Player(Protocol):
+    """An agent of the user's, behind the gateway.
+
+    It plays over the same engine, format and limits; each episode yields exactly one trajectory.
+    """
+
+    async def play(self, episode: Episode, shared: EpisodeRunner) -> Trajectory:
+        """Play one episode to its end, whatever comes."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRunner:
+    """The parts of a run, and what the episodes of one rollout share beside them."""
+
+    parts: Rollouts
+    options: SamplingOptions
+    on_turn: Callable[[Episode, Turn], None] | None = None
+    waiting: AbstractContextManager[None] = field(default_factory=nullcontext)  # while an episode waits for the engine
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        """Ask the engine.
+
+        A request that failed is tried again a few times, unless its engine did so itself.
+        """
+        for retry in range(self.parts.engine_retries + 1):
+            try:
+                with self.waiting:
+                    sample = await self.parts.engine.sample(request)
+                check_sample(sample, self.parts.vocabulary)
+                return sample
+            except EngineError as error:
+                if isinstance(error, FinalEngineError) or retry == self.parts.engine_retries:
+                    raise
+                await asyncio.sleep(_RETRY_PAUSE_S * 2**retry)
+        raise AssertionError("unreachable: the last retry raises")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +166,9 @@ class Scheduler:
 
     async def _run(self, episode: Episode) -> Trajectory:
         async with self._gate:
-            trajectory = await self._runner(episode)
+            player, shared = self._runner.parts.player, self._runner
+            own = EpisodeRun(shared, episode).play() if player is None else player.play(episode, shared)
+            trajectory = await own
         if self._on_done is not None:
             self._on_done(episode, trajectory)
         return trajectory
