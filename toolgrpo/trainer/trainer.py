@@ -1,9 +1,15 @@
-"""`ToolGRPOTrainer`:
-a thin `GRPOTrainer` that generates with toolgrpo's episodes and trains only on what was sampled.
+"""`ToolGRPOTrainer`: a `GRPOTrainer` that generates with toolgrpo's episodes and trains only on what was sampled.
 
-It connects parts: `assembly.py` says what the arguments stand for, and with `build.py` puts
-engine, watchers and rollouts together, and `trl/calls.py` has what TRL calls for a batch. Rewards, advantages, losses, the reference model, importance
-sampling, logging and checkpoints stay TRL's.
+Read from top to bottom, it is the story of a run; advantages, losses, the reference model, logging and checkpoints are TRL's:
+
+    construct    take parts, let TRL load the model, open engine, training pass, watchers and the road of a batch
+    train        TRL's loop, from its beginning or a checkpoint, until its end, a signal or a failure
+    a step       TRL asks for its batch (`trl/calls.py`, which this class extends):
+                     rows -> `rollout` -> grade            `Batches.take`
+                     -> TRL scores it -> stages            `_generate_and_score_completions`
+                     -> micro-batches -> shared pass       `compute_loss`
+    measure      held-out rows, before a training, during it and after it
+    close        give back what was opened
 """
 
 from __future__ import annotations
@@ -34,6 +40,7 @@ from toolgrpo.learning.stages import Stage, user_stages
 from toolgrpo.models import name_base_whole
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.progress import RunProgress, library_bars_off, take_display
+from toolgrpo.observe.watch import open_watchers
 from toolgrpo.rewards.base import watched
 from toolgrpo.rollout import Observer, Player, RolloutBatch
 from toolgrpo.rollout.batch import Mode
@@ -42,17 +49,7 @@ from toolgrpo.support.barrier import Processes
 from toolgrpo.support.run_lock import FolderClaim, claim_folder
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_jobs
-from toolgrpo.trainer.assembly import (
-    Tools,
-    cache_of,
-    engine_lines,
-    loaded_lines,
-    may_keep_activations,
-    model_card,
-    open_pass,
-    open_watchers,
-    take_parts,
-)
+from toolgrpo.trainer.assembly import Tools, cache_of, engine_lines, loaded_lines, model_card, take_parts
 from toolgrpo.trainer.batches import Batches, check_engine, open_draws
 from toolgrpo.trainer.checkpoint_files import BegunRun
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete, tied_head_expected
@@ -66,6 +63,7 @@ from toolgrpo.trainer.stopping import (
     closed_if_it_fails,
     report_first_failure,
 )
+from toolgrpo.trainer.training_pass import may_keep_activations, open_pass
 from toolgrpo.trainer.trl import trainer as trl_trainer
 from toolgrpo.trainer.trl.calls import CallsOfTRL, check_models
 
@@ -205,7 +203,9 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
         self._watchers = watchers = open_watchers(
-            given,
+            given.config,
+            tool_names=given.tool_names,
+            tokenizer=given.tokenizer,
             cache=cache_of(engine),
             progress=self.progress,
             callbacks=self.callback_handler.callbacks,
@@ -255,9 +255,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         )
         self._open_batches()
 
-    @property
-    def _is_main(self) -> bool:
-        return bool(self.is_world_process_zero())
+    # train
 
     def train(self, resume_from_checkpoint: str | bool | BegunRun | None = None, **kwargs: Any) -> Any:
         """Run TRL's loop.
@@ -290,6 +288,11 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
                 raise
             finally:
                 self.rollout_batches.stop()
+        self._say_how_it_ended()
+        return output
+
+    def _say_how_it_ended(self) -> None:
+        """Say whether the model is of an earlier step, and how to go on after a signal."""
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._weights_of_step = None  # those of another step are loaded, and the engine has none of them
             self.best_step = self.state.best_global_step
@@ -302,24 +305,14 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
                 f"stopped by {self.stopped_by} after step {self.state.global_step}, which is saved in "
                 f"{self.args.output_dir}; go on with --resume_from_checkpoint auto"
             )
-        return output
 
-    @property
-    def stopped_by(self) -> str | None:
-        """The signal that asked the last `train` to end, or None."""
-        return None if self._stop.stopped_by is None else self._stop.stopped_by.name
+    def _claim_folder(self) -> None:
+        if self._claim is None:
+            self._claim = claim_folder(Path(self.args.output_dir), self.accelerator.process_index)
+            if self._claim.warning is not None:
+                self.progress.say(self._claim.warning)
 
-    @property
-    def engine(self) -> Engine:
-        return self.rollouts.engine
-
-    @property
-    def chat(self) -> ChatFormat:
-        return self.rollouts.chat
-
-    @property
-    def toolbox(self) -> ToolProvider | None:
-        return self.rollouts.tools
+    # a step
 
     def rollout(
         self,
@@ -353,6 +346,8 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
             self._weights_of_step = self.state.global_step
         return int(self.state.global_step)
 
+    # measure
+
     def measure(
         self,
         rows: Sequence[Mapping[str, Any]],
@@ -373,6 +368,8 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
             batch = self.rollout_batches.grading.of(batch)
         self.rollouts.observers.batch_done(batch)
         return batch
+
+    # close
 
     def close(self) -> None:
         """End the engine, tool workers, observers and bars; leave the output folder to others. Safe to call twice."""
@@ -401,8 +398,25 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
     def __del__(self) -> None:
         close_when_nobody_has_it(self)
 
-    def _claim_folder(self) -> None:
-        if self._claim is None:
-            self._claim = claim_folder(Path(self.args.output_dir), self.accelerator.process_index)
-            if self._claim.warning is not None:
-                self.progress.say(self._claim.warning)
+    # facts
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The signal that asked the last `train` to end, or None."""
+        return None if self._stop.stopped_by is None else self._stop.stopped_by.name
+
+    @property
+    def engine(self) -> Engine:
+        return self.rollouts.engine
+
+    @property
+    def chat(self) -> ChatFormat:
+        return self.rollouts.chat
+
+    @property
+    def toolbox(self) -> ToolProvider | None:
+        return self.rollouts.tools
+
+    @property
+    def _is_main(self) -> bool:
+        return bool(self.is_world_process_zero())
