@@ -13,7 +13,7 @@ from toolgrpo.engines.base import SampleRequest
 from toolgrpo.episode.tool_calls import ToolErrorKind, ToolResult
 from toolgrpo.episode.trajectory import StopReason
 from toolgrpo.errors import EngineError, PluginError
-from toolgrpo.rollout import Episode, EpisodeRunner, RolloutResult, Scheduler
+from toolgrpo.rollout import Episode, EpisodeRunner, RolloutBatch, Scheduler
 from toolgrpo.rollout.scheduler import run_all
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools, scripted_runner
 
@@ -33,7 +33,7 @@ def number(request: SampleRequest) -> int:
     return int(ByteChat.text(request.ids).split("user:q")[1].split("|")[0])
 
 
-def run(clock: FakeClock, n: int, shared: EpisodeRunner, **options: Any) -> RolloutResult:
+def run(clock: FakeClock, n: int, shared: EpisodeRunner, **options: Any) -> RolloutBatch:
     return clock.run(run_all(episodes(n), Scheduler(shared, **options)))
 
 
@@ -123,7 +123,7 @@ def test_keyboard_interrupt_passes_through() -> None:
 
 
 def test_works_where_an_event_loop_already_runs() -> None:
-    async def notebook() -> RolloutResult:
+    async def notebook() -> RolloutBatch:
         return run_together(episodes(2), runner(ScriptedEngine(lambda r, _: ByteChat.say("a"))))
 
     assert len(asyncio.run(notebook()).trajectories) == 2

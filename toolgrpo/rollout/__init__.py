@@ -9,7 +9,7 @@ from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded, TurnDone
 from toolgrpo.rollout.rollouts import Rollouts
-from toolgrpo.rollout.scheduler import Episode, EpisodeRunner, Player, RolloutResult, Scheduler
+from toolgrpo.rollout.scheduler import Episode, EpisodeRunner, Player, Scheduler
 
 __all__ = [
     "Episode",
@@ -21,7 +21,6 @@ __all__ = [
     "RolloutBatch",
     "RolloutBegan",
     "RolloutEnded",
-    "RolloutResult",
     "RolloutTimes",
     "Rollouts",
     "Scheduler",

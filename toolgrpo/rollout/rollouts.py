@@ -12,13 +12,13 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions
 from toolgrpo.episode.trajectory import Trajectory, Turn
-from toolgrpo.rollout.batch import Mode, RolloutBatch, Row, Scored
+from toolgrpo.rollout.batch import Mode, RolloutBatch, Row
 from toolgrpo.rollout.limits import EpisodeLimits, TextTokenizer
 from toolgrpo.rollout.observers import EpisodeDone, Observers, RolloutBegan, RolloutEnded, TurnDone
 from toolgrpo.rollout.row_parts import as_messages, thinking_of
@@ -67,15 +67,8 @@ class Rollouts:
         began = RolloutBegan(len(rows), step, mode, label)
         with self.telling(began):
             episodes = [self.episode(row, number) for number, row in enumerate(rows)]
-            result = run_blocking(run_all(episodes, self.scheduler(options, began)))
-        return RolloutBatch(
-            episodes=tuple(Scored(row, t) for row, t in zip(rows, result.trajectories, strict=True)),
-            step=step,
-            mode=mode,
-            times=result.times,
-            group_size=group_size,
-            offset=offset,
-        )
+            batch = run_blocking(run_all(episodes, self.scheduler(options, began)))
+        return replace(batch, step=step, mode=mode, group_size=group_size, offset=offset)
 
     @contextmanager
     def telling(self, began: RolloutBegan) -> Iterator[None]:

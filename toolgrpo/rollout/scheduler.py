@@ -33,7 +33,7 @@ from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.checks import check_sample
 from toolgrpo.episode.trajectory import Message, StopReason, Trajectory, Turn
 from toolgrpo.errors import EngineError, FinalEngineError
-from toolgrpo.rollout.batch import RolloutTimes
+from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored
 from toolgrpo.rollout.episode import EpisodeRun
 from toolgrpo.support.process_setup import on_this_device
 
@@ -102,14 +102,6 @@ class EpisodeRunner:
         raise AssertionError("unreachable: the last retry raises")
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutResult:
-    """The trajectories of a rollout, in the order of its episodes, and where its time went."""
-
-    trajectories: tuple[Trajectory, ...]
-    times: RolloutTimes
-
-
 class Scheduler:
     """Runs what is submitted to it, between entering and leaving it.
 
@@ -174,13 +166,15 @@ class Scheduler:
         return trajectory
 
 
-async def run_all(episodes: Iterable[Episode], scheduler: Scheduler) -> RolloutResult:
-    """Open a scheduler, run these episodes in it, and close it."""
+async def run_all(episodes: Iterable[Episode], scheduler: Scheduler) -> RolloutBatch:
+    """Open a scheduler, run these episodes in it, and close it; return them in their order, with where the time went."""
     async with scheduler:
-        handles = [scheduler.submit(episode) for episode in episodes]
-    trajectories = tuple(handle.result() for handle in handles)
-    check_complete(trajectories)
-    return RolloutResult(trajectories, scheduler.times)
+        handles = [(episode, scheduler.submit(episode)) for episode in episodes]
+    batch = RolloutBatch(
+        episodes=tuple(Scored(episode.row, handle.result()) for episode, handle in handles), times=scheduler.times
+    )
+    check_complete(batch.trajectories)
+    return batch
 
 
 def check_complete(trajectories: Sequence[Trajectory]) -> None:
