@@ -17,14 +17,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 
@@ -63,7 +61,7 @@ from toolgrpo.trainer.stopping import (
     closed_if_it_fails,
     report_first_failure,
 )
-from toolgrpo.trainer.training_pass import may_keep_activations, open_pass
+from toolgrpo.trainer.training_pass import open_pass, settled_checkpointing
 from toolgrpo.trainer.trl import trainer as trl_trainer
 from toolgrpo.trainer.trl.calls import CallsOfTRL, check_models
 
@@ -136,7 +134,9 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
             **kwargs,
         )
         self.parts = parts = self._know_model(given)
-        self.progress = progress or RunProgress(SteadyConsole(stderr=True, quiet=args.quiet or not self._is_main))
+        self.progress = progress or RunProgress(
+            SteadyConsole(stderr=True, quiet=args.quiet or not self.is_world_process_zero())
+        )
         built = self._open_engine(parts, engine, heldout)
         self._fit(parts, built)
         self._open_watchers(parts, built.engine)
@@ -188,14 +188,12 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
 
     def _fit(self, given: Parts, built: BuiltEngine) -> None:
         """Leave the rows whose prompts fit, and open the training pass for them."""
-        say = self.progress.say if self._is_main else lambda line: None
+        say = self.progress.say if self.is_world_process_zero() else lambda line: None
         self.fitting = given.fitting(built.engine, self.progress.say)
         self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
         self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
-        if given.config.gradient_checkpointing == "auto":  # until here TRL took it for true
-            keeps = may_keep_activations(given, built.choice.name, self.train_dataset, say)
-            self.args = given.config.changed(gradient_checkpointing=not all(gather_object([keeps])))  # one for all
-            given = replace(given, config=self.args)
+        given = settled_checkpointing(given, built.choice.name, self.train_dataset, say)
+        self.args = given.config
         self._shared_pass = open_pass(given, self.train_dataset, say)
 
     def _open_watchers(self, given: Parts, engine: Engine) -> None:
@@ -212,7 +210,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
             log=self._log_metrics,
             model_name=str(self.model.config._name_or_path),
             process=self.accelerator.process_index,
-            is_main=self._is_main,
+            is_main=self.is_world_process_zero(),
         )
         self.recorder, self.step_log, self.doctor = watchers.recorder, watchers.step_log, watchers.doctor
         self.heldout_watch = HeldOutWatch(
@@ -416,7 +414,3 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
     @property
     def toolbox(self) -> ToolProvider | None:
         return self.rollouts.tools
-
-    @property
-    def _is_main(self) -> bool:
-        return bool(self.is_world_process_zero())

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, Self
+
+from accelerate.utils import gather_object
 
 from toolgrpo.build import Parts
 from toolgrpo.shared_pass.scoring import SharedPass, most_in_a_pass, unsupported_model
@@ -53,6 +56,15 @@ class PassSizes(NamedTuple):
         n_prompts = n_rows if whole else -(-(n_rows + group - math.gcd(n_rows, group)) // group)
         prompt, completion = window.longest_prompt + window.room, window.max_completion_length
         return cls(n_prompts * prompt + n_rows * completion, prompt + completion, not whole)
+
+
+def settled_checkpointing(given: Parts, engine: str, rows: Any, say: Callable[[str], None]) -> Parts:
+    """Return the parts with `gradient_checkpointing: auto` settled; until here TRL took it for true."""
+    if given.config.gradient_checkpointing != "auto":
+        return given
+    # One for all: processes that differed would make other collective calls in their backward passes.
+    keeps = all(gather_object([may_keep_activations(given, engine, rows, say)]))
+    return replace(given, config=given.config.changed(gradient_checkpointing=not keeps))
 
 
 def may_keep_activations(given: Parts, engine: str, rows: Any, say: Callable[[str], None]) -> bool:

@@ -411,12 +411,7 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
             for place, row in enumerate(known):
                 logps[place, : len(row)] = torch.tensor(row)
             return logps, None, None
-        padded = super()._get_per_token_logps_and_entropies
-
-        def score(*args: Any, **kwargs: Any) -> Any:
-            shared = self._shared_logps(model, *args, **kwargs)
-            return padded(model, *args, **kwargs) if shared is None else shared
-
+        score: Callable[..., Scores] = partial(self._shared_logps, super()._get_per_token_logps_and_entropies, model)
         choice, segments = made.choice, made.segments
         if segments is not None:
             chosen = segments if choice is None else segments.chosen(choice.live)

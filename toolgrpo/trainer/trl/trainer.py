@@ -176,6 +176,7 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     def _shared_logps(
         self,
+        padded: Callable[..., Any],
         model: Any,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
@@ -184,33 +185,36 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         compute_entropy: bool = False,
         compute_aux_loss: bool = False,
         **other_inputs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, None] | None:
-        """Score as TRL's pass does, or return None where that pass must run.
-
-        Returns (log-probabilities, entropies, no auxiliary loss).
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Return log-probabilities, entropies and no auxiliary loss, of a pass that reads shared prompts once; or what
+        `padded`, TRL's own, gives where that must or should run.
         """
+        scored = None
+        odd = sorted(name for name, value in other_inputs.items() if value is not None)
         if compute_aux_loss:
             self._shared_pass.fall_back_to_padded(
                 "the load-balancing loss counts every token of every row; set router_aux_loss_coef to 0"
             )
-            return None
-        odd = sorted(name for name, value in other_inputs.items() if value is not None)
-        if odd:
+        elif odd:
             self._shared_pass.fall_back_to_padded(f"the batch holds more than text ({', '.join(odd)})")
-            return None
-        if _is_compiled(self, self._shared_pass):
-            return None
-        scored = self._shared_pass.score_completions(
-            model,
-            input_ids,
-            attention_mask,
-            logits_to_keep,
-            unwrapped=self.accelerator.unwrap_model(model),
-            batch_size=batch_size,
-            compute_entropy=compute_entropy,
-            autocast=self.accelerator.autocast(),
+        elif not _is_compiled(self, self._shared_pass):
+            scored = self._shared_pass.score_completions(
+                model,
+                input_ids,
+                attention_mask,
+                logits_to_keep,
+                unwrapped=self.accelerator.unwrap_model(model),
+                batch_size=batch_size,
+                compute_entropy=compute_entropy,
+                autocast=self.accelerator.autocast(),
+            )
+        if scored is not None:
+            return scored.logps, scored.entropies, None
+        asked: dict[str, Any] = {"batch_size": batch_size, "compute_entropy": compute_entropy, **other_inputs}
+        found: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] = padded(
+            model, input_ids, attention_mask, logits_to_keep, compute_aux_loss=compute_aux_loss, **asked
         )
-        return None if scored is None else (scored.logps, scored.entropies, None)
+        return found
 
 
 def warn_if_untested() -> None:
