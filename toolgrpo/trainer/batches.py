@@ -242,10 +242,6 @@ class DrawOptions:
     most_groups: float = 1.0
     staleness: int = 0
 
-    @property
-    def runs_ahead(self) -> bool:
-        return self.staleness > 0
-
     def rule(self, target: int, left: int) -> Admission:
         """Return how a step takes `target` sets, if `left - 1` others follow it: nothing is begun that no step will take."""
         most = self.most_groups if self.replaces else 1.0
@@ -281,19 +277,17 @@ class Draws:
         self._row_of = row_of
         self._training = training
         self._processes = processes
-        ahead = RolloutsAhead(rollouts) if options.runs_ahead else None
+        ahead = RolloutsAhead(rollouts) if options.staleness else None
         self.queue: GroupQueue[Any] = GroupQueue(rollouts, ahead=ahead)
         self._queued: list[int] = []  # places of all processes' rows in the queue among those that are planned next
 
     def draw(self, n_rows: int, judge: Judge[Any]) -> TakenGroups[Any]:
         """Return the sets of this process's share of a batch of `n_rows` rows a process."""
-        options, processes, training = self.options, self._processes, self._training
-        if self.queue.ahead is None:
-            step = training.load_weights()
-        else:
-            step = training.step()
-            self.queue.ahead.hand_over(training.weights(), step)
-        left = max(1, training.left()) if options.runs_ahead else 1
+        options, processes, training, ahead = self.options, self._processes, self._training, self.queue.ahead
+        step = training.load_weights() if ahead is None else training.step()
+        if ahead is not None:
+            ahead.hand_over(training.weights(), step)
+        left = max(1, training.left())
         n_groups = n_rows * processes.n // options.group_size
         if options.replaces:
             own = len(range(processes.index, n_groups, processes.n))
@@ -312,7 +306,7 @@ class Draws:
             share = slice(processes.index * n_rows, (processes.index + 1) * n_rows)
             sets = slices(free, self._row_of, options.group_size, n_groups, share)
         began, event = time.monotonic(), RolloutBegan(n_episodes, step, "train", "episodes")
-        if not options.runs_ahead:
+        if ahead is None:
             taken = self.queue.take(rule, options.sampling, event, sets=sets, judge=judge)
             processes.meet()
             return taken
@@ -331,7 +325,7 @@ class Draws:
         gone = set(used)
         self.order.used(gone)
         self.queue.renumber(gone)
-        if self.options.runs_ahead:
+        if self.queue.ahead is not None:
             self._queued = list(chain.from_iterable(self._processes.gather([self.queue.places])))
 
     def stop(self) -> None:
