@@ -58,7 +58,6 @@ from toolgrpo.trainer.stopping import (
     GracefulStop,
     HeldOutWatch,
     close_when_nobody_has_it,
-    closed_if_it_fails,
     report_first_failure,
 )
 from toolgrpo.trainer.training_pass import open_pass, settled_checkpointing
@@ -88,7 +87,6 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
     _closed = False
     _claim: FolderClaim | None = None
 
-    @closed_if_it_fails
     def __init__(
         self,
         model: str | PreTrainedModel,
@@ -114,43 +112,46 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         trl_trainer.warn_if_untested()
         Observers(observers)  # refused before anything is loaded
         self._opened = ExitStack()  # until `rollouts` has it
-        given = take_parts(
-            *(model, reward_funcs, args, train_dataset, eval_dataset, processing_class),
-            tools=tools,
-            chat=chat,
-            factory=factory,
-            agent=agent,
-            opened=self._opened,
-        )
-        args = given.config
-        self.stages = user_stages(args.stage_fn or (), stages, args.reward_timeout)
-        super().__init__(
-            args,
-            model=given.model,
-            reward_funcs=watched(given.reward_funcs, args.reward_timeout, lambda text: self.progress.say(text)),
-            train_dataset=given.train_dataset,
-            eval_dataset=given.eval_dataset,
-            processing_class=given.tokenizer,
-            **kwargs,
-        )
-        self.parts = parts = self._know_model(given)
-        self.progress = progress or RunProgress(
-            SteadyConsole(stderr=True, quiet=args.quiet or not self.is_world_process_zero())
-        )
-        built = self._open_engine(parts, engine, heldout)
-        self._fit(parts, built)
-        self._open_watchers(parts, built.engine)
-        self.rollouts = parts.rollouts(built.engine, self._watchers.observers(observers))
-        self._open_road(built.engine)
-        rewards = dict(zip(self.reward_func_names, self.reward_funcs, strict=True))
-        loaded, generates = loaded_lines(parts, self.train_dataset, rewards), engine_lines(parts, built)
-        for line in (*loaded, *generates):
-            logger.info("%s", line)
-        if not self.progress.brings_own_log:  # else a command has said what it loaded
-            take_display(self.remove_callback, kwargs.get("callbacks") or ())
-            generates = [*loaded, *generates, f"off-policy correction: {self.correction.line}"]
-        for line in generates:
-            self.progress.say(line)
+        with ExitStack() as failing:  # what was opened is closed before the error is raised
+            failing.callback(self.close)
+            given = take_parts(
+                *(model, reward_funcs, args, train_dataset, eval_dataset, processing_class),
+                tools=tools,
+                chat=chat,
+                factory=factory,
+                agent=agent,
+                opened=self._opened,
+            )
+            args = given.config
+            self.stages = user_stages(args.stage_fn or (), stages, args.reward_timeout)
+            super().__init__(
+                args,
+                model=given.model,
+                reward_funcs=watched(given.reward_funcs, args.reward_timeout, lambda text: self.progress.say(text)),
+                train_dataset=given.train_dataset,
+                eval_dataset=given.eval_dataset,
+                processing_class=given.tokenizer,
+                **kwargs,
+            )
+            self.parts = parts = self._know_model(given)
+            self.progress = progress or RunProgress(
+                SteadyConsole(stderr=True, quiet=args.quiet or not self.is_world_process_zero())
+            )
+            built = self._open_engine(parts, engine, heldout)
+            self._fit(parts, built)
+            self._open_watchers(parts, built.engine)
+            self.rollouts = parts.rollouts(built.engine, self._watchers.observers(observers))
+            self._open_road(built.engine)
+            rewards = dict(zip(self.reward_func_names, self.reward_funcs, strict=True))
+            loaded, generates = loaded_lines(parts, self.train_dataset, rewards), engine_lines(parts, built)
+            for line in (*loaded, *generates):
+                logger.info("%s", line)
+            if not self.progress.brings_own_log:  # else a command has said what it loaded
+                take_display(self.remove_callback, kwargs.get("callbacks") or ())
+                generates = [*loaded, *generates, f"off-policy correction: {self.correction.line}"]
+            for line in generates:
+                self.progress.say(line)
+            failing.pop_all()
 
     def _know_model(self, given: Parts) -> Parts:
         """Check the model that TRL has loaded, and how it is spread."""
