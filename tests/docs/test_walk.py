@@ -20,7 +20,11 @@ from toolgrpo.testing import ByteChat, tiny_trainer
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "toolgrpo"
 PAGE = (ROOT / "docs/background/one_question.md").read_text()
-NAMED = [tuple(found) for found in re.findall(r"`([\w/]+\.py)`\s+`([\w.]+)`", PAGE)]
+NAMED = [
+    (file, name)
+    for file, names in re.findall(r"`([\w/]+\.py)`((?: `[\w.]+`(?: \(forwards\))?)+)", PAGE)
+    for name in re.findall(r"`([\w.]+)`", names)
+]
 MOST = {"functions": 100, "forwarding": 12, "shapes": 7}  # may only fall
 
 # Where a row or its episode changes or is handed to another task, thread or process. What is on the stack there, it passes.

@@ -1,5 +1,5 @@
-"""Who watches a training, in which order; the doctor among them, and what stops a run whose infrastructure fails. The
-trainer's constructor opens the watchers.
+"""Watchers of a training, in their order, opened by the trainer's constructor; the doctor among them, which asks its
+rules at each log, and what stops a run whose infrastructure fails.
 
 Invariants: the same trouble is told at most once in TOLD_EVERY steps; what was told is kept, for the
 summary and the recording; only infrastructure failures stop a run, and then in all processes after

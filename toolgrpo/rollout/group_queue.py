@@ -1,4 +1,4 @@
-"""Groups in flight: what was begun and no step has taken yet. `Draws` (`trainer/batches.py`) takes of them for each step.
+"""Groups in flight: what was begun and no step has taken yet. `StepGroups` (`trainer/batches.py`) takes of them for each step.
 
     queue = GroupQueue(rollouts)                                      # a step's groups run while it waits
     queue = GroupQueue(rollouts, ahead=RolloutsAhead(...))           # and others while it trains

@@ -1,5 +1,5 @@
-"""What the arguments of a trainer stand for, and what is said of it at the start. Its constructor calls this; the commands
-call the doors for an agent and for rows, and the lines about the engine.
+"""Arguments of a trainer resolved, and the lines about it at the start. Its constructor calls this; the commands call the
+doors for an agent and for rows, and the lines about the engine.
 
 `take_parts` resolves names, datasets, tokenizer, chat format, tools and rewards into `Parts` (`toolgrpo/build.py`, which
 makes the rollouts of them); nothing is loaded then but the tokenizer and the tools.

@@ -1,13 +1,13 @@
-"""How a training comes by its episodes: `CallsOfTRL` takes one graded batch after the other from `Batches`.
+"""Graded batches for a training: `CallsOfTRL` takes one after the other from `Batches`.
 
-    take(rows)     TRL's rows are run with the current weights (`run`), or `Draws` draws its own: `row_order.py` says which
-                   rows are next, `rollout/group_queue.py` holds the groups in flight. The episodes are numbered, and
-                   graded once
+    take(rows)     TRL's rows are run with the current weights (`run`), or `StepGroups` takes groups of other rows:
+                   `row_order.py` says which are next, `rollout/group_queue.py` holds the groups in flight. The
+                   episodes are numbered, and graded once
 
-A draw, in this order:
+`StepGroups.for_step`, in this order:
 
     hand over   the engine gets the weights of the last pass, with `max_staleness` between two of its steps
-    draw        sets are begun until those of this step and of the next ones are in the queue, and taken
+    take        sets are begun until those of this step and of the next ones are in the queue, and taken
                 as the rule of admission says; those that are left over go on
     agree       which rows are gone, and which are in the queue, in every process
 
@@ -42,7 +42,7 @@ from toolgrpo.rollout.observers import RolloutBegan
 from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.rollout.scheduler import timers_held
 from toolgrpo.support.barrier import Processes
-from toolgrpo.trainer.row_order import RowOf, RowOrder, groups, slices
+from toolgrpo.trainer.row_order import RowOf, RowOrder, group_sets, slice_sets
 from toolgrpo.trainer.trl_jobs import point_to_messages
 
 
@@ -96,9 +96,9 @@ class Batches:
         grading: Grading,
         shaping: Shaping,
         processes: Processes,
-        draws: Draws | None = None,
+        groups: StepGroups | None = None,
     ) -> None:
-        self.draws = draws
+        self.groups = groups
         self.grading = grading
         self._shaping = shaping
         self.n_episodes = 0  # of all processes, so far
@@ -108,10 +108,10 @@ class Batches:
 
     def take(self, rows: Sequence[Row]) -> TakenBatch:
         """Return the episodes of these rows; where there is a queue, of the next rows in it."""
-        draws, n_rows = self.draws, len(rows)
-        if draws is not None and draws.options.replaces:
-            return self._of_groups(draws.draw(n_rows, self._judge), n_rows, draws)
-        ran = self._run(rows) if draws is None else self._of_slice(draws.draw(n_rows, unjudged), n_rows, draws)
+        groups, n_rows = self.groups, len(rows)
+        if groups is not None and groups.options.replaces:
+            return self._of_groups(groups.for_step(n_rows, self._judge), n_rows, groups)
+        ran = self._run(rows) if groups is None else self._of_slice(groups.for_step(n_rows, unjudged), n_rows, groups)
         ran = self._numbered(ran, [n_rows] * self.processes.n)
         rows = [one.row for one in ran.episodes]
         with point_to_messages(rows):
@@ -126,13 +126,13 @@ class Batches:
 
     def settle(self) -> None:
         """Wait until the engine is free for somebody else; what has ended is kept."""
-        if self.draws is not None:
-            self.draws.queue.settle()
+        if self.groups is not None:
+            self.groups.queue.settle()
 
     def stop(self) -> None:
         """Cancel what is in the queue."""
-        if self.draws is not None:
-            self.draws.stop()
+        if self.groups is not None:
+            self.groups.stop()
 
     def _numbered(self, batch: RolloutBatch, of_processes: Sequence[int]) -> RolloutBatch:
         """Count a batch; return it with a number for each episode that no other of the run has, in any process."""
@@ -141,8 +141,8 @@ class Batches:
         self.rollout_seconds += batch.times.duration_s
         return batch.numbered(first)
 
-    def _of_slice(self, taken: TakenGroups[Any], n_rows: int, draws: Draws) -> RolloutBatch:
-        self._agree([_Fate(one.group_set.places, len(one.trajectories)) for one in taken.sets], draws)
+    def _of_slice(self, taken: TakenGroups[Any], n_rows: int, groups: StepGroups) -> RolloutBatch:
+        self._agree([_Fate(one.group_set.places, len(one.trajectories)) for one in taken.sets], groups)
         episodes = [
             Scored(row, trajectory)
             for one in taken.sets
@@ -152,7 +152,7 @@ class Batches:
             episodes=tuple(episodes),
             step=taken.step,
             times=taken.times,
-            group_size=draws.options.group_size,
+            group_size=groups.options.group_size,
             offset=self.processes.index * n_rows,
         )
 
@@ -167,15 +167,15 @@ class Batches:
         live = not is_dead(self._shaping.rewards(members_of(group.episodes), len(group)))  # stages come later
         return _Judged(group, answers, live)
 
-    def _of_groups(self, taken: TakenGroups[_Judged], n_rows: int, draws: Draws) -> TakenBatch:
-        of_processes = self._agree([_fate(one.group_set, one.verdict) for one in taken.sets], draws)
+    def _of_groups(self, taken: TakenGroups[_Judged], n_rows: int, groups: StepGroups) -> TakenBatch:
+        of_processes = self._agree([_fate(one.group_set, one.verdict) for one in taken.sets], groups)
         fates = list(chain.from_iterable(of_processes))
         episodes = [
             replace(one, trained=number in taken.admitted)
             for number, drawn in enumerate(taken.sets)
             for one in drawn.verdict.group.episodes
         ]
-        size = draws.options.group_size
+        size = groups.options.group_size
         ran = RolloutBatch(episodes=tuple(episodes), step=taken.step, times=taken.times, group_size=size)
         ran = self._numbered(ran, [sum(fate.n_episodes for fate in own) for own in of_processes])
         of_trl = [
@@ -209,10 +209,10 @@ class Batches:
             reward=sum(totals) / len(totals) if totals else float("nan"),
         )
 
-    def _agree(self, own: list[_Fate], draws: Draws) -> list[tuple[_Fate, ...]]:
+    def _agree(self, own: list[_Fate], groups: StepGroups) -> list[tuple[_Fate, ...]]:
         """Tell all processes what each has drawn, so that the order of rows moves on."""
         of_processes: list[tuple[_Fate, ...]] = self.processes.gather([tuple(own)])
-        draws.agree(place for fates in of_processes for fate in fates for place in fate.places)
+        groups.agree(place for fates in of_processes for fate in fates for place in fate.places)
         return of_processes
 
 
@@ -233,7 +233,7 @@ def _drawn_metrics(fates: Sequence[_Fate]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawOptions:
+class QueueRule:
     """Rule for beginning and taking groups. `most_groups`: so many times the groups of a step at most."""
 
     sampling: SamplingOptions
@@ -260,15 +260,15 @@ class Training:
     log: Callable[[Mapping[str, float]], None]
 
 
-class Draws:
-    """The draws of one run, in one process."""
+class StepGroups:
+    """The groups that the steps of one run take, in one process."""
 
     def __init__(
         self,
         rollouts: Rollouts,
         order: RowOrder,
         row_of: RowOf,
-        options: DrawOptions,
+        options: QueueRule,
         training: Training,
         processes: Processes,
     ) -> None:
@@ -281,7 +281,7 @@ class Draws:
         self.queue: GroupQueue[Any] = GroupQueue(rollouts, ahead=ahead)
         self._queued: list[int] = []  # places of all processes' rows in the queue among those that are planned next
 
-    def draw(self, n_rows: int, judge: Judge[Any]) -> TakenGroups[Any]:
+    def for_step(self, n_rows: int, judge: Judge[Any]) -> TakenGroups[Any]:
         """Return the sets of this process's share of a batch of `n_rows` rows a process."""
         options, processes, training, ahead = self.options, self._processes, self._training, self.queue.ahead
         step = training.load_weights() if ahead is None else training.step()
@@ -301,10 +301,10 @@ class Draws:
         planned, queued = self.order.plan(len(self._queued) + n_planned), set(self._queued)
         free = [(place, number) for place, number in enumerate(planned) if place not in queued]
         if options.replaces:
-            sets = groups(free, self._row_of, options.group_size, processes.index, min(processes.n, n_groups))
+            sets = group_sets(free, self._row_of, options.group_size, processes.index, min(processes.n, n_groups))
         else:
             share = slice(processes.index * n_rows, (processes.index + 1) * n_rows)
-            sets = slices(free, self._row_of, options.group_size, n_groups, share)
+            sets = slice_sets(free, self._row_of, options.group_size, n_groups, share)
         began, event = time.monotonic(), RolloutBegan(n_episodes, step, "train", "episodes")
         if ahead is None:
             taken = self.queue.take(rule, options.sampling, event, sets=sets, judge=judge)
@@ -363,7 +363,7 @@ def check_engine(engine: Engine) -> None:
         )
 
 
-def open_draws(
+def open_groups(
     args: Any,
     rollouts: Rollouts,
     training: Training,
@@ -372,8 +372,8 @@ def open_draws(
     rows: Any,
     row_of: RowOf,
     order_of: Callable[[int, int], Sequence[int]],
-) -> Draws | None:
-    """Return the draws that a config asks for, or None where the rows of TRL's sampler are run as they come.
+) -> StepGroups | None:
+    """Return the queue that a config asks for, or None where the rows of TRL's sampler are run as they come.
 
     `order_of(n_rows, epoch)` is the order of that sampler.
     """
@@ -385,7 +385,7 @@ def open_draws(
             f"{'missing' if rows is None else f'a {type(rows).__name__}, which has none and may end in the middle of a step'}; "
             f"load it whole (not as a stream), or leave these off"
         )
-    options = DrawOptions(
+    options = QueueRule(
         sampling=args.sampling_options(),
         group_size=args.num_generations,
         replaces=args.draws_groups,
@@ -393,4 +393,4 @@ def open_draws(
         staleness=args.max_staleness,
     )
     order = RowOrder(len(rows), lambda epoch: order_of(len(rows), epoch))
-    return Draws(rollouts, order, row_of, options, training, processes)
+    return StepGroups(rollouts, order, row_of, options, training, processes)

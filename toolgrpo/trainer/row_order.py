@@ -1,6 +1,6 @@
-"""Which rows of the training data the next steps take, in place of TRL's sampler: rows alone, no episodes.
+"""Order of the rows that the next steps take, in place of TRL's sampler: rows alone, no episodes.
 
-`Batches` (`batches.py`) plans with it before each draw and says afterwards what is gone; a checkpoint keeps its state.
+`Batches` (`batches.py`) plans with it before each step and says afterwards what is gone; a checkpoint keeps its state.
 
 Invariants: every process has the same order of rows, and begins whole sets of its own; a row that was planned but not
 used is the first of the next step; a checkpoint knows the rows that are gone, and what was in the queue is drawn anew, with
@@ -69,7 +69,7 @@ RowOf = Callable[[int], Row]
 """The row of the training data with this number."""
 
 
-def groups(planned: Sequence[tuple[int, int]], row_of: RowOf, size: int, index: int, n: int) -> Iterator[GroupSet]:
+def group_sets(planned: Sequence[tuple[int, int]], row_of: RowOf, size: int, index: int, n: int) -> Iterator[GroupSet]:
     """Give the groups that process `index` of `n` begins of planned rows, each with its place and its number.
 
     They are dealt out in turn and not in blocks, so that those that no process reaches are the last of the plan.
@@ -78,7 +78,7 @@ def groups(planned: Sequence[tuple[int, int]], row_of: RowOf, size: int, index: 
         yield GroupSet((place,), (row_of(number),) * size)
 
 
-def slices(
+def slice_sets(
     planned: Sequence[tuple[int, int]], row_of: RowOf, size: int, n_groups: int, share: slice
 ) -> Iterator[GroupSet]:
     """Give a process's share of one batch after the other, as TRL deals out its sampler's; a group may lie in two shares."""

@@ -48,18 +48,13 @@ from toolgrpo.support.run_lock import FolderClaim, claim_folder
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.assembly import Tools, cache_of, engine_lines, loaded_lines, model_card, take_parts
-from toolgrpo.trainer.batches import Batches, check_engine, open_draws
+from toolgrpo.trainer.batches import Batches, check_engine, open_groups
 from toolgrpo.trainer.checkpoint_files import BegunRun
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete, tied_head_expected
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.hardware import check_backend
 from toolgrpo.trainer.model_card import SavesWithCard
-from toolgrpo.trainer.stopping import (
-    GracefulStop,
-    HeldOutWatch,
-    close_when_nobody_has_it,
-    report_first_failure,
-)
+from toolgrpo.trainer.stopping import GracefulStop, HeldOutWatch, close_when_nobody_has_it, report_first_failure
 from toolgrpo.trainer.training_pass import open_pass, settled_checkpointing
 from toolgrpo.trainer.trl import trainer as trl_trainer
 from toolgrpo.trainer.trl.calls import CallsOfTRL, check_models
@@ -228,7 +223,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         args = self.args
         processes = Processes(self.accelerator.num_processes, self.accelerator.process_index)
         processes.meet()  # a first time, so that they know each other before anybody is slow
-        draws = open_draws(
+        groups = open_groups(
             *(args, self.rollouts, self._training(self._load_weights), processes),
             rows=self.train_dataset,
             row_of=lambda number: self.train_sampler.data_source[number],
@@ -243,7 +238,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
             ask_model=self._ask_model,
         )
         run = partial(self.rollout, mode="train")
-        self.rollout_batches = Batches(run, grading, args.shaping(), processes, draws)
+        self.rollout_batches = Batches(run, grading, args.shaping(), processes, groups)
         self._proof = EngineProof(
             engine,
             self.policy,

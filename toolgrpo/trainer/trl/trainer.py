@@ -147,7 +147,7 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return math.ceil(float(micro_batches / (args.steps_per_generation * self.num_iterations)))
 
     def _training(self, load_weights: Callable[[], int]) -> Training:
-        """Return what draws need to know of this training."""
+        """Return what the queue needs to know of this training."""
         return Training(
             step=lambda: int(self.state.global_step),
             left=self._batches_left,
