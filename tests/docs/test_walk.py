@@ -28,30 +28,13 @@ NAMED = [
 MOST = {"functions": 100, "forwarding": 12, "shapes": 7}  # may only fall
 
 # Where a row or its episode changes or is handed to another task, thread or process. What is on the stack there, it passes.
-CHANGES = {
-    *(
-        "read_jsonl",
-        "check_row",
-        "suited_rows",
-        "rows_that_fit",
-        "ToolboxSession.call",
-        "Scheduler.submit",
-        "ByteChat.prompt",
-        "ScriptedEngine.sample",
-    ),
-    *("ByteChat.parse", "Ledger.sampled", "ArgumentChecker.check", "WorkerPool.submit", "Dispatcher.enqueue"),
-    *("WorkerLink.send", "Job.answer", "ByteChat.bridge", "Ledger.context", "Ledger.finish", "RolloutBatch.numbered"),
-    *("RewardGuard._answer", "RolloutBatch.graded", "as_trl", "CallsOfTRL._calculate_rewards", "train_batch"),
-    *("drops", "estimator", "dead_groups", "correction", "left_out", "denominator", "RolloutBatch.with_advantages"),
-    *("with_train_batch", "put_in_order", "forward_packing"),
-}
+CHANGES = """read_jsonl check_row suited_rows rows_that_fit Scheduler.submit ByteChat.prompt ScriptedEngine.sample
+    ByteChat.parse Ledger.sampled ToolboxSession.call ArgumentChecker.check WorkerPool.submit Dispatcher.enqueue
+    WorkerLink.send Job.answer ByteChat.bridge Ledger.context Ledger.finish RolloutBatch.numbered RewardGuard._answer
+    RolloutBatch.graded as_trl CallsOfTRL._calculate_rewards train_batch drops estimator dead_groups correction left_out
+    RolloutBatch.with_advantages denominator with_train_batch put_in_order forward_packing"""
 PROTOCOLS = {"chat/base.py", "engines/base.py"}  # on the page in place of the fakes of `testing/`
-ELSEWHERE = (
-    "commands/",
-    "tools/workers/tool_worker.py",
-    "tools/render.py",
-    "tools/plugin/",
-)  # not in this process, or run
+OTHERS = ("commands/", "tools/workers/tool_worker.py", "tools/render.py", "tools/plugin/")  # of the command, a worker
 
 
 def named_by(code: CodeType) -> tuple[str, str] | None:
@@ -64,11 +47,11 @@ def named_by(code: CodeType) -> tuple[str, str] | None:
 
 def passed(run: Callable[[], Any]) -> set[tuple[str, str]]:
     """Return the functions of the package that stand on a stack where something changes, in any thread."""
-    found: set[tuple[str, str]] = set()
+    found, changes = set[tuple[str, str]](), frozenset(CHANGES.split())
 
     def hear(frame: FrameType, event: str, arg: object) -> None:
         name = named_by(frame.f_code) if event == "call" else None
-        if name is not None and name[1] in CHANGES:
+        if name is not None and name[1] in changes:
             on_stack: FrameType | None = frame
             while on_stack is not None:
                 found.update(filter(None, [named_by(on_stack.f_code)]))
@@ -126,6 +109,6 @@ def test_a_row_passes_the_functions_of_the_page_and_no_other(tmp_path: Path) -> 
             trainer.train()
 
     on_the_way = passed(run)
-    on_the_page = {one for one in NAMED if one[0] not in PROTOCOLS and not one[0].startswith(ELSEWHERE)}
+    on_the_page = {one for one in NAMED if one[0] not in PROTOCOLS and not one[0].startswith(OTHERS)}
     assert on_the_way - on_the_page == set(), "a row passes them, and the page does not name them"
     assert on_the_page - on_the_way == set(), "the page names them, and a row does not pass them"
