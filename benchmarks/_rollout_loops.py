@@ -222,7 +222,7 @@ class OurLoop:
 
         episodes = [Episode(messages=tuple(question(uid))) for uid in uids]
         started = time.perf_counter()
-        result = run_blocking(lambda: run_all(episodes, Scheduler(self.runner)))
+        result = run_blocking(run_all(episodes, Scheduler(self.runner)))
         seconds = time.perf_counter() - started
         self.trajectories = result.trajectories
         return seconds, sum(t.n_sampled for t in result.trajectories)

@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -155,7 +155,7 @@ def measure_at_once(quick: bool) -> dict[str, Any]:
                     prompt = [{"role": "user", "content": "What is 1 plus 2?"}]
                     episodes = [Episode(tuple(prompt), row={"prompt": prompt, "n": n}) for n in range(AGENTS)]
                     began = time.perf_counter()
-                    done = run_blocking(partial(run_all, episodes, Scheduler(shared))).trajectories
+                    done = run_blocking(run_all(episodes, Scheduler(shared))).trajectories
                     took[name].append(time.perf_counter() - began)
                     assert {len(one.turns) for one in done} == {TURNS}, "the two loops play different episodes"
         finally:

@@ -94,12 +94,12 @@ def scheduler_cost(n: int) -> dict[str, float]:
     runner = scripted_runner(engine, ScriptedTools({"f": lambda a: "3"}))
     episodes = [Episode(messages=({"role": "user", "content": "q"},)) for _ in range(n)]
     started = time.process_time()
-    result = run_blocking(lambda: run_all(episodes, Scheduler(runner)))
+    result = run_blocking(run_all(episodes, Scheduler(runner)))
     seconds = time.process_time() - started
     turns = sum(len(t.turns) for t in result.trajectories)
     engine.requests.clear()
     tracemalloc.start()
-    kept = run_blocking(lambda: run_all(episodes, Scheduler(runner)))
+    kept = run_blocking(run_all(episodes, Scheduler(runner)))
     engine.requests.clear()
     held = tracemalloc.get_traced_memory()[0] / len(kept.trajectories)
     tracemalloc.stop()

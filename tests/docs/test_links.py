@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import runpy
 from pathlib import Path
@@ -31,19 +30,6 @@ def test_links_lead_somewhere(page: Path) -> None:
         led_to = (page.parent / file).resolve() if file else page
         assert led_to.exists(), f"{page.name}: {target}"
         assert not section or section in sections(led_to), f"{page.name}: {target}"
-
-
-def test_the_walk_of_one_question_names_functions_that_are_there() -> None:
-    """`file.py` `name` on the page is a function or a class of that file, or a method of one."""
-    package = ROOT / "toolgrpo"
-    named = re.findall(r"`([\w/]+\.py)`\s+`([\w.]+)`", (ROOT / "docs/background/one_question.md").read_text())
-    assert len(named) > 40
-    for file, name in named:
-        owner: ast.AST = ast.parse((package / file).read_text())
-        for part in name.split("."):
-            found = [one for one in ast.iter_child_nodes(owner) if getattr(one, "name", None) == part]
-            assert found, f"{file} has no {name}; the page names another"
-            owner = found[0]
 
 
 def test_a_coding_agent_finds_every_skill_and_page() -> None:

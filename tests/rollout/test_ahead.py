@@ -14,7 +14,7 @@ from tests.support.rollouts import no_rollout_thread, scripted_rollouts
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.rollout.ahead import Begun, RolloutsAhead
-from toolgrpo.rollout.group_queue import Admission, GroupQueue, GroupSet, as_it_is
+from toolgrpo.rollout.group_queue import Admission, GroupQueue, GroupSet, unjudged
 from toolgrpo.rollout.observers import EpisodeDone, Observer, Observers, RolloutBegan, RolloutEnded, TurnDone
 from toolgrpo.testing import ByteChat, ScriptedEngine
 from toolgrpo.testing.engine import Script
@@ -63,7 +63,7 @@ def take(world: World, queue: GroupQueue[Any], step: int, questions: list[str], 
     sets = iter([GroupSet((place,), ({"prompt": one},)) for place, one in enumerate(questions)])
     rule = Admission.of(1, max_groups_drawn=1.0, beyond=beyond)
     began = RolloutBegan(1, step, "train", "episodes")
-    drawn = queue.take(rule, SamplingOptions(), began, sets=sets, judge=as_it_is)
+    drawn = queue.take(rule, SamplingOptions(), began, sets=sets, judge=unjudged)
     assert drawn.step == step
     return [str(row["prompt"]) for one in drawn.sets for row in one.group_set.rows]
 

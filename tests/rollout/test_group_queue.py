@@ -12,7 +12,7 @@ import pytest
 from tests.support.rollouts import no_rollout_thread, scripted_rollouts
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.rollout.ahead import RolloutsAhead
-from toolgrpo.rollout.group_queue import Admission, GroupQueue, GroupSet, TakenGroups, as_it_is
+from toolgrpo.rollout.group_queue import Admission, GroupQueue, GroupSet, TakenGroups, unjudged
 from toolgrpo.rollout.observers import RolloutBegan
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, ScriptedTools
 
@@ -79,7 +79,7 @@ class World:
         self.let(names)
         self.ahead.hand_over(iter(()), step)
         began = RolloutBegan(2 * GROUP, step, "train", "episodes")
-        judge: Any = self.judge if self.dead else as_it_is
+        judge: Any = self.judge if self.dead else unjudged
         return self.queue.take(self.rule, SamplingOptions(), began, sets=self.rows(), judge=judge)
 
 

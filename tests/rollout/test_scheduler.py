@@ -13,7 +13,7 @@ from toolgrpo.engines.base import SampleRequest
 from toolgrpo.episode.tool_calls import ToolErrorKind, ToolResult
 from toolgrpo.episode.trajectory import StopReason
 from toolgrpo.errors import EngineError, PluginError
-from toolgrpo.rollout import Episode, EpisodeRunner, RolloutResult, Scheduler
+from toolgrpo.rollout import Episode, EpisodeRunner, RolloutBatch, Scheduler
 from toolgrpo.rollout.scheduler import run_all
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools, scripted_runner
 
@@ -33,7 +33,7 @@ def number(request: SampleRequest) -> int:
     return int(ByteChat.text(request.ids).split("user:q")[1].split("|")[0])
 
 
-def run(clock: FakeClock, n: int, shared: EpisodeRunner, **options: Any) -> RolloutResult:
+def run(clock: FakeClock, n: int, shared: EpisodeRunner, **options: Any) -> RolloutBatch:
     return clock.run(run_all(episodes(n), Scheduler(shared, **options)))
 
 
@@ -123,7 +123,7 @@ def test_keyboard_interrupt_passes_through() -> None:
 
 
 def test_works_where_an_event_loop_already_runs() -> None:
-    async def notebook() -> RolloutResult:
+    async def notebook() -> RolloutBatch:
         return run_together(episodes(2), runner(ScriptedEngine(lambda r, _: ByteChat.say("a"))))
 
     assert len(asyncio.run(notebook()).trajectories) == 2
@@ -183,12 +183,12 @@ def test_a_source_adds_episodes_when_some_end() -> None:
     async def main() -> None:
         async with Scheduler(runner(engine)) as scheduler:
             asked = {scheduler.submit(one): one for one in episodes(3)}
-            async for handle in scheduler.ended():
-                name = asked[handle].messages[0]["content"]
-                ended.append((name, clock()))
-                if name in ("q0", "q1"):
-                    for more in episodes(5)[3:]:
-                        asked[scheduler.submit(more)] = more
+            while asked:
+                for handle in (await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED))[0]:
+                    name = asked.pop(handle).messages[0]["content"]
+                    ended.append((name, clock()))
+                    if name in ("q0", "q1"):
+                        asked |= {scheduler.submit(more): more for more in episodes(5)[3:]}
 
     clock.run(main())
     assert [name for name, _ in ended] == ["q0", "q1", "q3", "q4", "q3", "q4", "q2"]

@@ -358,13 +358,17 @@ def test_what_only_trls_pass_computes_is_left_to_it_and_said_once(
     model, rows = make("qwen3"), batch([31])
     auto = SharedPass()
 
+    def trls(*args: Any, **kwargs: Any) -> Any:
+        assert args[0] is model and kwargs.keys() >= asked.keys()
+        return "TRL's"
+
     def scored(shared_pass: SharedPass) -> Any:
         trainer: Any = SimpleNamespace(_shared_pass=shared_pass)
-        return TrainerOfTRL._shared_logps(trainer, model, rows.ids, rows.mask, COLUMNS, **asked)
+        return TrainerOfTRL._shared_logps(trainer, trls, model, rows.ids, rows.mask, COLUMNS, **asked)
 
     with caplog.at_level(logging.WARNING):  # seen where nobody has set logging up
         for _ in range(2):
-            assert scored(auto) is None
+            assert scored(auto) == "TRL's"
     assert [why in record.message for record in caplog.records if "sharing" in record.message] == [True]
     with pytest.raises(ModelError, match=why):
         scored(SharedPass(mode="on"))

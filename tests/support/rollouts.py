@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, RolloutResult, Rollouts, Scheduler
+from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, RolloutBatch, Rollouts, Scheduler
 from toolgrpo.rollout.scheduler import run_all, run_blocking
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
 
@@ -31,6 +31,6 @@ def no_rollout_thread() -> bool:
     return not any(thread.name.startswith("toolgrpo-rollouts") for thread in threading.enumerate())
 
 
-def run_together(episodes: Iterable[Episode], runner: EpisodeRunner) -> RolloutResult:
+def run_together(episodes: Iterable[Episode], runner: EpisodeRunner) -> RolloutBatch:
     """Run these episodes to their ends, on an event loop of their own."""
-    return run_blocking(lambda: run_all(episodes, Scheduler(runner)))
+    return run_blocking(run_all(episodes, Scheduler(runner)))

@@ -23,9 +23,10 @@ from toolgrpo.evaluation.grading import Grading
 from toolgrpo.learning.shaping import Shaping
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.rewards.base import Reward
+from toolgrpo.support.barrier import Processes
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, tiny_trainer
-from toolgrpo.trainer.batches import Batches, TakenBatch
-from toolgrpo.trainer.row_queue import Processes, QueueOptions, RowOrder, RowQueue, Training
+from toolgrpo.trainer.batches import Batches, QueueRule, StepGroups, TakenBatch, Training
+from toolgrpo.trainer.row_order import RowOrder
 
 pytestmark = pytest.mark.e2e
 
@@ -165,7 +166,7 @@ def test_a_run_resumed_inside_a_batch_draws_what_the_run_that_never_stopped_draw
     resumed = run(tmp_path / "stopped", 6, resume="auto")
     assert recorded(tmp_path / "stopped") == recorded(tmp_path / "whole")
     assert resumed.rollout_batches.n_episodes == whole.rollout_batches.n_episodes
-    assert resumed.rollout_batches.queue.order.state() == whole.rollout_batches.queue.order.state()
+    assert resumed.rollout_batches.groups.order.state() == whole.rollout_batches.groups.order.state()
     names = ("loss", "reward", "reward_trained", "sampling/groups_drawn")
     assert logged(resumed, *names) == logged(whole, *names)
     assert max(log["sampling/groups_drawn"] or 0 for log in logged(whole, *names)) > 2, "some were replaced"
@@ -194,8 +195,8 @@ def test_groups_that_lie_in_two_slices_are_dealt_out_whole(n_processes: int, n_r
         )
         for _ in range(steps):
             results.setdefault(number, []).append(batches.take([{}] * n_rows))
-        assert batches.queue is not None
-        orders[number] = batches.queue.order
+        assert batches.groups is not None
+        orders[number] = batches.groups.order
 
     in_threads(n_processes, process)
     assert sorted(results) == list(range(n_processes)) and all(len(one) == steps for one in results.values())
@@ -247,13 +248,12 @@ def test_processes_share_the_rows_and_meet_only_when_a_step_is_taken(replaces: b
                 batches = batches_of(
                     number, n, meeting, engine, lambda row: row not in dead, order=order, training=left, **options
                 )
-                assert batches.queue is not None
+                assert batches.groups is not None
             rows = [one.row["number"] for one in batches.take([{}] * 8).scored]
             trained[number, step] = rows[::4]
             assert rows == [row for row in rows[::4] for _ in range(4)]
             if step in (1, 3):
-                assert batches.queue is not None
-                batches.queue.stop()
+                batches.stop()
         states[number] = order.state()
 
     in_threads(n, process)
@@ -313,11 +313,11 @@ def batches_of(
         "log": lambda metrics: None,
         **training,
     }
-    queue = RowQueue(
+    groups = StepGroups(
         rollouts,
         order or RowOrder(50, lambda epoch: range(50)),
         data.__getitem__,
-        QueueOptions(sampling=SamplingOptions(), group_size=4, most_groups=4.0, **options),
+        QueueRule(sampling=SamplingOptions(), group_size=4, most_groups=4.0, **options),
         Training(**known),
         processes,
     )
@@ -326,7 +326,7 @@ def batches_of(
         return [float(place % 2) if live(row) else 1.0 for place, row in enumerate(number)]
 
     grading = Grading([reward], [1.0], lambda scored: bool(scored.total), ["r"])
-    return Batches(lambda rows: rollouts.run(rows, SamplingOptions()), grading, Shaping(), processes, queue)
+    return Batches(lambda rows: rollouts.run(rows, SamplingOptions()), grading, Shaping(), processes, groups)
 
 
 def in_threads(n: int, process: Callable[[int], None]) -> None:

@@ -18,8 +18,8 @@ from toolgrpo.observe.recorder import episodes_path
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, tiny_trainer
 from toolgrpo.testing.trainers import tiny_qwen3
+from toolgrpo.trainer.batches import check_engine
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
-from toolgrpo.trainer.row_queue import check_engine
 
 pytestmark = pytest.mark.e2e
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolgrpo.trainer.row_queue import RowOrder
+from toolgrpo.trainer.row_order import RowOrder
 
 
 def in_order(n: int) -> Any:

@@ -73,16 +73,18 @@ class Grading:
         if not rows:  # a process without a question: rewards need not bear an empty batch
             return Answers()
         question = _Question(self, rows, trajectories, step)
-        question.ask_plain()
+        for number in question.plain:
+            question.ask(number)
         if question.waiting:
-            run_blocking(question.ask_waiting)
+            run_blocking(question.ask_waiting())
         return question.answers()
 
     async def ask_beside(self, rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> Answers:
         """Do so on the loop of a rollout, whose timers count no plain reward, and which goes on beside the others."""
         question = _Question(self, rows, trajectories, step=0)
         with timers_held():
-            question.ask_plain()
+            for number in question.plain:
+                question.ask(number)
         await question.ask_waiting()
         return question.answers()
 
@@ -154,14 +156,10 @@ class _Question:
         self.waiting = [
             number for number, reward in enumerate(self._rewards) if isinstance(reward, Reward) and reward.is_async
         ]
-
-    def ask_plain(self) -> None:
-        for number in range(len(self._rewards)):
-            if number not in self.waiting:
-                self._ask(number)
+        self.plain = [number for number in range(len(self._rewards)) if number not in self.waiting]
 
     async def ask_waiting(self) -> None:
-        await asyncio.gather(*(asked_in_thread(partial(self._ask, number)) for number in self.waiting))
+        await asyncio.gather(*(asked_in_thread(partial(self.ask, number)) for number in self.waiting))
 
     def answers(self) -> Answers:
         in_order = [self._values[number] for number in range(len(self._rewards))]
@@ -172,7 +170,8 @@ class _Question:
 
         return place_of_row(self._rows[place]) or f"row {place}"
 
-    def _ask(self, number: int) -> None:
+    def ask(self, number: int) -> None:
+        """Ask one reward, in its thread."""
         reward = self._rewards[number]
         if not isinstance(reward, Reward):
             if self._ask_model is None:

@@ -103,7 +103,7 @@ def episode_again(rollouts: Rollouts, row: Row, options: SamplingOptions, seed: 
     """Return a new episode of this row; the same seed draws the same one from the same weights."""
     episode = replace(rollouts.episode(row, 0), seed=seed)
     began = RolloutBegan(1, 0, "heldout", "replay")
-    return run_blocking(lambda: run_all([episode], rollouts.scheduler(options, began))).trajectories[0]
+    return run_blocking(run_all([episode], rollouts.scheduler(options, began))).trajectories[0]
 
 
 def first_parting(then: Trajectory, now: Trajectory) -> int | None:

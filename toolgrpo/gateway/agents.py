@@ -30,7 +30,7 @@ from toolgrpo.errors import ConfigError, InfrastructureError, PluginError
 from toolgrpo.gateway.agent_process import CommandAgent, PythonAgent
 from toolgrpo.gateway.session import GatewaySession
 from toolgrpo.rollout.limits import EpisodeLimits
-from toolgrpo.rollout.runner import Episode, EpisodeRunner
+from toolgrpo.rollout.scheduler import Episode, EpisodeRunner
 from toolgrpo.tools.backends import EnvironmentBackend, EnvironmentSession
 from toolgrpo.tools.plugin.plugin_file import PluginSource
 from toolgrpo.tools.plugin.tool_source import asked_for, environment_source

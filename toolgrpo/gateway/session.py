@@ -56,7 +56,7 @@ from toolgrpo.gateway.conversations import (
 )
 from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, Refused, TextRequest, ToolCall
 from toolgrpo.rollout.episode import turn_said
-from toolgrpo.rollout.runner import Episode, EpisodeRunner
+from toolgrpo.rollout.scheduler import Episode, EpisodeRunner
 
 _CUT_ANSWERS = 10  # empty answers of an episode whose room is used up; then requests are refused
 

@@ -1,4 +1,5 @@
-"""Ask the doctor's rules at each log of a training, and stop a run whose infrastructure fails.
+"""Watchers of a training, in their order, opened by the trainer's constructor; the doctor among them, which asks its
+rules at each log, and what stops a run whose infrastructure fails.
 
 Invariants: the same trouble is told at most once in TOLD_EVERY steps; what was told is kept, for the
 summary and the recording; only infrastructure failures stop a run, and then in all processes after
@@ -10,13 +11,24 @@ Not covered: what counts as trouble (`doctor.py`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from toolgrpo.engines.base import CacheRoom
 from toolgrpo.errors import InfrastructureError
 from toolgrpo.observe.doctor import LOGS_KEPT, Finding, Log, findings, infrastructure_failures
+from toolgrpo.observe.metrics import Known, MetricsLog
+from toolgrpo.observe.progress import RunProgress
+from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, token_texts
+from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
+from toolgrpo.observe.steps import StepLog
+from toolgrpo.observe.trackers import RolloutTables, guard_trackers
+from toolgrpo.rollout import Observer
+from toolgrpo.rollout.observers import Observers
 
 TOLD_EVERY = 20  # steps until the same trouble is told again
 
@@ -85,3 +97,79 @@ def stop_if_infrastructure_fails(metrics: Mapping[str, float], most: float | Non
             f"model ({infrastructure_failures(metrics)}); refusing to train on the remainder. Fix the engine or the tools "
             f"and go on with resume_from_checkpoint auto, or raise max_infrastructure_failures (now {most:g})."
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watchers:
+    """Observers of a training, beside those that the user brings."""
+
+    progress: RunProgress
+    recorder: EpisodeRecorder
+    step_log: StepLog
+    metrics: MetricsLog
+    tables: RolloutTables
+    doctor: DoctorWatch
+
+    def callbacks(self, stop: TrainerCallback, checkpoints: TrainerCallback) -> tuple[TrainerCallback, ...]:
+        """Return the callbacks of the training in their order: a stop saves, and a save logs; a log is
+        shown before what is said of it.
+        """
+        return stop, checkpoints, self.step_log, self.tables, self.progress, self.doctor
+
+    def observers(self, of_user: Sequence[Observer]) -> Observers:
+        """Return the observers of its rollouts in their order."""
+        lines = [RolloutLines(self.progress.say)] if self.progress.lines_only else []
+        own = [self.step_log, self.metrics, self.recorder, self.tables, self.progress, RolloutLog(), *lines]
+        return Observers([*own, *of_user])
+
+
+def open_watchers(
+    args: Any,
+    *,
+    tool_names: Sequence[str],
+    tokenizer: Any,
+    cache: CacheRoom | None,
+    progress: RunProgress,
+    callbacks: list[TrainerCallback],
+    log: Callable[[Mapping[str, float]], None],
+    model_name: str,
+    process: int,
+    is_main: bool,
+) -> Watchers:
+    """Return the watchers of one process of a run with this config; `log` takes the metrics of a rollout.
+
+    The trackers among TRL's callbacks are guarded, so that none can stop a run.
+    """
+    recording = episodes_path(Path(args.output_dir), process)
+    guard_trackers(callbacks, args.report_to)
+    recorder = EpisodeRecorder(recording, share=args.record_episodes, token_text=token_texts(tokenizer))
+    step_log = StepLog(
+        recording.with_name("steps.jsonl") if is_main else None,
+        facts={"model": model_name, "tools": tool_names},
+        recorded_bytes=lambda: recorder.n_bytes,
+        say=progress.say,
+        shows_warnings=progress.brings_own_log,
+    )
+
+    def log_unless_infrastructure_fails(metrics: Mapping[str, float]) -> None:
+        log(metrics)
+        stop_if_infrastructure_fails(metrics, args.max_infrastructure_failures)
+
+    def record(finding: Finding) -> None:
+        step = max(0, finding.step - 1)  # steps.jsonl counts those that were done before
+        step_log.event("finding", finding.sentence, step=step, rule=finding.rule, section=finding.section)
+        tables.alert(f"doctor: {finding.rule}", f"{finding.sentence} ({finding.link})")
+
+    tables = RolloutTables(callbacks, with_tables=args.log_completions)
+    return Watchers(
+        progress=progress,
+        recorder=recorder,
+        step_log=step_log,
+        metrics=MetricsLog(
+            log_unless_infrastructure_fails,
+            Known(tool_names, args.episode_limits(), cache),
+            args.shaping(),
+        ),
+        tables=tables,
+        doctor=DoctorWatch(progress.say, record=record),
+    )

@@ -32,17 +32,17 @@ from typing import TYPE_CHECKING, Any
 
 from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions
 from toolgrpo.episode.trajectory import Trajectory
-from toolgrpo.rollout.batch import Row
+from toolgrpo.rollout.batch import RolloutBatch, Row
 from toolgrpo.rollout.observers import EpisodeDone, Observers, RolloutBegan, TurnDone
 from toolgrpo.rollout.rollouts import Rollouts
-from toolgrpo.rollout.scheduler import RolloutResult, run_all
+from toolgrpo.rollout.scheduler import run_all
 from toolgrpo.support.process_setup import on_this_device
 
 if TYPE_CHECKING:
     import torch
 
 
-Begun = Future[RolloutResult]
+Begun = Future[RolloutBatch]
 """A rollout that was begun."""
 
 
@@ -106,7 +106,7 @@ class RolloutsAhead:
         began = RolloutBegan(len(rows), step, "train", "episodes")
         episodes = [quiet.episode(row, number) for number, row in enumerate(rows)]
 
-        async def run() -> RolloutResult:
+        async def run() -> RolloutBatch:
             task = asyncio.current_task()
             assert task is not None
             self._running.add(task)

@@ -133,8 +133,9 @@ class RolloutBatch:
         return replace(
             self,
             episodes=tuple(
-                replace(one, trajectory=_with_number(one.trajectory, number))
+                replace(one, trajectory=replace(trajectory, metadata={**trajectory.metadata, "episode": number}))
                 for number, one in enumerate(self.episodes, start=first)
+                for trajectory in [one.trajectory]
             ),
         )
 
@@ -143,11 +144,13 @@ class RolloutBatch:
 
         `succeeded` is asked about each of them that was not dropped.
         """
+        graded = [
+            replace(one, rewards=grade.rewards, total=grade.total, drop=grade.drop)
+            for one, grade in zip(self.episodes, grades, strict=True)
+        ]
         return replace(
             self,
-            episodes=tuple(
-                _with_grade(one, grade, succeeded) for one, grade in zip(self.episodes, grades, strict=True)
-            ),
+            episodes=tuple(one if one.drop is not None else replace(one, success=succeeded(one)) for one in graded),
         )
 
     def with_advantages(
@@ -172,12 +175,3 @@ class RolloutBatch:
     def _check_graded(self) -> None:
         if not self.is_graded:
             raise ValueError("this batch was not graded yet; ask for its rewards after `graded`")
-
-
-def _with_number(trajectory: Trajectory, number: int) -> Trajectory:
-    return replace(trajectory, metadata={**trajectory.metadata, "episode": number})
-
-
-def _with_grade(episode: Scored, grade: Grade, succeeded: Success) -> Scored:
-    graded = replace(episode, rewards=grade.rewards, total=grade.total, drop=grade.drop)
-    return graded if grade.drop is not None else replace(graded, success=succeeded(graded))

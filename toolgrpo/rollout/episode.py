@@ -33,6 +33,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from toolgrpo.chat.base import ParsedTurn, assistant_message, tool_message
@@ -49,7 +50,7 @@ from toolgrpo.rollout.row_parts import User, offered_tools, user_of
 from toolgrpo.tools.base import ToolSession
 
 if TYPE_CHECKING:
-    from toolgrpo.rollout.runner import Episode, EpisodeRunner
+    from toolgrpo.rollout.scheduler import Episode, EpisodeRunner
 
 
 # What an episode itself says to the model: results as messages, refusals, an environment's first observation.
@@ -95,12 +96,9 @@ def turn_said(ledger: Ledger, sample: Sample, parsed: ParsedTurn, *, started_s: 
     )
 
 
-async def play_episode(shared: EpisodeRunner, episode: Episode) -> Trajectory:
-    """Run one episode to its end."""
-    return await _EpisodeRun(shared, episode).run()
+class EpisodeRun:
+    """One running episode. `play` runs it to its end, once."""
 
-
-class _EpisodeRun:
     def __init__(self, shared: EpisodeRunner, episode: Episode) -> None:
         self.shared = shared
         self.parts = parts = shared.parts
@@ -118,7 +116,7 @@ class _EpisodeRun:
         self.ledger: Ledger | None = None
         self.history: History | None = None  # where the context has a limit
 
-    async def run(self) -> Trajectory:
+    async def play(self) -> Trajectory:
         """Run the loop under its deadline, with a tool session around it."""
         reward: float | None = None
         reason: StopReason | None = None
@@ -186,7 +184,14 @@ class _EpisodeRun:
     async def _turn(self, ledger: Ledger, max_tokens: int, *, reads_calls: bool) -> Turn:
         """Sample a turn and write down what was said."""
         started = self._now()
-        sample = await self._sample(ledger, max_tokens)
+        request = SampleRequest(
+            ids=ledger.all_ids,
+            max_tokens=max_tokens,
+            stop_ids=self.parts.chat.stop_ids,
+            options=self.shared.options,
+            seed=None if self.episode.seed is None else self.episode.seed + len(ledger.turns),
+        )
+        sample = await self.shared.sample(request)
         parsed = self._with_unmarked(self.parts.chat.parse(sample.ids, before=ledger.all_ids), ledger)
         turn = turn_said(ledger, sample, parsed, started_s=started, duration_s=self._now() - started)
         return turn if reads_calls else replace(turn, attempts=())
@@ -239,15 +244,6 @@ class _EpisodeRun:
         user.said += 1
         return self._go_on(ledger, bridge, [message])
 
-    def _bridge(self, ids: Sequence[int], answers: Sequence[Message]) -> list[int]:
-        return self.parts.chat.bridge(
-            ids,
-            answers,
-            messages=self.messages,
-            schemas=self.schemas,
-            enable_thinking=self.episode.enable_thinking,
-        )
-
     def _with_unmarked(self, parsed: ParsedTurn, ledger: Ledger) -> ParsedTurn:
         """Return the turn with the call that stands in it without markers, if one does and is looked for."""
         if self.parts.unmarked_calls == "ignore" or self.tools is None:
@@ -268,16 +264,6 @@ class _EpisodeRun:
         max_turns = self.parts.limits.max_turns
         return max_turns is not None and len(ledger.turns) + 1 >= max_turns
 
-    async def _sample(self, ledger: Ledger, max_tokens: int) -> Sample:
-        request = SampleRequest(
-            ids=ledger.all_ids,
-            max_tokens=max_tokens,
-            stop_ids=self.parts.chat.stop_ids,
-            options=self.shared.options,
-            seed=None if self.episode.seed is None else self.episode.seed + len(ledger.turns),
-        )
-        return await self.shared.sample(request)
-
     async def _call_tools(self, ledger: Ledger, session: ToolSession, turn: Turn) -> tuple[ToolResult, ...]:
         """Answer every attempt of the turn, in order.
 
@@ -291,7 +277,10 @@ class _EpisodeRun:
             answered = await session.call(turn.attempts[:allowed]) if allowed else ()
             refused = tuple(refusal(attempt.name, budget) for attempt in turn.attempts[allowed:])
             self.calls_run += len(answered)
-            results = tuple(self._as_shown(result, started) for result in (*answered, *refused))
+            shown = [(result, self.cutter(result.content, result.left_out)) for result in (*answered, *refused)]
+            results = tuple(
+                replace(result, content=text.text, left_out=text.left_out, started_s=started) for result, text in shown
+            )
             if answered and not any(result.error is ToolErrorKind.DROPPED for result in answered):
                 said = await session.after_turn()
                 if said.reward is not None:
@@ -308,15 +297,13 @@ class _EpisodeRun:
         if self.shared.on_turn is not None:
             self.shared.on_turn(self.episode, turn)
 
-    def _as_shown(self, result: ToolResult, started_s: float) -> ToolResult:
-        """Return a result as the model reads it."""
-        shown = self.cutter(result.content, result.left_out)
-        return replace(result, content=shown.text, left_out=shown.left_out, started_s=started_s)
-
     def _open_ledger(self, session: ToolSession | None) -> Ledger:
         if session is not None and session.observation:
             self.messages = with_observation(self.messages, session.observation)
-        prompt = self.parts.chat.prompt(self.messages, self.schemas, enable_thinking=self.episode.enable_thinking)
+        chat, thinking = self.parts.chat, self.episode.enable_thinking
+        prompt = chat.prompt(self.messages, self.schemas, enable_thinking=thinking)
+        # A bridge is rendered behind the same prompt: a template may write a result otherwise after another one.
+        self._bridge = partial(chat.bridge, messages=self.messages, schemas=self.schemas, enable_thinking=thinking)
         limit = self.parts.limits.context
         if limit is not None:
             self.history = History(limit, prompt, self._bridge)

@@ -1,4 +1,4 @@
-"""Groups of episodes that wait in a queue for the steps of a training.
+"""Groups in flight: what was begun and no step has taken yet. `StepGroups` (`trainer/batches.py`) takes of them for each step.
 
     queue = GroupQueue(rollouts)                                      # a step's groups run while it waits
     queue = GroupQueue(rollouts, ahead=RolloutsAhead(...))           # and others while it trains
@@ -102,15 +102,15 @@ Judge = Callable[[GroupSet, tuple[Trajectory, ...]], Awaitable[V]]
 
 
 @dataclass(frozen=True, slots=True)
-class AsItIs:
+class Unjudged:
     """The verdict where nobody judges."""
 
     live: bool = True
 
 
-async def as_it_is(group_set: GroupSet, trajectories: tuple[Trajectory, ...]) -> AsItIs:
-    """Take a set whatever it is worth."""
-    return AsItIs()
+async def unjudged(group_set: GroupSet, trajectories: tuple[Trajectory, ...]) -> Unjudged:
+    """Take a set whatever its rewards will be."""
+    return Unjudged()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +178,18 @@ class GroupQueue(Generic[V]):
     ) -> TakenGroups[V]:
         """Return what this step takes; `sets` are those to be begun next."""
         with self._rollouts.telling(began):
-            taken = run_blocking(lambda: self._take(rule, options, began, iter(sets), judge))
-            if self.ahead is not None:  # while they ran nobody could say of which step they would be
+            taken = run_blocking(self._take(rule, options, began, iter(sets), judge))
+            # Ahead, nobody could say while they ran of which step they would be, so observers hear of them only now.
+            if self.ahead is not None:
                 rows = [row for one in taken.sets for row in one.group_set.rows]
                 tell(self._rollouts.observers, began, rows, [t for one in taken.sets for t in one.trajectories])
         return taken
 
     def renumber(self, used: Collection[int]) -> None:
-        """Say which of the planned rows are gone, in any process: the others move up."""
+        """Say which of the planned rows are gone, in any process: the others move up.
+
+        The next plan begins with the first row that is not gone, so a place is counted without those before it.
+        """
         gone = sorted(used)
         for one in self._queue:
             places = tuple(place - sum(other < place for other in gone) for place in one.group_set.places)
@@ -227,7 +231,9 @@ class GroupQueue(Generic[V]):
                         watch(self._queue[-1])
                     if not decision.begin:
                         oldest = next((one for one in self._queue if one.verdict is None), None)
-                        for one in failed:  # ahead, it is told when those before it have been taken
+                        # Ahead, a failure is raised when all before it have been taken: by then the same step in every run,
+                        # whenever it happened.
+                        for one in failed:
                             if self.ahead is None or one is oldest:
                                 failed[one].result()
                         done, _ = await asyncio.wait(open_ones, return_when=asyncio.FIRST_COMPLETED)
@@ -235,12 +241,14 @@ class GroupQueue(Generic[V]):
                         for task in done:
                             del open_ones[task]
             except BaseException:
-                if self.ahead is None:
+                if self.ahead is None:  # their scheduler is about to cancel them
                     self._queue = []
                 raise
             finally:
+                # Ahead, a set runs on in its own thread when nobody waits here any more. A judge does not: it is a task of
+                # this loop, and half a verdict would have asked the rewards twice. So it comes to its end.
                 await _let_go(task for task, one in open_ones.items() if self.ahead is None or one.trajectories is None)
-                await asyncio.gather(*open_ones, return_exceptions=True)  # those that are being judged
+                await asyncio.gather(*open_ones, return_exceptions=True)
             return self._taken(decision, began.step, times)
 
     async def _settle(self, one: _Standing[V], judge: Judge[V]) -> None:

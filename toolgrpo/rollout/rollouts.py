@@ -12,18 +12,17 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions
 from toolgrpo.episode.trajectory import Trajectory, Turn
-from toolgrpo.rollout.batch import Mode, RolloutBatch, Row, Scored
+from toolgrpo.rollout.batch import Mode, RolloutBatch, Row
 from toolgrpo.rollout.limits import EpisodeLimits, TextTokenizer
 from toolgrpo.rollout.observers import EpisodeDone, Observers, RolloutBegan, RolloutEnded, TurnDone
 from toolgrpo.rollout.row_parts import as_messages, thinking_of
-from toolgrpo.rollout.runner import Episode, EpisodeRunner, Player
-from toolgrpo.rollout.scheduler import Scheduler, run_all, run_blocking
+from toolgrpo.rollout.scheduler import Episode, EpisodeRunner, Player, Scheduler, run_all, run_blocking
 from toolgrpo.tools.base import ToolProvider
 
 if TYPE_CHECKING:
@@ -68,15 +67,8 @@ class Rollouts:
         began = RolloutBegan(len(rows), step, mode, label)
         with self.telling(began):
             episodes = [self.episode(row, number) for number, row in enumerate(rows)]
-            result = run_blocking(lambda: run_all(episodes, self.scheduler(options, began)))
-        return RolloutBatch(
-            episodes=tuple(Scored(row, t) for row, t in zip(rows, result.trajectories, strict=True)),
-            step=step,
-            mode=mode,
-            times=result.times,
-            group_size=group_size,
-            offset=offset,
-        )
+            batch = run_blocking(run_all(episodes, self.scheduler(options, began)))
+        return replace(batch, step=step, mode=mode, group_size=group_size, offset=offset)
 
     @contextmanager
     def telling(self, began: RolloutBegan) -> Iterator[None]:
@@ -109,12 +101,14 @@ class Rollouts:
         """Return a scheduler for `episode`s: `run` is a loop around one, `GroupQueue`
         another, which draws more rows as it goes. Several share a `gate`.
         """
-        on_turn = self._turn_teller(began) if self.observers.hear_turns else None
-        runner = EpisodeRunner(self, options, on_turn)
+
+        def on_turn(episode: Episode, turn: Turn) -> None:
+            self.observers.turn_done(TurnDone(began, episode.number, episode.row, turn))
 
         def on_done(episode: Episode, trajectory: Trajectory) -> None:
             self.observers.episode_done(EpisodeDone(began, episode.number, episode.row, trajectory))
 
+        runner = EpisodeRunner(self, options, on_turn if self.observers.hear_turns else None)
         return Scheduler(runner, max_concurrent=self.max_concurrent, on_done=on_done, gate=gate)
 
     def episode(self, row: Row, number: int) -> Episode:
@@ -125,9 +119,3 @@ class Rollouts:
             enable_thinking=thinking_of(row, self.enable_thinking),
             number=number,
         )
-
-    def _turn_teller(self, began: RolloutBegan) -> Callable[[Episode, Turn], None]:
-        def on_turn(episode: Episode, turn: Turn) -> None:
-            self.observers.turn_done(TurnDone(began, episode.number, episode.row, turn))
-
-        return on_turn

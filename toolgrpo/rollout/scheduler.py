@@ -1,12 +1,13 @@
-"""Run many episodes at once on one event loop, with no barrier between them.
+"""Run many episodes at once on one event loop, with no barrier between them; `Rollouts` and `GroupQueue` do.
+
+`EpisodeRunner` is what the episodes of one rollout share. `EpisodeRun` (`episode.py`) plays them, or a `Player`.
 
 A `Scheduler` takes episodes while it runs, so its source can be a list (`run_all`) or a loop
-that decides by what has ended what comes next:
+that decides by what has ended what comes next (`group_queue.py`):
 
     async with Scheduler(runner, max_concurrent=64) as scheduler:
-        waiting = {scheduler.submit(episode): episode for episode in first}
-        async for handle in scheduler.ended():
-            ...  # scheduler.submit(another), or other.cancel() for one that nobody needs any more
+        handles = [scheduler.submit(episode) for episode in first]
+        ...  # await some of them, scheduler.submit(another), or cancel() one that nobody needs any more
 
 Invariants: episodes start in the order in which they were submitted, at most `max_concurrent` of
 them are open at a time, and each yields exactly one trajectory, or none if its handle was
@@ -22,19 +23,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from toolgrpo.episode.trajectory import StopReason, Trajectory
-from toolgrpo.errors import EngineError
-from toolgrpo.rollout.batch import RolloutTimes
-from toolgrpo.rollout.runner import Episode, EpisodeRunner
+from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.checks import check_sample
+from toolgrpo.episode.trajectory import Message, StopReason, Trajectory, Turn
+from toolgrpo.errors import EngineError, FinalEngineError
+from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored
+from toolgrpo.rollout.episode import EpisodeRun
 from toolgrpo.support.process_setup import on_this_device
 
+if TYPE_CHECKING:
+    from toolgrpo.rollout.rollouts import Rollouts
+
+_RETRY_PAUSE_S = 0.5
 T = TypeVar("T")
 Handle = asyncio.Task[Trajectory]
 """An episode that was submitted: `cancel()` withdraws it,
@@ -43,11 +49,57 @@ Handle = asyncio.Task[Trajectory]
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutResult:
-    """The trajectories of a rollout, in the order of its episodes, and where its time went."""
+class Episode:
+    """Start of an episode: one row of the dataset, one of its G repetitions.
 
-    trajectories: tuple[Trajectory, ...]
-    times: RolloutTimes
+    A row may name the tools it is offered in `row["tools"]`; without that it is offered all.
+    """
+
+    messages: tuple[Message, ...]
+    row: Mapping[str, Any] = field(default_factory=dict)
+    enable_thinking: bool | None = None
+    seed: int | None = None
+    number: int = 0  # its place in the rollout
+
+
+class Player(Protocol):
+    """An agent of the user's, behind the gateway.
+
+    It plays over the same engine, format and limits; each episode yields exactly one trajectory.
+    """
+
+    async def play(self, episode: Episode, shared: EpisodeRunner) -> Trajectory:
+        """Play one episode to its end, whatever comes."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRunner:
+    """The parts of a run, and what the episodes of one rollout share beside them."""
+
+    parts: Rollouts
+    options: SamplingOptions
+    on_turn: Callable[[Episode, Turn], None] | None = None
+    waiting: AbstractContextManager[None] = field(default_factory=nullcontext)  # while an episode waits for the engine
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        """Ask the engine.
+
+        A request that failed is tried again a few times, unless its engine did so itself.
+        """
+        for retry in range(self.parts.engine_retries + 1):
+            try:
+                with self.waiting:
+                    sample = await self.parts.engine.sample(request)
+                check_sample(sample, self.parts.vocabulary)
+                return sample
+            except EngineError as error:
+                if isinstance(error, FinalEngineError) or retry == self.parts.engine_retries:
+                    raise
+                await asyncio.sleep(_RETRY_PAUSE_S * 2**retry)
+        raise AssertionError("unreachable: the last retry raises")
 
 
 class Scheduler:
@@ -71,30 +123,12 @@ class Scheduler:
             self._gate = asyncio.Semaphore(max_concurrent)
         self._on_done = on_done
         self._tasks = asyncio.TaskGroup()
-        self._open = 0
-        self._ended: deque[Handle] = deque()
-        self._news = asyncio.Event()
         self._started_s = 0.0
         self._stopped_s: float | None = None
 
     def submit(self, episode: Episode) -> Handle:
         """Run this episode as soon as there is room, after those that were submitted before it."""
-        handle = self._tasks.create_task(self._run(episode))
-        # counted here and not when it runs, so `ended` waits for episodes that are still at the gate
-        self._open += 1
-        handle.add_done_callback(self._has_ended)
-        return handle
-
-    async def ended(self) -> AsyncIterator[Handle]:
-        """Give the handles in the order in which their episodes end,
-        cancelled ones too, until none is open.
-        """
-        # cleared before waiting, and the list looked at again: an episode may end while its predecessor is handled
-        while self._open or self._ended:
-            while not self._ended:
-                self._news.clear()
-                await self._news.wait()
-            yield self._ended.popleft()
+        return self._tasks.create_task(self._run(episode))
 
     @property
     def times(self) -> RolloutTimes:
@@ -127,25 +161,24 @@ class Scheduler:
     async def _run(self, episode: Episode) -> Trajectory:
         # inside the task, so a handle that waits at the gate can be cancelled like one that runs
         async with self._gate:
-            trajectory = await self._runner(episode)
+            player, shared = self._runner.parts.player, self._runner
+            own = EpisodeRun(shared, episode).play() if player is None else player.play(episode, shared)
+            trajectory = await own
         if self._on_done is not None:
             self._on_done(episode, trajectory)
         return trajectory
 
-    def _has_ended(self, handle: Handle) -> None:
-        self._open -= 1
-        self._ended.append(handle)
-        self._news.set()
 
-
-async def run_all(episodes: Iterable[Episode], scheduler: Scheduler) -> RolloutResult:
-    """Open a scheduler, run these episodes in it, and close it."""
+async def run_all(episodes: Iterable[Episode], scheduler: Scheduler) -> RolloutBatch:
+    """Open a scheduler, run these episodes in it, and close it; return them in their order, with where the time went."""
     async with scheduler:
-        handles = [scheduler.submit(episode) for episode in episodes]
-    trajectories = tuple(handle.result() for handle in handles)
+        handles = [(episode, scheduler.submit(episode)) for episode in episodes]
+    batch = RolloutBatch(
+        episodes=tuple(Scored(episode.row, handle.result()) for episode, handle in handles), times=scheduler.times
+    )
     # only now: the siblings of a lost episode have ended, and its engine is closed
-    check_complete(trajectories)
-    return RolloutResult(trajectories, scheduler.times)
+    check_complete(batch.trajectories)
+    return batch
 
 
 def check_complete(trajectories: Sequence[Trajectory]) -> None:
@@ -183,10 +216,8 @@ def timers_held() -> Iterator[None]:
             loop.held_s += time.monotonic() - started
 
 
-def run_blocking(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine on an event loop of its own,
-    in another thread where this one already has a loop.
-    """
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on an event loop of its own, in another thread where this one already has a loop: in a notebook."""
 
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = []
 
@@ -199,7 +230,7 @@ def run_blocking(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
             task = asyncio.current_task()
             assert task is not None
             running.append((asyncio.get_running_loop(), task))
-            outcome.append(await start())
+            outcome.append(await work)
 
         with asyncio.Runner(loop_factory=HoldingLoop) as runner:
             runner.run(main())

@@ -8,9 +8,13 @@ its own deadline, and a process that is lost is an error at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
+from accelerate.utils import gather_object
 
 from toolgrpo.errors import PeerError
 
@@ -32,3 +36,15 @@ def wait_for_the_slowest(deadline: timedelta = DEADLINE) -> None:
         if "Connection closed" in str(error) or "reset by peer" in str(error):
             raise  # a process is gone; its own error is the one to read
         raise PeerError(f"the processes of this run did not meet within {deadline}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """This process among all of a run. `gather` gives the lists of all, in their order; `meet` comes before
+    what is collective after a rollout.
+    """
+
+    n: int = 1
+    index: int = 0
+    gather: Callable[[list[Any]], list[Any]] = gather_object
+    meet: Callable[[], None] = wait_for_the_slowest

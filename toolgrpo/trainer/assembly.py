@@ -1,8 +1,8 @@
-"""A trainer's parts: what the arguments of its constructor stand for, and what is opened once TRL has loaded its model.
+"""Arguments of a trainer resolved, and the lines about it at the start. Its constructor calls this; the commands call the
+doors for an agent and for rows, and the lines about the engine.
 
-`take_parts` resolves names, datasets, tokenizer, chat format, tools and rewards, as TRL and the rollouts take them; nothing
-is loaded then but the tokenizer and the tools. Its doors for an agent and for rows, and the lines about what generates, are
-those of the commands too. Watchers, training pass and model card follow.
+`take_parts` resolves names, datasets, tokenizer, chat format, tools and rewards into `Parts` (`toolgrpo/build.py`, which
+makes the rollouts of them); nothing is loaded then but the tokenizer and the tools.
 
 Values in, parts out: nothing here knows the trainer. What is opened is put on the stack of the caller, who closes it where
 the construction fails later.
@@ -10,17 +10,15 @@ the construction fails later.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from datasets import Dataset
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import PreTrainedModel
 
 from toolgrpo.build import Parts, load_tokenizer
 from toolgrpo.chat.base import ChatFormat
@@ -30,31 +28,18 @@ from toolgrpo.engines.base import CacheRoom, Engine, HasCache
 from toolgrpo.engines.build import BuiltEngine
 from toolgrpo.errors import ConfigError, DataError, ModelError
 from toolgrpo.models import folder_of, is_adapter
-from toolgrpo.models.adapter_step import join_adapters
-from toolgrpo.observe.doctor import Finding
-from toolgrpo.observe.metrics import Known, MetricsLog
-from toolgrpo.observe.progress import RunProgress
-from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, token_texts
-from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
-from toolgrpo.observe.steps import StepLog
-from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
-from toolgrpo.observe.watch import DoctorWatch, stop_if_infrastructure_fails
+from toolgrpo.observe.trackers import installed_trackers
 from toolgrpo.rewards import Reward, named_rewards, refused_rows
 from toolgrpo.rewards.base import source_text
-from toolgrpo.rollout import Observer, Player
-from toolgrpo.rollout.observers import Observers
+from toolgrpo.rollout import Player
 from toolgrpo.rollout.row_parts import OFFERED, TOOL_COLUMNS, rows_without_their_tools, users_speak
-from toolgrpo.shared_pass.scoring import SharedPass, most_in_a_pass, unsupported_model
-from toolgrpo.shared_pass.torch_seam import attention_name
 from toolgrpo.support.plain_text import counted
-from toolgrpo.support.process_setup import map_large_blocks
-from toolgrpo.tools import Toolbox, open_tools
+from toolgrpo.tools import open_tools
 from toolgrpo.tools.arguments import signatures_text
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.hardware import precision_line
-from toolgrpo.trainer.memory import Device, PassShape, RunShape, free_bytes, keeps_activations, most_tokens
 from toolgrpo.trainer.model_card import ModelCard
 
 Tools = str | Path | ModuleType | Sequence[Callable[..., Any]] | ToolProvider
@@ -192,145 +177,6 @@ def model_card(given: Parts, rewards: Mapping[str, float]) -> ModelCard:
 def cache_of(engine: Engine) -> CacheRoom | None:
     """Return the room in the cache of an engine that knows it."""
     return engine.cache if isinstance(engine, HasCache) else None
-
-
-def open_pass(given: Parts, rows: Any, say: Callable[[str], None]) -> SharedPass:
-    """Return the training pass that the config asks for; on a CPU, cut to what fits into memory."""
-    args: ToolGRPOConfig = given.config
-    policy, free = given.policy, free_bytes()
-    if not policy.backend.splits_parameters:
-        join_adapters(policy.model)
-    shape = PassShape.of(policy.model, checkpointing=args.gradient_checkpointing)
-    is_whole = policy.device.type == "cpu" and not policy.backend.splits_parameters
-    sizes = PassSizes.of(given, rows) if is_whole else None
-    if sizes is None or shape is None or free is None:
-        return args.shared_pass()
-    if shape.is_large(min(sizes.largest, args.max_tokens_per_pass or sizes.largest)):
-        map_large_blocks()
-    most = most_tokens(shape, **sizes._asdict(), free=free, given=args.max_tokens_per_pass, say=say)
-    return SharedPass(mode=args.prefix_sharing, max_tokens=most)
-
-
-class PassSizes(NamedTuple):
-    """The most tokens of a training pass, those of one row, and whether prompts are shared."""
-
-    largest: int
-    of_a_row: int
-    shares: bool
-
-    @classmethod
-    def of(cls, given: Parts, rows: Any) -> Self | None:
-        """Return the sizes for these rows; None for those of a stream."""
-        args, limits = given.config, given.config.episode_limits()
-        sized = rows if hasattr(rows, "__len__") else ()
-        window = given.prompts.window(sized, limits.max_completion_length, given.prompt_room)
-        if window is None:
-            return None
-        whole = args.prefix_sharing == "off" or args.torch_compile or unsupported_model(given.policy.model) is not None
-        n_rows, group = args.per_device_train_batch_size, args.num_generations
-        n_prompts = n_rows if whole else -(-(n_rows + group - math.gcd(n_rows, group)) // group)
-        prompt, completion = window.longest_prompt + window.room, window.max_completion_length
-        return cls(n_prompts * prompt + n_rows * completion, prompt + completion, not whole)
-
-
-def may_keep_activations(given: Parts, engine: str, rows: Any, say: Callable[[str], None]) -> bool:
-    """Return whether a training pass of this process may keep all activations (`gradient_checkpointing: auto`).
-
-    Not where the sizes are not known beforehand: agents, environments, compaction, shared-out weights, experts.
-    """
-    args, tools, policy = given.config, given.toolbox, given.policy
-    config = policy.base_model.config
-    grows = given.player or args.context or (isinstance(tools, Toolbox) and tools.has_environment)
-    odd = getattr(config.get_text_config(), "num_experts_per_tok", None) or attention_name(config) == "eager"
-    is_plain = policy.backend.kind in ("NO", "MULTI_CPU", "MULTI_GPU") and not (grows or odd)
-    sizes, n_processes = PassSizes.of(given, rows) if is_plain else None, policy.backend.n_processes
-    run, tokens = None, 0
-    if sizes is not None:
-        tokens = sizes.largest
-        if args.prefix_sharing == "auto" and sizes.shares:
-            unshared = args.per_device_train_batch_size * sizes.of_a_row
-            tokens = min(unshared, most_in_a_pass(policy.device.type, tokens))
-        if args.max_tokens_per_pass and sizes.shares and n_processes == 1:
-            tokens = min(tokens, max(args.max_tokens_per_pass, sizes.of_a_row))
-        asked: dict[str, Any] = {"dtype": policy.dtype, "engine": engine, "at_a_time": args.engine_options().max_rows}
-        run = RunShape.of(policy.model, args, context=sizes.of_a_row, **asked)
-    free, device = free_bytes(policy.device), Device.here(policy.device)
-    return keeps_activations(run, device, tokens=tokens, free=free, n_processes=n_processes, say=say)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watchers:
-    """Observers of a training, beside those that the user brings."""
-
-    progress: RunProgress
-    recorder: EpisodeRecorder
-    step_log: StepLog
-    metrics: MetricsLog
-    tables: RolloutTables
-    doctor: DoctorWatch
-
-    def callbacks(self, stop: TrainerCallback, checkpoints: TrainerCallback) -> tuple[TrainerCallback, ...]:
-        """Return the callbacks of the training in their order: a stop saves, and a save logs; a log is
-        shown before what is said of it.
-        """
-        return stop, checkpoints, self.step_log, self.tables, self.progress, self.doctor
-
-    def observers(self, of_user: Sequence[Observer]) -> Observers:
-        """Return the observers of its rollouts in their order."""
-        lines = [RolloutLines(self.progress.say)] if self.progress.lines_only else []
-        own = [self.step_log, self.metrics, self.recorder, self.tables, self.progress, RolloutLog(), *lines]
-        return Observers([*own, *of_user])
-
-
-def open_watchers(
-    given: Parts,
-    *,
-    cache: CacheRoom | None,
-    progress: RunProgress,
-    callbacks: list[TrainerCallback],
-    log: Callable[[Mapping[str, float]], None],
-    model_name: str,
-    process: int,
-    is_main: bool,
-) -> Watchers:
-    """Return the watchers of one process; `log` takes the metrics of a rollout.
-
-    The trackers among TRL's callbacks are guarded, so that none can stop a run.
-    """
-    args, tool_names = given.config, given.tool_names
-    recording = episodes_path(Path(args.output_dir), process)
-    guard_trackers(callbacks, args.report_to)
-    recorder = EpisodeRecorder(recording, share=args.record_episodes, token_text=token_texts(given.tokenizer))
-    step_log = StepLog(
-        recording.with_name("steps.jsonl") if is_main else None,
-        facts={"model": model_name, "tools": tool_names},
-        recorded_bytes=lambda: recorder.n_bytes,
-        say=progress.say,
-        shows_warnings=progress.brings_own_log,
-    )
-
-    def log_unless_infrastructure_fails(metrics: Mapping[str, float]) -> None:
-        log(metrics)
-        stop_if_infrastructure_fails(metrics, args.max_infrastructure_failures)
-
-    def record(finding: Finding) -> None:
-        step = max(0, finding.step - 1)  # steps.jsonl counts those that were done before
-        step_log.event("finding", finding.sentence, step=step, rule=finding.rule, section=finding.section)
-        tables.alert(f"doctor: {finding.rule}", f"{finding.sentence} ({finding.link})")
-
-    tables = RolloutTables(callbacks, with_tables=args.log_completions)
-    return Watchers(
-        progress=progress,
-        recorder=recorder,
-        step_log=step_log,
-        metrics=MetricsLog(
-            log_unless_infrastructure_fails,
-            Known(tool_names, args.episode_limits(), cache),
-            args.shaping(),
-        ),
-        tables=tables,
-        doctor=DoctorWatch(progress.say, record=record),
-    )
 
 
 def loaded_lines(given: Parts, rows: Any, rewards: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ generation batch, the engine's own random numbers, how many episodes there were,
 episodes was, and, where steps choose their own prompts, the place in their order and what is known
 of the rows. `checkpoint_files` says what is complete.
 
-Invariants: a resumed run has the losses of one that never stopped, if its engine draws the same
+Invariants: a resumed run has the losses of one that never stopped, if its engine groups the same
 tokens for the same state (ScriptedEngine and the transformers engine do, on the CPU; vLLM promises
 no such thing); no episode stands in the log twice; a log is written at every save, so no metric
 straddles one.
@@ -295,7 +295,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
             "engine": engine.sampling_state() if isinstance(engine, Resumable) else None,
             "n_episodes": batches.n_episodes,
             "episode_log_bytes": log_bytes,
-            "row_order": None if batches.queue is None else batches.queue.order.state(),
+            "row_order": None if batches.groups is None else batches.groups.order.state(),
         }
 
     def _restore_place(self, place: Place) -> str | None:
@@ -305,8 +305,9 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         if place["engine"] is not None and same_engine and isinstance(trainer.engine, Resumable):
             trainer.engine.restore_sampling_state(place["engine"])
         trainer.rollout_batches.n_episodes = place["n_episodes"]
-        if trainer.rollout_batches.queue is not None and place.get("row_order") is not None:
-            trainer.rollout_batches.queue.order.restore(place["row_order"])
+        groups = trainer.rollout_batches.groups
+        if groups is not None and place.get("row_order") is not None:
+            groups.order.restore(place["row_order"])
         lost: str | None = trainer.recorder.cut(place["episode_log_bytes"])
         return lost
 

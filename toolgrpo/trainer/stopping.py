@@ -14,7 +14,6 @@ s: docs/how-to/scaling.md).
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
@@ -28,7 +27,7 @@ from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from types import FrameType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -243,8 +242,7 @@ def _wait_for(note: Path) -> dict[str, Any] | None:
     return None
 
 
-# A trainer gives its engine and tool workers back by itself: where its construction fails, and
-# when nobody has it any more.
+# A trainer gives its engine and tool workers back by itself when nobody has it any more.
 #
 # In a notebook a cell is run again: the new trainer is made while the old one still has its name, and
 # the old one goes when the name is bound anew. A trainer and its callbacks know each other, so it is
@@ -254,23 +252,6 @@ def _wait_for(note: Path) -> dict[str, Any] | None:
 
 class Closable(Protocol):
     def close(self) -> None: ...
-
-
-Init = TypeVar("Init", bound=Callable[..., None])
-
-
-def closed_if_it_fails(init: Init) -> Init:
-    """Let a constructor close what it has made, before it raises."""
-
-    @functools.wraps(init)
-    def construct(trainer: Closable, *args: Any, **kwargs: Any) -> None:
-        try:
-            init(trainer, *args, **kwargs)
-        except BaseException:
-            trainer.close()
-            raise
-
-    return cast(Init, construct)
 
 
 def close_when_nobody_has_it(trainer: Closable) -> None:

@@ -1,9 +1,15 @@
-"""`ToolGRPOTrainer`:
-a thin `GRPOTrainer` that generates with toolgrpo's episodes and trains only on what was sampled.
+"""`ToolGRPOTrainer`: a `GRPOTrainer` that generates with toolgrpo's episodes and trains only on what was sampled.
 
-It connects parts: `assembly.py` says what the arguments stand for, and with `build.py` puts
-engine, watchers and rollouts together, and `trl/calls.py` has what TRL calls for a batch. Rewards, advantages, losses, the reference model, importance
-sampling, logging and checkpoints stay TRL's.
+Read from top to bottom, it is the story of a run; advantages, losses, the reference model, logging and checkpoints are TRL's:
+
+    construct    take parts, let TRL load the model, open engine, training pass, watchers and the road of a batch
+    train        TRL's loop, from its beginning or a checkpoint, until its end, a signal or a failure
+    a step       TRL asks for its batch (`trl/calls.py`, which this class extends):
+                     rows -> `rollout` -> grade            `Batches.take`
+                     -> TRL scores it -> stages            `_generate_and_score_completions`
+                     -> micro-batches -> shared pass       `compute_loss`
+    measure      held-out rows, before a training, during it and after it
+    close        give back what was opened
 """
 
 from __future__ import annotations
@@ -11,13 +17,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 
@@ -33,38 +38,24 @@ from toolgrpo.learning.stages import Stage, user_stages
 from toolgrpo.models import name_base_whole
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.progress import RunProgress, library_bars_off, take_display
+from toolgrpo.observe.watch import open_watchers
 from toolgrpo.rewards.base import watched
 from toolgrpo.rollout import Observer, Player, RolloutBatch
 from toolgrpo.rollout.batch import Mode
 from toolgrpo.rollout.observers import Observers
+from toolgrpo.support.barrier import Processes
 from toolgrpo.support.run_lock import FolderClaim, claim_folder
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_jobs
-from toolgrpo.trainer.assembly import (
-    Tools,
-    cache_of,
-    engine_lines,
-    loaded_lines,
-    may_keep_activations,
-    model_card,
-    open_pass,
-    open_watchers,
-    take_parts,
-)
-from toolgrpo.trainer.batches import Batches
+from toolgrpo.trainer.assembly import Tools, cache_of, engine_lines, loaded_lines, model_card, take_parts
+from toolgrpo.trainer.batches import Batches, check_engine, open_groups
 from toolgrpo.trainer.checkpoint_files import BegunRun
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete, tied_head_expected
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.hardware import check_backend
 from toolgrpo.trainer.model_card import SavesWithCard
-from toolgrpo.trainer.row_queue import Processes, check_engine, open_queue
-from toolgrpo.trainer.stopping import (
-    GracefulStop,
-    HeldOutWatch,
-    close_when_nobody_has_it,
-    closed_if_it_fails,
-    report_first_failure,
-)
+from toolgrpo.trainer.stopping import GracefulStop, HeldOutWatch, close_when_nobody_has_it, report_first_failure
+from toolgrpo.trainer.training_pass import open_pass, settled_checkpointing
 from toolgrpo.trainer.trl import trainer as trl_trainer
 from toolgrpo.trainer.trl.calls import CallsOfTRL, check_models
 
@@ -91,7 +82,6 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
     _closed = False
     _claim: FolderClaim | None = None
 
-    @closed_if_it_fails
     def __init__(
         self,
         model: str | PreTrainedModel,
@@ -117,41 +107,46 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         trl_trainer.warn_if_untested()
         Observers(observers)  # refused before anything is loaded
         self._opened = ExitStack()  # until `rollouts` has it
-        given = take_parts(
-            *(model, reward_funcs, args, train_dataset, eval_dataset, processing_class),
-            tools=tools,
-            chat=chat,
-            factory=factory,
-            agent=agent,
-            opened=self._opened,
-        )
-        args = given.config
-        self.stages = user_stages(args.stage_fn or (), stages, args.reward_timeout)
-        super().__init__(
-            args,
-            model=given.model,
-            reward_funcs=watched(given.reward_funcs, args.reward_timeout, lambda text: self.progress.say(text)),
-            train_dataset=given.train_dataset,
-            eval_dataset=given.eval_dataset,
-            processing_class=given.tokenizer,
-            **kwargs,
-        )
-        self.parts = parts = self._know_model(given)
-        self.progress = progress or RunProgress(SteadyConsole(stderr=True, quiet=args.quiet or not self._is_main))
-        built = self._open_engine(parts, engine, heldout)
-        self._fit(parts, built)
-        self._open_watchers(parts, built.engine)
-        self.rollouts = parts.rollouts(built.engine, self._watchers.observers(observers))
-        self._open_road(built.engine)
-        rewards = dict(zip(self.reward_func_names, self.reward_funcs, strict=True))
-        loaded, generates = loaded_lines(parts, self.train_dataset, rewards), engine_lines(parts, built)
-        for line in (*loaded, *generates):
-            logger.info("%s", line)
-        if not self.progress.brings_own_log:  # else a command has said what it loaded
-            take_display(self.remove_callback, kwargs.get("callbacks") or ())
-            generates = [*loaded, *generates, f"off-policy correction: {self.correction.line}"]
-        for line in generates:
-            self.progress.say(line)
+        with ExitStack() as failing:  # what was opened is closed before the error is raised
+            failing.callback(self.close)
+            given = take_parts(
+                *(model, reward_funcs, args, train_dataset, eval_dataset, processing_class),
+                tools=tools,
+                chat=chat,
+                factory=factory,
+                agent=agent,
+                opened=self._opened,
+            )
+            args = given.config
+            self.stages = user_stages(args.stage_fn or (), stages, args.reward_timeout)
+            super().__init__(
+                args,
+                model=given.model,
+                reward_funcs=watched(given.reward_funcs, args.reward_timeout, lambda text: self.progress.say(text)),
+                train_dataset=given.train_dataset,
+                eval_dataset=given.eval_dataset,
+                processing_class=given.tokenizer,
+                **kwargs,
+            )
+            self.parts = parts = self._know_model(given)
+            self.progress = progress or RunProgress(
+                SteadyConsole(stderr=True, quiet=args.quiet or not self.is_world_process_zero())
+            )
+            built = self._open_engine(parts, engine, heldout)
+            self._fit(parts, built)
+            self._open_watchers(parts, built.engine)
+            self.rollouts = parts.rollouts(built.engine, self._watchers.observers(observers))
+            self._open_road(built.engine)
+            rewards = dict(zip(self.reward_func_names, self.reward_funcs, strict=True))
+            loaded, generates = loaded_lines(parts, self.train_dataset, rewards), engine_lines(parts, built)
+            for line in (*loaded, *generates):
+                logger.info("%s", line)
+            if not self.progress.brings_own_log:  # else a command has said what it loaded
+                take_display(self.remove_callback, kwargs.get("callbacks") or ())
+                generates = [*loaded, *generates, f"off-policy correction: {self.correction.line}"]
+            for line in generates:
+                self.progress.say(line)
+            failing.pop_all()
 
     def _know_model(self, given: Parts) -> Parts:
         """Check the model that TRL has loaded, and how it is spread."""
@@ -189,14 +184,12 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
 
     def _fit(self, given: Parts, built: BuiltEngine) -> None:
         """Leave the rows whose prompts fit, and open the training pass for them."""
-        say = self.progress.say if self._is_main else lambda line: None
+        say = self.progress.say if self.is_world_process_zero() else lambda line: None
         self.fitting = given.fitting(built.engine, self.progress.say)
         self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
         self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
-        if given.config.gradient_checkpointing == "auto":  # until here TRL took it for true
-            keeps = may_keep_activations(given, built.choice.name, self.train_dataset, say)
-            self.args = given.config.changed(gradient_checkpointing=not all(gather_object([keeps])))  # one for all
-            given = replace(given, config=self.args)
+        given = settled_checkpointing(given, built.choice.name, self.train_dataset, say)
+        self.args = given.config
         self._shared_pass = open_pass(given, self.train_dataset, say)
 
     def _open_watchers(self, given: Parts, engine: Engine) -> None:
@@ -204,14 +197,16 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
         self._watchers = watchers = open_watchers(
-            given,
+            given.config,
+            tool_names=given.tool_names,
+            tokenizer=given.tokenizer,
             cache=cache_of(engine),
             progress=self.progress,
             callbacks=self.callback_handler.callbacks,
             log=self._log_metrics,
             model_name=str(self.model.config._name_or_path),
             process=self.accelerator.process_index,
-            is_main=self._is_main,
+            is_main=self.is_world_process_zero(),
         )
         self.recorder, self.step_log, self.doctor = watchers.recorder, watchers.step_log, watchers.doctor
         self.heldout_watch = HeldOutWatch(
@@ -228,7 +223,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         args = self.args
         processes = Processes(self.accelerator.num_processes, self.accelerator.process_index)
         processes.meet()  # a first time, so that they know each other before anybody is slow
-        queued_rows = open_queue(
+        groups = open_groups(
             *(args, self.rollouts, self._training(self._load_weights), processes),
             rows=self.train_dataset,
             row_of=lambda number: self.train_sampler.data_source[number],
@@ -242,9 +237,8 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
             state=lambda: self.state,
             ask_model=self._ask_model,
         )
-        self.rollout_batches = Batches(
-            lambda rows: self.rollout(rows, mode="train"), grading, args.shaping(), processes, queued_rows
-        )
+        run = partial(self.rollout, mode="train")
+        self.rollout_batches = Batches(run, grading, args.shaping(), processes, groups)
         self._proof = EngineProof(
             engine,
             self.policy,
@@ -255,9 +249,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         )
         self._open_batches()
 
-    @property
-    def _is_main(self) -> bool:
-        return bool(self.is_world_process_zero())
+    # train
 
     def train(self, resume_from_checkpoint: str | bool | BegunRun | None = None, **kwargs: Any) -> Any:
         """Run TRL's loop.
@@ -289,8 +281,12 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
                 self._checkpoints.save_step_before(lambda: self._write_checkpoint(self.model, None))
                 raise
             finally:
-                if self.rollout_batches.queue is not None:
-                    self.rollout_batches.queue.stop()
+                self.rollout_batches.stop()
+        self._say_how_it_ended()
+        return output
+
+    def _say_how_it_ended(self) -> None:
+        """Say whether the model is of an earlier step, and how to go on after a signal."""
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._weights_of_step = None  # those of another step are loaded, and the engine has none of them
             self.best_step = self.state.best_global_step
@@ -303,24 +299,14 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
                 f"stopped by {self.stopped_by} after step {self.state.global_step}, which is saved in "
                 f"{self.args.output_dir}; go on with --resume_from_checkpoint auto"
             )
-        return output
 
-    @property
-    def stopped_by(self) -> str | None:
-        """The signal that asked the last `train` to end, or None."""
-        return None if self._stop.stopped_by is None else self._stop.stopped_by.name
+    def _claim_folder(self) -> None:
+        if self._claim is None:
+            self._claim = claim_folder(Path(self.args.output_dir), self.accelerator.process_index)
+            if self._claim.warning is not None:
+                self.progress.say(self._claim.warning)
 
-    @property
-    def engine(self) -> Engine:
-        return self.rollouts.engine
-
-    @property
-    def chat(self) -> ChatFormat:
-        return self.rollouts.chat
-
-    @property
-    def toolbox(self) -> ToolProvider | None:
-        return self.rollouts.tools
+    # a step
 
     def rollout(
         self,
@@ -334,8 +320,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
 
         Each process runs its own rows.
         """
-        if self.rollout_batches.queue is not None:
-            self.rollout_batches.queue.settle()
+        self.rollout_batches.settle()
         self._load_weights()
         return self.rollouts.run(
             rows,
@@ -354,6 +339,8 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
             self.rollouts.load_weights(self.policy.weights())
             self._weights_of_step = self.state.global_step
         return int(self.state.global_step)
+
+    # measure
 
     def measure(
         self,
@@ -376,6 +363,8 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         self.rollouts.observers.batch_done(batch)
         return batch
 
+    # close
+
     def close(self) -> None:
         """End the engine, tool workers, observers and bars; leave the output folder to others. Safe to call twice."""
         if self._closed:
@@ -387,8 +376,8 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         if self._claim is not None:
             self._claim.release()
             self._claim = None
-        if "rollout_batches" in parts and self.rollout_batches.queue is not None:
-            self.rollout_batches.queue.stop()
+        if "rollout_batches" in parts:
+            self.rollout_batches.stop()
         if "rollouts" in parts:
             self.rollouts.close()
         elif "_opened" in parts:
@@ -403,8 +392,21 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
     def __del__(self) -> None:
         close_when_nobody_has_it(self)
 
-    def _claim_folder(self) -> None:
-        if self._claim is None:
-            self._claim = claim_folder(Path(self.args.output_dir), self.accelerator.process_index)
-            if self._claim.warning is not None:
-                self.progress.say(self._claim.warning)
+    # facts
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The signal that asked the last `train` to end, or None."""
+        return None if self._stop.stopped_by is None else self._stop.stopped_by.name
+
+    @property
+    def engine(self) -> Engine:
+        return self.rollouts.engine
+
+    @property
+    def chat(self) -> ChatFormat:
+        return self.rollouts.chat
+
+    @property
+    def toolbox(self) -> ToolProvider | None:
+        return self.rollouts.tools

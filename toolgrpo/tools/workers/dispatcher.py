@@ -26,6 +26,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from toolgrpo.episode.tool_calls import ToolErrorKind
@@ -180,7 +181,7 @@ class Dispatcher:
         worker.born = time.monotonic()
         ours, theirs = socket.socketpair()
         supervisor.spawn(worker.number, theirs)
-        link = WorkerLink(ours, lambda message: self._on_message(worker, message), lambda: self._on_hung_up(worker))
+        link = WorkerLink(ours, partial(self._on_message, worker), partial(self._on_hung_up, worker))
         await self._loop.create_connection(lambda: link, sock=ours)
         if self._has(worker) and self._serving is supervisor:
             worker.link = link
@@ -326,7 +327,7 @@ class Dispatcher:
                 if not job.alone and self._shared_worker(needs_loop=False) is None:
                     break
                 continue  # it waits for a loop that is free, or for its turn to be alone; others need not
-            self._give(worker, job)
+            self._send(worker, job)
         self._queue.extendleft(reversed(held_back))
 
     def _worker_for(self, job: Job) -> WorkerRecord | None:
@@ -348,15 +349,13 @@ class Dispatcher:
         if self.broken is not None and not worker.ready:
             job.refuse(self.broken)
             return
-        self._give(worker, job)
-
-    def _give(self, worker: WorkerRecord, job: Job) -> None:
-        # not sent before it is ready: the deadline starts at the sending, and an import is not the call's time
-        worker.jobs[job.id] = job
-        if worker.ready:
-            self._send(worker, job)
+        self._send(worker, job)
 
     def _send(self, worker: WorkerRecord, job: Job) -> None:
+        """Give a call to a worker; one that is not ready gets it when it says so, and only then its deadline begins."""
+        worker.jobs[job.id] = job
+        if not worker.ready:
+            return
         assert worker.link is not None
         job.started = time.monotonic()
         job.timer = self._loop.call_later(job.timeout_s, self._on_deadline, worker, job)

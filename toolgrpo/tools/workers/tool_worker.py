@@ -95,41 +95,38 @@ class Worker:
         os._exit(0)
 
     def _handle(self, message: dict[str, Any]) -> None:
-        match message["op"]:
+        op, call_id = message["op"], message.get("id", 0)
+        if op in ("call", "open", "method", "hook"):
+            self._unbegun.add(call_id)
+        match op:
             case "ping":
                 self._send({"op": "pong"})
             case "cancel":
-                if (running := self._coroutines.get(message["id"])) is not None:
+                if (running := self._coroutines.get(call_id)) is not None:
                     running.cancel()
             case "withdraw":
                 self._give_back(message["ids"])
-            case _:
-                self._unbegun.add(message["id"])
-                self._receive_call(message)
-
-    def _receive_call(self, message: dict[str, Any]) -> None:
-        call_id = message["id"]
-        match message["op"]:
             case "call":
                 if (complaint := self._health.complaint()) is not None:
                     self._give_back([call_id], retire=complaint)
                     return
                 tool = self._plugin.functions[message["tool"]]
-                keep = tool.spec.keep_processes
-                self._start(call_id, lambda: tool.call(message["args"]), is_async=tool.spec.is_async, keep=keep)
+                run = partial(tool.call, message["args"])
+                self._start(call_id, run, is_async=tool.spec.is_async, keep=tool.spec.keep_processes)
             case "open":
                 reset = partial(self._opened, message["row"])
                 self._start(call_id, reset, is_async=False, render=partial(_spoken, "reset"))
             case "method":
                 assert self._plugin.environment is not None
                 tool = self._plugin.environment.tools[message["tool"]]
-                self._start(call_id, lambda: tool.call(message["args"], self._instance), is_async=tool.spec.is_async)
+                run = partial(tool.call, message["args"], self._instance)
+                self._start(call_id, run, is_async=tool.spec.is_async)
             case "hook":
                 name = message["method"]
                 method = getattr(self._instance, name)
                 render = partial(_spoken, name) if name == "next_user_message" else self._rendered
                 is_async = asyncio.iscoroutinefunction(method)
-                self._start(call_id, lambda: method(*message["args"]), is_async=is_async, render=render)
+                self._start(call_id, partial(method, *message["args"]), is_async=is_async, render=render)
 
     def _opened(self, row: str) -> object:
         """Make the instance and reset it; return what it says. An async reset is awaited on the loop."""

@@ -80,8 +80,10 @@ def train_batch(output: Batch) -> TrainBatch:
     )
 
 
-def with_train_batch(output: Batch, before: TrainBatch, after: TrainBatch) -> Batch:
-    """Return TRL's batch with what the stages have changed."""
+def with_train_batch(
+    output: Batch, before: TrainBatch, after: TrainBatch, segments: SegmentedRows | None = None
+) -> Batch:
+    """Return TRL's batch with what the stages have changed, and where segments begin in its rows, if they do anywhere."""
     changed = {**output, "advantages": after.advantages, "num_items_in_batch": after.denominator}
     # not `completion_mask`: the pass reads the tokens that it names, also those that are not trained on
     if after.mask is not before.mask:
@@ -90,7 +92,7 @@ def with_train_batch(output: Batch, before: TrainBatch, after: TrainBatch) -> Ba
         changed["old_per_token_logps"] = after.old_logps
     if after.weights is not None:
         changed["importance_sampling_ratio"] = after.weights
-    return changed
+    return changed if segments is None else {**changed, "segment_prompts": segments.n_prompts}
 
 
 def advantages_of(batch: TrainBatch) -> list[float]:
@@ -105,11 +107,6 @@ def numbers_of(inputs: Mapping[str, Any]) -> list[int]:
     """Return the numbers of the episodes in a piece of a batch, or none if they were not added."""
     numbers = inputs.get("episode_numbers")
     return [] if numbers is None else [int(number) for number in numbers.tolist()]
-
-
-def with_segments(output: Batch, segments: SegmentedRows | None) -> Batch:
-    """Return TRL's batch with where segments begin in its rows, if they do in any process."""
-    return output if segments is None else {**output, "segment_prompts": segments.n_prompts}
 
 
 def tokens_of_row(

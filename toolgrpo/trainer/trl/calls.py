@@ -215,7 +215,7 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
         learnt = applied(LOSS, worth, facts)
         self._log_metrics(learnt.metrics)
         self._off_policy.told(learnt.weighted)
-        output = trl_batch.with_segments(trl_batch.with_train_batch(output, scored, learnt), segments)
+        output = trl_batch.with_train_batch(output, scored, learnt, segments)
         self._token_tap.mark(output, numbers)
         return output
 
@@ -417,12 +417,7 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
             for place, row in enumerate(known):
                 logps[place, : len(row)] = torch.tensor(row)
             return logps, None, None
-        padded = super()._get_per_token_logps_and_entropies
-
-        def score(*args: Any, **kwargs: Any) -> Any:
-            shared = self._shared_logps(model, *args, **kwargs)
-            return padded(model, *args, **kwargs) if shared is None else shared
-
+        score: Callable[..., Scores] = partial(self._shared_logps, super()._get_per_token_logps_and_entropies, model)
         choice, segments = made.choice, made.segments
         if segments is not None:
             chosen = segments if choice is None else segments.chosen(choice.live)

@@ -48,7 +48,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.batch import Mode
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer import trl_jobs
-from toolgrpo.trainer.row_queue import Training
+from toolgrpo.trainer.batches import Training
 from toolgrpo.trainer.trl.grpo import GRPOTrainer
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return math.ceil(float(micro_batches / (args.steps_per_generation * self.num_iterations)))
 
     def _training(self, load_weights: Callable[[], int]) -> Training:
-        """Return what a line of rows needs to know of this training."""
+        """Return what the queue needs to know of this training."""
         return Training(
             step=lambda: int(self.state.global_step),
             left=self._batches_left,
@@ -176,6 +176,7 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     def _shared_logps(
         self,
+        padded: Callable[..., Any],
         model: Any,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
@@ -184,33 +185,36 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         compute_entropy: bool = False,
         compute_aux_loss: bool = False,
         **other_inputs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, None] | None:
-        """Score as TRL's pass does, or return None where that pass must run.
-
-        Returns (log-probabilities, entropies, no auxiliary loss).
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Return log-probabilities, entropies and no auxiliary loss, of a pass that reads shared prompts once; or what
+        `padded`, TRL's own, gives where that must or should run.
         """
+        scored = None
+        odd = sorted(name for name, value in other_inputs.items() if value is not None)
         if compute_aux_loss:
             self._shared_pass.fall_back_to_padded(
                 "the load-balancing loss counts every token of every row; set router_aux_loss_coef to 0"
             )
-            return None
-        odd = sorted(name for name, value in other_inputs.items() if value is not None)
-        if odd:
+        elif odd:
             self._shared_pass.fall_back_to_padded(f"the batch holds more than text ({', '.join(odd)})")
-            return None
-        if _is_compiled(self, self._shared_pass):
-            return None
-        scored = self._shared_pass.score_completions(
-            model,
-            input_ids,
-            attention_mask,
-            logits_to_keep,
-            unwrapped=self.accelerator.unwrap_model(model),
-            batch_size=batch_size,
-            compute_entropy=compute_entropy,
-            autocast=self.accelerator.autocast(),
+        elif not _is_compiled(self, self._shared_pass):
+            scored = self._shared_pass.score_completions(
+                model,
+                input_ids,
+                attention_mask,
+                logits_to_keep,
+                unwrapped=self.accelerator.unwrap_model(model),
+                batch_size=batch_size,
+                compute_entropy=compute_entropy,
+                autocast=self.accelerator.autocast(),
+            )
+        if scored is not None:
+            return scored.logps, scored.entropies, None
+        asked: dict[str, Any] = {"batch_size": batch_size, "compute_entropy": compute_entropy, **other_inputs}
+        found: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] = padded(
+            model, input_ids, attention_mask, logits_to_keep, compute_aux_loss=compute_aux_loss, **asked
         )
-        return None if scored is None else (scored.logps, scored.entropies, None)
+        return found
 
 
 def warn_if_untested() -> None:
