@@ -96,6 +96,7 @@ def paths_of(
     for segment in segments:
         path = np.concatenate([np.arange(*span) for span in (*segment.ancestors, (segment.start, segment.end))])
         seen = min(window or len(path), len(path))  # by one query
+        # so many queries together see less than twice the keys that one of them sees
         block = max(1, min(seen, MOST_MASKED // (2 * seen))) if masked else segment.length
         for left in range(segment.length, 0, -block):
             n_queries.append(min(block, left))
@@ -249,6 +250,7 @@ class _TreeAttention(torch.autograd.Function):
         scale: float | None,
     ) -> torch.Tensor:
         exact = _summed_in(query.dtype)
+        # not zeros: the squares come first, and write every row before a rectangle is joined to it
         output = torch.empty(query.shape, dtype=exact)
         total = torch.empty(query.shape[:3], dtype=exact)
         for tile in tiles:
