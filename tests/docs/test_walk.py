@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -37,6 +38,7 @@ PROTOCOLS = {"chat/base.py", "engines/base.py"}  # on the page in place of the f
 OTHERS = ("commands/", "tools/workers/tool_worker.py", "tools/render.py", "tools/plugin/")  # of the command, a worker
 
 
+@cache
 def named_by(code: CodeType) -> tuple[str, str] | None:
     """Return file and name of a function of the package; a function inside another one counts as that one."""
     path = Path(code.co_filename)
