@@ -136,7 +136,7 @@ class TakenGroups(Generic[V]):
 
 
 @dataclass(slots=True, eq=False)
-class _Standing(Generic[V]):
+class _InFlight(Generic[V]):
     """A set in the queue."""
 
     group_set: GroupSet
@@ -157,7 +157,7 @@ class GroupQueue(Generic[V]):
     def __init__(self, rollouts: Rollouts, *, ahead: RolloutsAhead | None = None) -> None:
         self.ahead = ahead
         self._rollouts = rollouts
-        self._queue: list[_Standing[V]] = []
+        self._queue: list[_InFlight[V]] = []
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -214,10 +214,10 @@ class GroupQueue(Generic[V]):
         sets: Iterator[GroupSet],
         judge: Judge[V],
     ) -> TakenGroups[V]:
-        open_ones: dict[asyncio.Task[None], _Standing[V]] = {}
-        failed: dict[_Standing[V], asyncio.Task[None]] = {}
+        open_ones: dict[asyncio.Task[None], _InFlight[V]] = {}
+        failed: dict[_InFlight[V], asyncio.Task[None]] = {}
 
-        def watch(one: _Standing[V]) -> None:
+        def watch(one: _InFlight[V]) -> None:
             open_ones[asyncio.create_task(self._settle(one, judge))] = one
 
         async with self._running(options, began) as (begin, times):
@@ -231,8 +231,8 @@ class GroupQueue(Generic[V]):
                         watch(self._queue[-1])
                     if not decision.begin:
                         oldest = next((one for one in self._queue if one.verdict is None), None)
-                        # Ahead, a failure is raised when all before it have been taken: by then the same step in every run,
-                        # whenever it happened.
+                        # Ahead, a failure is raised when all before it have been taken, so that it ends the same step of
+                        # every run, whenever it happened.
                         for one in failed:
                             if self.ahead is None or one is oldest:
                                 failed[one].result()
@@ -245,13 +245,13 @@ class GroupQueue(Generic[V]):
                     self._queue = []
                 raise
             finally:
-                # Ahead, a set runs on in its own thread when nobody waits here any more. A judge does not: it is a task of
-                # this loop, and half a verdict would have asked the rewards twice. So it comes to its end.
+                # Ahead, a set goes on in its own thread when nobody waits for it here. Its judge is a task of this loop, and
+                # comes to its end here: cancelled, it would have to ask the rewards again.
                 await _let_go(task for task, one in open_ones.items() if self.ahead is None or one.trajectories is None)
                 await asyncio.gather(*open_ones, return_exceptions=True)
             return self._taken(decision, began.step, times)
 
-    async def _settle(self, one: _Standing[V], judge: Judge[V]) -> None:
+    async def _settle(self, one: _InFlight[V], judge: Judge[V]) -> None:
         one.trajectories = await one.ended()
         one.verdict = await judge(one.group_set, one.trajectories)
 
@@ -260,16 +260,16 @@ class GroupQueue(Generic[V]):
         """Give what begins a set, and what tells the times of those that were taken."""
         if (ahead := self.ahead) is not None:
 
-            def begin_ahead(group_set: GroupSet) -> _Standing[V]:
+            def begin_ahead(group_set: GroupSet) -> _InFlight[V]:
                 begun = ahead.begin(group_set.rows, options, step=began.step)
-                return _Standing(group_set, began.step, lambda: _trajectories_of(begun), begun)
+                return _InFlight(group_set, began.step, lambda: _trajectories_of(begun), begun)
 
             yield begin_ahead, lambda taken: _together([one.begun.result().times for one in taken])
             return
         scheduler = self._rollouts.scheduler(options, began)
         n_begun = 0
 
-        def begin(group_set: GroupSet) -> _Standing[V]:
+        def begin(group_set: GroupSet) -> _InFlight[V]:
             nonlocal n_begun
             episodes = [self._rollouts.episode(row, number) for number, row in enumerate(group_set.rows, start=n_begun)]
             n_begun += len(episodes)
@@ -284,13 +284,13 @@ class GroupQueue(Generic[V]):
                 check_complete(trajectories)
                 return trajectories
 
-            return _Standing(group_set, began.step, ended)
+            return _InFlight(group_set, began.step, ended)
 
         async with scheduler:
             yield begin, lambda taken: scheduler.times
 
     def _taken(
-        self, decision: Decision, step: int, times: Callable[[Sequence[_Standing[V]]], RolloutTimes]
+        self, decision: Decision, step: int, times: Callable[[Sequence[_InFlight[V]]], RolloutTimes]
     ) -> TakenGroups[V]:
         assert decision.admitted is not None
         admitted = {self._queue[number] for number in decision.admitted}

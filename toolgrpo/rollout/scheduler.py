@@ -77,12 +77,16 @@ class Player(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRunner:
-    """The parts of a run, and what the episodes of one rollout share beside them."""
+    """The parts of a run, and what the episodes of one rollout share beside them. Calling it plays one to its end."""
 
     parts: Rollouts
     options: SamplingOptions
     on_turn: Callable[[Episode, Turn], None] | None = None
     waiting: AbstractContextManager[None] = field(default_factory=nullcontext)  # while an episode waits for the engine
+
+    async def __call__(self, episode: Episode) -> Trajectory:
+        player = self.parts.player
+        return await (EpisodeRun(self, episode).play() if player is None else player.play(episode, self))
 
     async def sample(self, request: SampleRequest) -> Sample:
         """Ask the engine.
@@ -161,9 +165,7 @@ class Scheduler:
     async def _run(self, episode: Episode) -> Trajectory:
         # inside the task, so a handle that waits at the gate can be cancelled like one that runs
         async with self._gate:
-            player, shared = self._runner.parts.player, self._runner
-            own = EpisodeRun(shared, episode).play() if player is None else player.play(episode, shared)
-            trajectory = await own
+            trajectory = await self._runner(episode)
         if self._on_done is not None:
             self._on_done(episode, trajectory)
         return trajectory

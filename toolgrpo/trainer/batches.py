@@ -66,7 +66,7 @@ class TakenBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _GradedGroup:
     """A group that was graded as it ended."""
 
     group: RolloutBatch
@@ -75,7 +75,7 @@ class _Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fate:
+class _SetFacts:
     """Facts about a set of the queue that all processes share."""
 
     places: tuple[int, ...]
@@ -142,7 +142,7 @@ class Batches:
         return batch.numbered(first)
 
     def _of_slice(self, taken: TakenGroups[Any], n_rows: int, groups: StepGroups) -> RolloutBatch:
-        self._agree([_Fate(one.group_set.places, len(one.trajectories)) for one in taken.sets], groups)
+        self._agree([_SetFacts(one.group_set.places, len(one.trajectories)) for one in taken.sets], groups)
         episodes = [
             Scored(row, trajectory)
             for one in taken.sets
@@ -156,7 +156,7 @@ class Batches:
             offset=self.processes.index * n_rows,
         )
 
-    async def _judge(self, group_set: GroupSet, trajectories: tuple[Trajectory, ...]) -> _Judged:
+    async def _judge(self, group_set: GroupSet, trajectories: tuple[Trajectory, ...]) -> _GradedGroup:
         with point_to_messages(group_set.rows):
             answers = await self.grading.ask_beside(group_set.rows, trajectories)
         group = RolloutBatch(
@@ -165,11 +165,11 @@ class Batches:
         with timers_held():
             group = self.grading.graded(group, answers)
         live = not is_dead(self._shaping.rewards(members_of(group.episodes), len(group)))  # stages come later
-        return _Judged(group, answers, live)
+        return _GradedGroup(group, answers, live)
 
-    def _of_groups(self, taken: TakenGroups[_Judged], n_rows: int, groups: StepGroups) -> TakenBatch:
-        of_processes = self._agree([_fate(one.group_set, one.verdict) for one in taken.sets], groups)
-        fates = list(chain.from_iterable(of_processes))
+    def _of_groups(self, taken: TakenGroups[_GradedGroup], n_rows: int, groups: StepGroups) -> TakenBatch:
+        of_processes = self._agree([_facts_of(one.group_set, one.verdict) for one in taken.sets], groups)
+        facts = list(chain.from_iterable(of_processes))
         episodes = [
             replace(one, trained=number in taken.admitted)
             for number, drawn in enumerate(taken.sets)
@@ -177,7 +177,7 @@ class Batches:
         ]
         size = groups.options.group_size
         ran = RolloutBatch(episodes=tuple(episodes), step=taken.step, times=taken.times, group_size=size)
-        ran = self._numbered(ran, [sum(fate.n_episodes for fate in own) for own in of_processes])
+        ran = self._numbered(ran, [sum(one.n_episodes for one in own) for own in of_processes])
         of_trl = [
             (
                 ran.episodes[number * size + member],
@@ -193,7 +193,7 @@ class Batches:
             of_trl = self.processes.gather(of_trl)[start : start + n_rows]
         columns = dict.fromkeys(name for _, _, own in of_trl for name in own)
         metrics = dict.fromkeys(name for one in taken.sets for name in one.verdict.answers.metrics)
-        totals = list(chain.from_iterable(fate.totals for fate in fates))
+        totals = list(chain.from_iterable(one.totals for one in facts))
         return TakenBatch(
             ran=ran,
             scored=tuple(one for one, _, _ in of_trl),
@@ -205,30 +205,30 @@ class Batches:
                     for name in metrics
                 },
             ),
-            metrics_of_all=_drawn_metrics(fates),
+            metrics_of_all=_drawn_metrics(facts),
             reward=sum(totals) / len(totals) if totals else float("nan"),
         )
 
-    def _agree(self, own: list[_Fate], groups: StepGroups) -> list[tuple[_Fate, ...]]:
+    def _agree(self, own: list[_SetFacts], groups: StepGroups) -> list[tuple[_SetFacts, ...]]:
         """Tell all processes what each has drawn, so that the order of rows moves on."""
-        of_processes: list[tuple[_Fate, ...]] = self.processes.gather([tuple(own)])
-        groups.agree(place for fates in of_processes for fate in fates for place in fate.places)
+        of_processes: list[tuple[_SetFacts, ...]] = self.processes.gather([tuple(own)])
+        groups.agree(place for facts in of_processes for one in facts for place in one.places)
         return of_processes
 
 
-def _fate(group_set: GroupSet, judged: _Judged) -> _Fate:
+def _facts_of(group_set: GroupSet, judged: _GradedGroup) -> _SetFacts:
     episodes = judged.group.episodes
     totals = tuple(one.total for one in episodes if one.total is not None)
-    return _Fate(group_set.places, len(episodes), judged.live, tuple(bool(one.success) for one in episodes), totals)
+    return _SetFacts(group_set.places, len(episodes), judged.live, tuple(bool(one.success) for one in episodes), totals)
 
 
-def _drawn_metrics(fates: Sequence[_Fate]) -> dict[str, float]:
-    dead = [fate.successes for fate in fates if not fate.live]
+def _drawn_metrics(facts: Sequence[_SetFacts]) -> dict[str, float]:
+    dead = [one.successes for one in facts if not one.live]
     return {
-        "sampling/groups_drawn": float(len(fates)),
+        "sampling/groups_drawn": float(len(facts)),
         "sampling/dead_all_failed": float(sum(not any(successes) for successes in dead)),
         "sampling/dead_all_solved": float(sum(all(successes) for successes in dead)),
-        "sampling/live_rate": 1 - len(dead) / len(fates),
+        "sampling/live_rate": 1 - len(dead) / len(facts),
     }
 
 
