@@ -33,7 +33,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolgrpo.chat.base import ParsedTurn, assistant_message, tool_message
 from toolgrpo.chat.unmarked import with_unmarked
@@ -97,11 +97,11 @@ def turn_said(ledger: Ledger, sample: Sample, parsed: ParsedTurn, *, started_s: 
 
 async def play_episode(shared: EpisodeRunner, episode: Episode) -> Trajectory:
     """Run one episode to its end."""
-    return await _EpisodeRun(shared, episode).run()
+    return await EpisodeRun(shared, episode).run()
 
 
-class _EpisodeRun:
-    """The state of one running episode."""
+class EpisodeRun:
+    """The state of one running episode. `rollout/chat_api.py` lets an endpoint say its turns."""
 
     def __init__(self, shared: EpisodeRunner, episode: Episode) -> None:
         self.shared = shared
@@ -117,6 +117,7 @@ class _EpisodeRun:
         self.calls_run = 0
         self.dropped: Drop | None = None
         self.failure: str | None = None
+        self.metadata: dict[str, Any] = {}
         self.ledger: Ledger | None = None
         self.history: History | None = None  # where the context has a limit
 
@@ -149,6 +150,7 @@ class _EpisodeRun:
             duration_s=self._now(),
             failure=self.failure,
             reward=reward,
+            metadata=self.metadata,
             dropped=self.dropped,
         )
 
