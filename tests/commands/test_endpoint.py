@@ -104,7 +104,7 @@ def test_a_large_model_and_a_small_one_side_by_side(server: ScriptedEndpoint, jo
         read("show", [folder, "--successes", "--as_examples", str(tmp_path / "x.jsonl")]),
         Console(file=shown, width=300),
     )
-    assert "10 of 20 episodes (10 with a question that an earlier one has)" in shown.getvalue()
+    assert "10 of 20 episodes (10 that say what an earlier one says)" in shown.getvalue()
     assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 10
 
 

@@ -62,6 +62,12 @@ def test_each_success_is_used_once_and_the_others_are_counted_by_their_reason() 
         "7 of 13 episodes (2 without success; 1 with a question that an earlier one has; 1 with the calls of an earlier "
         "one; 1 with a call that could not be run; 1 without an answer)"
     )
+    twice = [
+        record("What is 2 + 3?", add(2, 3)),
+        record("What is 2 + 3?", add(3, 2)),
+        record("What is 2 + 3?", add(2, 3)),
+    ]
+    assert str(run_examples(twice, near=False)) == "2 of 3 episodes (1 that say what an earlier one says)"
     said = json.dumps(found.conversations[0]["messages"])
     assert "x0" not in said and "tool_call_id" not in said, "families write ids in their own form"
 
@@ -93,5 +99,5 @@ def test_a_student_learns_from_a_run_in_its_own_format(mini_nano: Path, tmp_path
     assert "are in that folder itself" in said and "(tools_script)" in said, "what came with a recording is not run"
     (run / "run.yaml").write_text("tools_script: arithmetic\n")
     said = sft()
-    assert said.startswith("exit code 0") and "examples  1 of 24 episodes" in said and "without success" in said, said
+    assert said.startswith("exit code 0") and "examples  2 of 24 episodes" in said and "without success" in said, said
     assert (tmp_path / "out" / "model.safetensors").is_file()

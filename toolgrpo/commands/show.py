@@ -126,10 +126,10 @@ def _matching(
 
 
 def _write_examples(folder: Path, asked: ShowArguments, console: Console) -> None:
-    """Write the conversations that `toolgrpo sft --from_run` learns from."""
+    """Write each different conversation once; `toolgrpo sft --from_run` takes near ones once too."""
     path = Path(str(asked.as_examples))
     check_output(path, "the examples", "--as_examples", CONVERSATIONS)
-    found = run_examples(_matching(folder, asked.step, asked.cause))
+    found = run_examples(_matching(folder, asked.step, asked.cause), near=False)
     if not found.conversations:
         raise ConfigError(f"no episode in {folder} is an example: {found}")
     with storage_errors(f"the examples {path}", path.parent):

@@ -37,7 +37,7 @@ class Regression:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a model is worse than its baseline by one measure."""
+    """Comparison of a model with its baseline by one measure."""
 
     measure: str  # as pass@1
     difference: Difference

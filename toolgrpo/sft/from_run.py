@@ -1,8 +1,8 @@
 """Conversations for supervised training from the recording of a run: its successes, each kind once.
 
 An episode is left out if it is no success, if one of its calls could not be run (it teaches a wrong form), if it ends without
-an answer, or if an earlier one has the same question or the same calls with the same results. Spaces, case, and punctuation
-at the end of a word make no other question.
+an answer, or if an earlier one says the same; for `near` duplicates, if it has the same question, or the same calls with the
+same results. Spaces, case, and punctuation at the end of a word make no other question.
 
 Not covered: whether a success was luck; questions that say the same in other words.
 """
@@ -35,13 +35,15 @@ class RunExamples:
         return f"{len(self.conversations)} of {self.n_episodes} episodes{f' ({why})' if why else ''}"
 
 
-def run_examples(records: Iterable[Mapping[str, Any]]) -> RunExamples:
+def run_examples(records: Iterable[Mapping[str, Any]], *, near: bool = True) -> RunExamples:
     """Choose the examples among the episodes of a recording, in their order."""
     found, questions, calls = RunExamples(), set[str](), set[str]()
     for record in records:
         found.n_episodes += 1
         messages, attempts = record["messages"], [one for turn in record["turns"] for one in turn["attempts"]]
-        question, made = _question(record), _calls(record)
+        conversation = [*record["prompt"], *map(_without_ids, messages)]
+        question = _question(record) if near else json.dumps(conversation)
+        made = _calls(record) if near else question
         if not record.get("success"):
             found.left_out["without success"] += 1
         elif any(attempt["status"] != AttemptStatus.OK for attempt in attempts):
@@ -49,13 +51,15 @@ def run_examples(records: Iterable[Mapping[str, Any]]) -> RunExamples:
         elif not messages or messages[-1]["role"] != "assistant" or not _text(messages[-1]):
             found.left_out["without an answer"] += 1
         elif question in questions:
-            found.left_out["with a question that an earlier one has"] += 1
+            found.left_out[
+                "with a question that an earlier one has" if near else "that say what an earlier one says"
+            ] += 1
         elif made in calls:
             found.left_out["with the calls of an earlier one"] += 1
         else:
             row = record["row"]
             names = {"offered": row.get("tools"), "hidden": row.get("hidden_tools") or []}
-            found.conversations.append({"messages": [*record["prompt"], *map(_without_ids, messages)], **names})
+            found.conversations.append({"messages": conversation, **names})
             questions.add(question)
             calls.update([made] if attempts else [])
     return found
