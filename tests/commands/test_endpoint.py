@@ -146,6 +146,7 @@ BASE = ["--dataset_id_or_path", "arithmetic", "--reward", "exact_match"]
 AT = ["--engine", "chat_api", "--base_url", "http://h/v1"]
 BAD: list[tuple[str, list[str], str]] = [
     ("train", ["--model", "big", *AT], "no token ids and no log-probabilities to train on"),
+    ("train", ["--model", "nano", "--base_url", "http://h/v1"], "is asked by `toolgrpo evaluate` and `check` alone"),
     ("gateway", ["--model", "big", *AT, "--port", "0"], "no token ids and no log-probabilities to train on"),
     ("chat", ["big", *AT], "no token ids and no log-probabilities to train on"),
     ("evaluate", ["--model", "big", "--engine", "chat_api"], "base_url does not say where that is; add --base_url"),

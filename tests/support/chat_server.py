@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -39,8 +39,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in (headers[0] if headers else {}).items():
             self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
+        with suppress(OSError):  # whoever asked may have gone
+            self.end_headers()
+            self.wfile.write(content)
 
     def log_message(self, *_: Any) -> None: ...
 

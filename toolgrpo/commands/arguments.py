@@ -357,8 +357,13 @@ def name_at_endpoint(name: str, engine: str | None) -> str | None:
 
 def no_endpoint(given: Given) -> None:
     """Refuse to train, to serve or to talk to a model that gives no tokens."""
-    if given.known()["engine"] == CHAT_API:
+    known = given.known()
+    if known["engine"] == CHAT_API:
         raise ConfigError(NO_TOKENS)
+    if known["base_url"]:
+        raise ConfigError(
+            f"base_url {known['base_url']} is asked by `toolgrpo evaluate` and `check` alone; leave it out"
+        )
 
 
 def endpoint(given: Given) -> None:

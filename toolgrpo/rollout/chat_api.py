@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -152,12 +152,13 @@ class ChatAPI:
 
     async def _look(self, schemas: Sequence[Mapping[str, Any]], options: SamplingOptions) -> str:
         greeting = [{"role": "user", "content": "Say OK."}]
-        ask: Callable[..., Any] = self.say
         await self.open()
         try:
             for _ in range(2):
                 try:
-                    await ask(greeting, schemas, _FIRST_TOKENS, options, timeout_s=min(self.timeout_s, _FIRST_LOOK_S))
+                    await self.say(
+                        greeting, schemas, _FIRST_TOKENS, options, timeout_s=min(self.timeout_s, _FIRST_LOOK_S)
+                    )
                     return f"{self.name}: {self.model} at {self.base_url} answers"
                 except EndpointFailed as failed:
                     if (
@@ -190,7 +191,7 @@ class ChatAPI:
             return ConfigError(
                 f"{where} is no OpenAI-compatible one, or --base_url is not its address up to /v1: {failed}"
             )
-        return EngineError(f"{where} cannot be reached: {failed}; start it, or correct --base_url")
+        return EngineError(f"{where} gives no reply: {failed}; start it, correct --base_url, or try again later")
 
     def _endpoint(self, timeout_s: float) -> ChatEndpoint:
         return ChatEndpoint(self.base_url, KEY_VARIABLE, timeout_s)
@@ -236,7 +237,7 @@ class _ChatRun(EpisodeRun):
         counted = reply.usage.get("completion_tokens")
         said = [parsed.content, parsed.reasoning, *(attempt.raw for attempt in parsed.attempts)]
         n_tokens = min(max_tokens, max(1, len(_estimated(said)) if counted is None else int(counted)))
-        if not parsed.closed and n_tokens < max_tokens:
+        if not parsed.closed and counted is not None and n_tokens < max_tokens:
             self.window_full = True  # it was cut by a limit of the endpoint's own
         self._count(reply.usage)
         self._remember(parsed, reply.calls)
@@ -298,7 +299,7 @@ def read_reply(reply: bytes) -> Reply:
         )
         return Reply(parsed, tuple(added for _, added in calls), _usage(value.get("usage")))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"no turn in its reply ({error or type(error).__name__:.80}): {reply[:200]!r}") from error
+        raise ValueError(f"no turn in its reply ({str(error) or type(error).__name__:.80}): {reply[:200]!r}") from error
 
 
 def _text(content: Any) -> str:

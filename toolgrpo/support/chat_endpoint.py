@@ -101,9 +101,9 @@ class ChatEndpoint:
         return os.environ.get(self.key_variable, "").strip()
 
     def _shown(self, why: str) -> str:
-        """Return a reason without the key, cut after it is gone."""
-        key = self._key()
-        return f"{why.replace(key, '***') if key else why:.300}"
+        """Return a reason on one line without the key, cut after it is gone."""
+        key, line = self._key(), " ".join(why.split())
+        return f"{line.replace(key, '***') if key else line:.300}"
 
 
 def _said(reply: bytes) -> str:
