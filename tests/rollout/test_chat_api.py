@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.chat_server import Says, ScriptedEndpoint, answer, question_of, serving
+from tests.support.gateway import visit
 from toolgrpo.engines.base import KEY_VARIABLE, SampleRequest, SamplingOptions
 from toolgrpo.episode.dropped import DropCause
 from toolgrpo.episode.tool_calls import AttemptStatus, ToolErrorKind
@@ -22,7 +23,7 @@ from toolgrpo.rollout.batch import Grade
 from toolgrpo.rollout.chat_api import ChatAPI, ChatPlayer, CountedText, as_sent
 from toolgrpo.rollout.limits import TokenCutter
 from toolgrpo.rollout.scheduler import run_blocking
-from toolgrpo.testing import ScriptedTools
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
 
 KEY = "sk-test-0123456789"
 GREEDY = SamplingOptions(temperature=0.0)
@@ -30,16 +31,17 @@ TOOLS = {"add": lambda a, b: str(a + b), "long": lambda: "x" * 10_000}
 
 
 def play(
-    endpoint: ScriptedEndpoint,
+    url: str,
     *rows: str | dict[str, Any],
     tools: ScriptedTools | None = None,
+    model: str = "big-1",
     timeout_s: float = 20.0,
     options: SamplingOptions = GREEDY,
     unmarked_calls: str = "answer",
     **limits: Any,
 ) -> list[Trajectory]:
     """Return the episodes of these rows; a text is a row of a question."""
-    api, text = ChatAPI(endpoint.url, "big-1", timeout_s), CountedText()
+    api, text = ChatAPI(url, model, timeout_s), CountedText()
     rollouts = Rollouts(
         engine=api,
         chat=text,
@@ -63,7 +65,7 @@ def test_calls_results_and_the_answer_are_an_episode_as_any_other(tmp_path: Path
     ]
     with serving(lambda body: turns[len(body["messages"]) > 2]) as endpoint:
         system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+2+3+4?"}]
-        (done,) = play(endpoint, {"prompt": system}, tools=ScriptedTools(TOOLS))
+        (done,) = play(endpoint.url, {"prompt": system}, tools=ScriptedTools(TOOLS))
     assert done.stop_reason is StopReason.FINISHED and [call.result for call in done.calls] == ["3", "7"]
     assert [message["role"] for message in done.messages] == ["assistant", "tool", "tool", "assistant"]
     assert done.completion()[-1]["content"] == "10" and not done.has_logprobs
@@ -86,6 +88,20 @@ def test_calls_results_and_the_answer_are_an_episode_as_any_other(tmp_path: Path
     assert Trajectory.from_record(record) == done
 
 
+def test_our_own_gateway_is_such_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens are counted as they are, and it goes on from each turn: nothing of the conversation is told otherwise."""
+
+    def visitor(url: str, key: str) -> Trajectory:
+        monkeypatch.setenv(KEY_VARIABLE, key)
+        return play(url, "q", tools=ScriptedTools(TOOLS), model="policy")[0]
+
+    calls = ByteChat.say('call add {"a": 1, "b": 2}\ncall add {"a": 3, "b": 4}')
+    found = visit(ScriptedEngine([calls, ByteChat.say("10")]), visitor)
+    assert [call.result for call in found.returned.calls] == ["3", "7"]
+    assert found.returned.completion()[-1]["content"] == "10" == found.trajectory.completion()[-1]["content"]
+    assert found.returned.n_sampled == found.trajectory.n_sampled and not found.session.forks
+
+
 def test_calls_that_cannot_be_read_are_answered_and_go_back_in_a_form_that_strict_endpoints_take() -> None:
     signed = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}, "extra_content": {"s": 1}}
     calls = [
@@ -101,7 +117,7 @@ def test_calls_that_cannot_be_read_are_answered_and_go_back_in_a_form_that_stric
     ]
     with serving(lambda body: answer(None, *calls) if len(body["messages"]) == 1 else answer("done")) as endpoint:
         tools = ScriptedTools({"add": lambda a=0, b=0: str(a + b)})
-        (done,) = play(endpoint, "q", tools=tools)
+        (done,) = play(endpoint.url, "q", tools=tools)
     bad, none = AttemptStatus.INVALID_JSON, AttemptStatus.MISSING_NAME
     unknown, arguments, ok = AttemptStatus.UNKNOWN_TOOL, AttemptStatus.BAD_ARGUMENTS, AttemptStatus.OK
     assert [one.status for one in done.attempts] == [bad, none, unknown, arguments, ok, bad, ok, none, ok]
@@ -126,7 +142,7 @@ def test_limits_are_those_of_other_episodes() -> None:
     def ends(question: str, **limits: Any) -> Trajectory:
         tools = ScriptedTools({"add": lambda: "1", "long": TOOLS["long"]})
         with serving(says) as endpoint:
-            return play(endpoint, question, tools=tools, **limits)[0]
+            return play(endpoint.url, question, tools=tools, **limits)[0]
 
     assert ends("calls", max_turns=3).stop_reason is StopReason.MAX_TURNS
     done = ends("calls", max_turns=4, max_tool_calls=1)
@@ -147,13 +163,13 @@ def test_a_user_speaks_again_and_a_call_in_the_text_is_run_where_that_is_asked_f
         return answer(str(len(body["messages"])))
 
     with serving(says) as endpoint:
-        (done,) = play(endpoint, {"prompt": "q", "user_turns": ["and then?"]}, tools=ScriptedTools({}))
+        (done,) = play(endpoint.url, {"prompt": "q", "user_turns": ["and then?"]}, tools=ScriptedTools({}))
         assert [turn.user for turn in done.turns] == ["and then?", None] and done.completion()[-1]["content"] == "3"
         written, tools = '{"name": "now", "arguments": {}}', {"now": lambda: "3"}
         endpoint.says = lambda body: answer(written if len(body["messages"]) == 1 else "3")
-        (asis,) = play(endpoint, "q", tools=ScriptedTools(tools))
-        (run,) = play(endpoint, "q", tools=ScriptedTools(tools), unmarked_calls="accept")
-        (bare,) = play(endpoint, "q")
+        (asis,) = play(endpoint.url, "q", tools=ScriptedTools(tools))
+        (run,) = play(endpoint.url, "q", tools=ScriptedTools(tools), unmarked_calls="accept")
+        (bare,) = play(endpoint.url, "q")
     assert asis.completion()[-1]["content"] == written and [call.result for call in run.calls] == ["3"]
     assert endpoint.asked[-2]["messages"][1]["tool_calls"][0]["function"]["name"] == "now"
     assert bare.n_sampled == -(-len(written) // 4), "without `usage` tokens are estimated"
@@ -186,7 +202,7 @@ def test_whatever_an_endpoint_does_drops_its_episode_alone(monkeypatch: pytest.M
 
     monkeypatch.setenv(KEY_VARIABLE, f" {KEY}\n")
     with serving(answers) as endpoint:
-        done = dict(zip(says, play(endpoint, *says, timeout_s=5.0), strict=True))
+        done = dict(zip(says, play(endpoint.url, *says, timeout_s=5.0), strict=True))
     assert [done.pop(name).stop_reason for name in ("fine", "busy", "broken once")] == [StopReason.FINISHED] * 3
     for name, one in done.items():
         assert one.stop_reason is StopReason.DROPPED and one.dropped is not None, name
@@ -199,7 +215,7 @@ def test_whatever_an_endpoint_does_drops_its_episode_alone(monkeypatch: pytest.M
 
 def test_the_deadline_of_an_episode_ends_a_request_too() -> None:
     with serving(lambda body: (int(endpoint.over.wait(60)), b"")) as endpoint:
-        (done,) = play(endpoint, "q", deadline_s=0.2)
+        (done,) = play(endpoint.url, "q", deadline_s=0.2)
     assert done.stop_reason is StopReason.DEADLINE and done.dropped is None
 
 
@@ -208,9 +224,9 @@ def test_a_conversation_beyond_the_endpoints_window_ends_as_it_is() -> None:
     with serving(
         lambda body: full if len(body["messages"]) > 1 else answer("", ("add", '{"a": 1, "b": 1}'))
     ) as endpoint:
-        (done,) = play(endpoint, "q", tools=ScriptedTools(TOOLS))
+        (done,) = play(endpoint.url, "q", tools=ScriptedTools(TOOLS))
         endpoint.says = lambda body: full
-        (at_once,) = play(endpoint, "q")
+        (at_once,) = play(endpoint.url, "q")
     assert done.stop_reason is StopReason.CONTEXT_FULL and done.dropped is None and len(done.turns) == 2
     assert at_once.dropped is not None and "maximum context length" in at_once.dropped.reason
 
