@@ -184,7 +184,8 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
     rate = config.learning_rate or learning_rate_for(sum(parameter.numel() for parameter in shape.parameters()))
     schemas = _schemas(sft)
     encode = ConversationEncoder(tokenizer)
-    say = partial(console.print, markup=False, highlight=False) if config.process_index == 0 else str
+    shown = console if config.process_index == 0 else Console(quiet=True)
+    say = partial(shown.print, markup=False, highlight=False)
     examples = _examples(sft, encode, longest, schemas, say)
     source = str(sft.from_run or sft.dataset_id_or_path)
     n_tokens = sum(sum(example.mask) for example in examples)
