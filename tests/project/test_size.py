@@ -51,7 +51,7 @@ MOST = {
     "lines of tests": 41_510,
     "lines of benchmarks": 5_775,
     "lines of pages": 3_995,
-    "words of pages": 29_925,
+    "words of pages": 29_940,
 }
 SANDBOX = {"lines": 3_950, "lines of tests": 2_800}  # of confined-python, which is counted by itself
 
