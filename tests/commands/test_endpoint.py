@@ -81,7 +81,8 @@ def test_a_large_model_and_a_small_one_side_by_side(server: ScriptedEndpoint, jo
     assert done.returncode == 1, done.stdout + done.stderr
     found = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert (found["model"]["pass@1"]["value"], found["baseline"]["pass@1"]["value"]) == (0.0, 1.0)
-    assert found["baseline"]["usage"] == {"requests": 40, "prompt_tokens": 1600, "completion_tokens": 320, "cost": 0.04}
+    usage = {"requests": 40, "prompt_tokens": 1600, "completion_tokens": 320, "cost": 0.04}
+    assert found["baseline"]["usage"] == pytest.approx(usage)
     assert found["baseline"]["sampled_tokens"] == 16 and found["verdict"]["verdict"] == "worse"
     assert found["verdict"]["worse_on"][0]["name"] == "tool add"
     assert f"engine    chat_api: big at {server.url} answers" in done.stdout

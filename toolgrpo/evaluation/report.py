@@ -139,10 +139,11 @@ class ModelReport:
 
     def usage(self) -> dict[str, float]:
         """Return what a chat endpoint counted for all episodes: requests, tokens, and a cost where it names one."""
-        counted = Counter[str]()
+        counted: dict[str, float] = {}
         for episode in self.episodes:
-            counted.update(episode.usage)  # type: ignore[arg-type]  # a cost is no whole number
-        return dict(counted)
+            for name, number in episode.usage.items():
+                counted[name] = counted.get(name, 0) + number
+        return counted
 
     def as_json(self) -> dict[str, Any]:
         rewards = [episode.reward for episode in self.episodes if episode.reward is not None]
