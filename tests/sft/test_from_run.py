@@ -90,6 +90,10 @@ def test_a_student_learns_from_a_run_in_its_own_format(mini_nano: Path, tmp_path
         return f"exit code {done.returncode}\n{done.stderr}"
 
     run = record_run(tmp_path / "run")
+    recorded = run / "episodes.jsonl"
+    messages = record("q", add(1, 2))["messages"]
+    lines = [{**json.loads(line), "messages": messages} for line in recorded.read_text().splitlines()]
+    recorded.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert "call tools, and its run.yaml does not say which; name them with --tools_script" in sft()
     (run / "run.yaml").write_text(f"tools_script: {run / 'mine.py'}\n")
     (run / "mine.py").write_text(
