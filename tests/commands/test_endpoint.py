@@ -177,9 +177,9 @@ BAD: list[tuple[str, list[str], str]] = [
 
 @pytest.mark.parametrize(("command", "flags", "said"), BAD, ids=[f"{one[0]} {one[2][:40]}" for one in BAD])
 def test_a_mistake_is_one_clear_error_before_pytorch(command: str, flags: list[str], said: str, tmp_path: Path) -> None:
-    more = {"sft": [], "gateway": [], "chat": []}.get(command, BASE)
-    more = more if command in ("gateway", "chat") else [*more, "--output_dir", str(tmp_path / "out")]
-    (error, *_) = mistakes(read(command, [*flags, *more]))
+    data = BASE if command in ("train", "check", "evaluate") else []
+    output = [] if command in ("gateway", "chat") else ["--output_dir", str(tmp_path / "out")]
+    (error, *_) = mistakes(read(command, [*flags, *data, *output]))
     assert said in str(error) and isinstance(error, ConfigError), error
 
 

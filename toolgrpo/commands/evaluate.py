@@ -28,6 +28,7 @@ from toolgrpo.commands.loaded_model import load_model
 from toolgrpo.commands.table import EvaluationArguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.build import EngineOptions
+from toolgrpo.engines.policy import Policy
 from toolgrpo.episode.dropped import DropCause
 from toolgrpo.errors import TooManyDroppedError
 from toolgrpo.evaluation.report import Comparison, ModelReport
@@ -116,7 +117,8 @@ class EvaluationRun:
             preflight = Preflight(job) if self.script.dry_run else None
             if preflight is not None:
                 preflight.before_model(rows, tools, rewards)
-            asked, policy = name_at_endpoint(name, config.engine), None
+            asked = name_at_endpoint(name, config.engine)
+            policy: Policy | None = None
             if asked is not None:
                 check_backend(Accelerator(cpu=config.use_cpu))
                 observers = self._observers(config, PartialState().process_index)
