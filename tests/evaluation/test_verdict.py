@@ -41,9 +41,11 @@ def comparison(seed: int, chance: Chance, *, questions: int = 100, samples: int 
     return Comparison("d", 1.0, report(rng, ease, chance, samples=samples, named=named), same)
 
 
-def verdicts(chance: Chance, n: int = 40, **more: int | bool) -> list[Verdict]:
-    found = [comparison(seed, chance, **more).verdict for seed in range(n)]  # type: ignore[arg-type]
-    return [one for one in found if one is not None]
+def verdicts(
+    chance: Chance, n: int = 40, *, questions: int = 100, samples: int = 4, named: bool = True
+) -> list[Verdict]:
+    each = (comparison(seed, chance, questions=questions, samples=samples, named=named) for seed in range(n))
+    return [one.verdict for one in each if one.verdict is not None]
 
 
 @pytest.mark.parametrize("samples", [1, 4])
