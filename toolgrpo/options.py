@@ -211,7 +211,7 @@ class GenerationOptions(Options, theme="engine"):
     base_url: str | None = option(
         None,
         "Address of an OpenAI-compatible endpoint, up to /v1, which plays the episodes (engine chat_api).",
-        allowed=lambda url: url is None or re.fullmatch(CHAT_URL, url),
+        allowed=lambda url: url is None or bool(re.fullmatch(CHAT_URL, url)),
         wrong="{name} must be an address such as https://HOST/v1, without a password, a query or a slash at its end; got "
         "{value}",
     )
