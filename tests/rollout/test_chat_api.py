@@ -27,7 +27,7 @@ from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
 
 KEY = "sk-test-0123456789"
 GREEDY = SamplingOptions(temperature=0.0)
-TOOLS = {"add": lambda a, b: str(a + b), "long": lambda: "x" * 10_000}
+TOOLS: dict[str, Callable[..., str]] = {"add": lambda a, b: str(a + b), "long": lambda: "x" * 10_000}
 
 
 def play(
@@ -280,7 +280,7 @@ def test_text_is_counted_and_cut_without_a_tokenizer() -> None:
 
 def test_examples_in_a_prompt_are_sent_with_ids() -> None:
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-    shown = [
+    shown: list[dict[str, Any]] = [
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": None, "tool_calls": [call, call]},
         {"role": "tool", "name": "add", "content": "1"},
