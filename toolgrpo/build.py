@@ -166,6 +166,33 @@ class Parts:
         )
 
 
+def endpoint_rollouts(
+    config: Any, model: str, *, toolbox: ToolProvider | None, say: Callable[[str], None], observers: Observers
+) -> Rollouts:
+    """Return the rollouts of a model behind a chat endpoint (`--base_url`), which is asked once first, and says so."""
+    from toolgrpo.rollout.chat_api import AT_ONCE, ChatAPI, ChatPlayer, CountedText  # most runs ask no endpoint
+
+    limits = config.episode_limits()
+    if limits.context is not None:
+        raise ConfigError("context drops tool results by our own tokens, and engine chat_api has none; leave it out")
+    text = CountedText()
+    api = ChatAPI(config.base_url, model, config.engine_timeout)
+    say(f"engine    {api.look([] if toolbox is None else toolbox.schemas, config.sampling_options())}")
+    return Rollouts(
+        engine=api,
+        chat=text,
+        limits=limits,
+        tokenizer=text,
+        tools=toolbox,
+        closes_tools=False,
+        observers=observers,
+        unmarked_calls=config.unmarked_calls,
+        max_concurrent=config.max_concurrent_episodes or AT_ONCE,
+        enable_thinking=config.enable_thinking,
+        player=ChatPlayer(api),
+    )
+
+
 def load_tokenizer(
     model: str | PreTrainedModel,
     *,

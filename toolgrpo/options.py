@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from toolgrpo.errors import ConfigError
 from toolgrpo.learning.advantages import ESTIMATORS
+from toolgrpo.support.plain_text import CHAT_URL
 
 T = TypeVar("T")
 
@@ -204,9 +205,16 @@ class GenerationOptions(Options, theme="engine"):
     engine: str = option(
         "auto",
         "Inference engine (docs/how-to/engines.md).",
-        choices=("auto", "vllm_colocate", "vllm_server", "transformers"),
+        choices=("auto", "vllm_colocate", "vllm_server", "transformers", "chat_api"),
     )
-    engine_timeout: float = seconds(900.0, "Seconds that a vLLM server has to answer one request.")
+    engine_timeout: float = seconds(900.0, "Seconds that a vLLM server or a chat endpoint has to answer one request.")
+    base_url: str | None = option(
+        None,
+        "Address of an OpenAI-compatible endpoint, up to /v1, which plays the episodes (engine chat_api).",
+        allowed=lambda url: url is None or bool(re.fullmatch(CHAT_URL, url)),
+        wrong="{name} must be an address such as https://HOST/v1, without a password, a query or a slash at its end; got "
+        "{value}",
+    )
     vllm_server_urls: list[str] | None = option(None, "URLs of running `vllm serve` processes (engine vllm_server).")
     vllm_lora_sync: str = option(
         "merge",

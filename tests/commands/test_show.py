@@ -174,7 +174,7 @@ def test_bad_input_is_one_sentence(folder: Path, arguments: tuple[str, ...], sai
 def test_successes_become_examples_once_each(folder: Path, tmp_path: Path) -> None:
     assert "2 episodes" in show(folder, "--successes", "--worst", 9)
     shown = show(folder, "--successes", "--as_examples", tmp_path / "rows.jsonl")
-    assert "1 different conversations without a broken call, of 2 successes" in shown
+    assert "1 of 8 episodes (6 without success; 1 that say what an earlier one says)" in shown.replace("\n", " ")
     (row,) = read_conversations(tmp_path / "rows.jsonl")
     assert [message["role"] for message in row["messages"]] == ["user", "assistant", "tool", "assistant"]
     call = row["messages"][1]["tool_calls"][0]["function"]

@@ -24,11 +24,11 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2900,
-    "commands": 5940,
+    "commands": 6180,
     "data": 1540,
-    "engines": 3930,
-    "episode": 770,
-    "evaluation": 1260,
+    "engines": 3940,
+    "episode": 780,
+    "evaluation": 1440,
     "gateway": 2350,
     "learning": 795,
     "models": 350,
@@ -53,8 +53,8 @@ MOST = {
     "fields of our own": 38,
     "lines of tests": 40_890,
     "lines of benchmarks": 5_775,
-    "lines of pages": 3_955,
-    "words of pages": 29_500,
+    "lines of pages": 3_995,
+    "words of pages": 29_940,
 }
 SANDBOX = {"lines": 3_950, "lines of tests": 2_800}  # of confined-python, which is counted by itself
 

@@ -11,6 +11,7 @@ import pytest
 
 from toolgrpo import ToolGRPOConfig
 from toolgrpo.commands.evaluate import EvaluationConfig
+from toolgrpo.engines.base import CHAT_API
 from toolgrpo.engines.build import ENGINES
 from toolgrpo.errors import ConfigError
 from toolgrpo.learning.advantages import ESTIMATORS
@@ -43,7 +44,7 @@ def test_what_cannot_work_is_one_sentence(tmp_path: Path, fields: dict[str, Any]
 def test_the_choices_are_the_names_of_the_registries() -> None:
     choices = {one.name: one.metadata.get("choices") for theme in THEMES for one in dataclasses.fields(theme)}
     assert choices["advantage"] == tuple(ESTIMATORS)
-    assert choices["engine"] == ("auto", *ENGINES)
+    assert choices["engine"] == ("auto", *ENGINES, CHAT_API)
     assert choices["prefix_sharing"] == MODES
     assert EpisodeOptions().tool_timeout == TOOL_TIMEOUT_S
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from toolgrpo.commands.given import Given
 from toolgrpo.data.rows import raise_bad_row
+from toolgrpo.engines.base import CHAT_API, NO_TOKENS
 from toolgrpo.errors import ConfigError, DataError
 from toolgrpo.models import check_model
 from toolgrpo.options import EpisodeOptions, Options, WatchOptions, at_least, batch_of_parts, option
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 
 DEFAULT_QUESTIONS = 100  # of an evaluation
+_AT_ENDPOINT = f"{CHAT_API}:"  # before the name of a baseline that a chat endpoint plays
 _ROWS = 10_000  # that are looked at: half a second
 _DATA_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
 TRACKERS = (
@@ -178,6 +180,7 @@ def training_arguments(given: Given) -> tuple[ScriptArguments, ToolGRPOConfig, M
     from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 
     script, config, model = given.made((ScriptArguments, ToolGRPOConfig, ModelConfig))
+    no_endpoint(given)
     reward_is_given(given)
     check_folder(config.output_dir, keep=not script.dry_run)
     return script, config, model
@@ -286,10 +289,14 @@ def _read_rows(given: Given, spec: str, split: str, limit: int) -> None:
 
 def conversations(given: Given) -> None:
     """Read the conversations of a supervised training."""
+    from toolgrpo.commands.show import recording_in
     from toolgrpo.data.load import hub_place, is_mixture
     from toolgrpo.sft.encoder import read_conversations
 
     known = given.known()
+    if known["from_run"]:
+        recording_in(Path(known["from_run"]))
+        return
     spec, split = str(known["dataset_id_or_path"]), known["dataset_split"]
     if not is_mixture(spec) and hub_place(spec, split) is None:
         read_conversations(spec, split, _ROWS)
@@ -338,6 +345,52 @@ def something_is_measured(given: Given) -> None:
             raise ConfigError(
                 f"--{name} is given, but no --eval_questions N, so nothing would be measured on it; add it, or 0 to "
                 f"measure nothing"
+            )
+
+
+def name_at_endpoint(name: str, engine: str | None) -> str | None:
+    """Return the name that a chat endpoint is asked for, or None for a model that is loaded here."""
+    if name.startswith(_AT_ENDPOINT):
+        return name.removeprefix(_AT_ENDPOINT)
+    return name if engine == CHAT_API else None
+
+
+def no_endpoint(given: Given) -> None:
+    """Refuse to train, to serve or to talk to a model that gives no tokens."""
+    known = given.known()
+    if known["engine"] == CHAT_API:
+        raise ConfigError(NO_TOKENS)
+    if known["base_url"]:
+        raise ConfigError(
+            f"base_url {known['base_url']} is asked by `toolgrpo evaluate` and `check` alone; leave it out"
+        )
+
+
+def endpoint(given: Given) -> None:
+    """Refuse an endpoint without an address, an address that nobody asks, and what an endpoint cannot do."""
+    known = given.known()
+    named = [name for name in ("model_name_or_path", "baseline") if known.get(name)]
+    asked = [name for name in named if name_at_endpoint(str(known[name]), known["engine"]) is not None]
+    if asked and not known["base_url"]:
+        raise ConfigError(
+            f"{asked[0]} {known[asked[0]]} is a model behind a chat endpoint, and base_url does not say where that is; add "
+            f"--base_url https://HOST/v1"
+        )
+    if known["base_url"] and not asked:
+        raise ConfigError(
+            f"base_url {known['base_url']} is given, and nothing is asked there; add --engine {CHAT_API}, or "
+            f"--baseline {_AT_ENDPOINT}NAME to `toolgrpo evaluate`"
+        )
+    if str(known["model_name_or_path"]).startswith(_AT_ENDPOINT):
+        raise ConfigError(
+            f"model_name_or_path {known['model_name_or_path']}: write --engine {CHAT_API} and the name alone; the prefix is "
+            f"for --baseline"
+        )
+    for name in ("agent", "context", "estimate", "card") if asked else ():
+        if known.get(name):
+            raise ConfigError(
+                f"{name} goes by a model that we run, and {asked[0]} {known[asked[0]]} is behind a chat endpoint; leave "
+                f"{name} out"
             )
 
 

@@ -11,6 +11,8 @@ samples                k episodes of some questions: calls, mistakes, results, s
 training step          one, with its weights handed to the engine, and the two compared
 memory, time           estimated, and measured in what ran
 
+A model behind a chat endpoint (`--engine chat_api`) is asked for the samples, and nothing of a training is looked at.
+
 Not covered: several processes (what they need of memory differs, `--max_steps 2` shows it); whether
 the model will learn.
 """
@@ -21,7 +23,8 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -31,9 +34,9 @@ from peft import get_peft_model
 from transformers import AutoConfig
 
 from confined_python import choose_rung
-from toolgrpo.build import Parts, load_tokenizer
+from toolgrpo.build import Parts, endpoint_rollouts, load_tokenizer
 from toolgrpo.chat import check_vocabulary
-from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.arguments import ScriptArguments, endpoint
 from toolgrpo.commands.check_lines import (
     CheckReport,
     add_agreement,
@@ -49,16 +52,19 @@ from toolgrpo.commands.loaded_model import model_without_weights
 from toolgrpo.commands.table import CheckArguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.rows import n_trained_on, trained_on_line
-from toolgrpo.engines.base import MORE_ROOM
+from toolgrpo.engines.base import CHAT_API, MORE_ROOM
 from toolgrpo.engines.build import planned_engine
 from toolgrpo.engines.vllm_options import vllm_available
 from toolgrpo.errors import ConfigError, ModelError, SandboxError, ToolGRPOError
 from toolgrpo.evaluation.agreement import differences, drawn_tokens, largest_rounding
 from toolgrpo.evaluation.before_training import WRITINGS, nonsense, rehearse, score_made_up, untrained_facts
+from toolgrpo.evaluation.grading import grade
 from toolgrpo.observe.trackers import has_wandb_login
 from toolgrpo.rewards import Reward, check_gold
 from toolgrpo.rewards.judge import Judge
-from toolgrpo.rollout import RolloutBatch
+from toolgrpo.rollout import EpisodeLimits, RolloutBatch
+from toolgrpo.rollout.chat_api import CountedText
+from toolgrpo.rollout.observers import Observers
 from toolgrpo.support.plain_text import counted, duration
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
@@ -73,6 +79,7 @@ _GIB = 2**30
 
 def check_arguments(given: Given) -> tuple[CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig]:
     """Return the arguments of a check."""
+    endpoint(given)
     check, script, config, model = given.made((CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig))
     if check.card is not None:  # what a GPU trains in, whatever this machine has
         config = config.changed(bf16=given.values.get("bf16", not config.fp16))
@@ -225,6 +232,9 @@ class CheckRun(Preflight):
                 self.job.say_rewards(tools, rewards)
                 self.before_model(rows, tools, rewards, heldout, most=_ROWS_LOOKED_AT)
                 stage = "model"
+                if self.job.config.engine == CHAT_API:
+                    self._at_endpoint(rows, tools, rewards)
+                    return self.report
                 with self.terminal.busy("loading the model and the engine"):
                     trainer = self._trainer(rows, tools, rewards)
                 try:
@@ -340,25 +350,65 @@ class CheckRun(Preflight):
 
     def _samples(self, trainer: ToolGRPOTrainer, rows: Dataset, rewards: Sequence[Reward]) -> float:
         """Draw some episodes from the untrained model; return the seconds per episode."""
-        k = self.check.samples
-        step = max(1, len(rows) // self.check.questions)
-        chosen = [rows[number] for number in range(0, len(rows), step)][: self.check.questions]
-        started = time.monotonic()
-        with self.terminal.busy(f"{len(chosen)} questions, {k} episodes each"):
-            batch = trainer.measure([row for row in chosen for _ in range(k)], label="check")
+        chosen, started = self._chosen(rows), time.monotonic()
+        with self.terminal.busy(f"{len(chosen)} episodes"):
+            batch = trainer.measure(chosen, label="check")
         seconds = (time.monotonic() - started) / len(batch)
         check_dropped_share([one.drop for one in batch.episodes], trainer.args.max_dropped_share)
-        facts, encode, limits = untrained_facts(batch, k), trainer.processing_class, trainer.args.episode_limits()
-        if trainer.toolbox is not None:
-            add_calls(self.report, facts, batch, trainer.toolbox.names)
-        add_budget(self.report, facts, batch, lambda text: len(encode(text)["input_ids"]), limits)
+        encode = trainer.processing_class
+        names = None if trainer.toolbox is None else trainer.toolbox.names
+        limits = trainer.args.episode_limits()
+        self._add_samples(batch, names, rewards, lambda text: len(encode(text)["input_ids"]), limits)
+        if not self.check.step:
+            self._agreement(trainer, batch, "handed over")
+        return seconds
+
+    def _chosen(self, rows: Dataset) -> list[dict[str, Any]]:
+        """Return some rows, evenly spread, each as often as it is played."""
+        step = max(1, len(rows) // self.check.questions)
+        chosen = [rows[number] for number in range(0, len(rows), step)][: self.check.questions]
+        return [row for row in chosen for _ in range(self.check.samples)]
+
+    def _add_samples(
+        self,
+        batch: RolloutBatch,
+        tool_names: Sequence[str] | None,
+        rewards: Sequence[Reward],
+        length: Callable[[str], int],
+        limits: EpisodeLimits,
+    ) -> None:
+        facts = untrained_facts(batch, self.check.samples)
+        if tool_names is not None:
+            add_calls(self.report, facts, batch, tool_names)
+        add_budget(self.report, facts, batch, length, limits)
         add_success(self.report, facts)
         for reward in rewards:
             if said := reward.reads_marker_in_vain([episode.rewards.get(reward.name) for episode in batch.episodes]):
                 self.report.add("reward", said, warning="Such a search finds nothing, in any episode")
-        if not self.check.step:
-            self._agreement(trainer, batch, "handed over")
-        return seconds
+
+    def _at_endpoint(self, rows: Dataset, tools: ToolProvider | None, rewards: Sequence[Reward]) -> None:
+        """Let a model behind a chat endpoint play the samples."""
+        config = self.job.config
+
+        def say(line: str) -> None:
+            self.report.add("model", line.removeprefix("engine").strip())
+
+        rollouts = endpoint_rollouts(config, self.job.model_name, toolbox=tools, say=say, observers=Observers())
+        chosen, started = self._chosen(rows), time.monotonic()
+        with closing(rollouts), self.terminal.busy(f"{len(chosen)} episodes"):
+            options = config.sampling_options()
+            batch = rollouts.run(chosen, options, mode="eval", label="check", group_size=self.check.samples)
+        seconds = time.monotonic() - started
+        batch = grade(batch, rewards, config.reward_weights, threshold=config.success_threshold)
+        check_dropped_share([one.drop for one in batch.episodes], config.max_dropped_share)
+        names = None if tools is None else tools.names
+        self._add_samples(batch, names, rewards, lambda text: len(CountedText().encode(text)), rollouts.limits)
+        read, written = (
+            sum(one.metadata["usage"].get(name, 0) for one in batch.trajectories)
+            for name in ("prompt_tokens", "completion_tokens")
+        )
+        said = f"{len(batch)} episodes in {seconds:.1f} s; the endpoint read {read:,} tokens and wrote {written:,}"
+        self.report.add("time", said, seconds=seconds, prompt_tokens=read, completion_tokens=written)
 
     # what is trained
 

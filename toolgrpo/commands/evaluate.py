@@ -5,7 +5,7 @@ learned. With a baseline both models answer the same questions, one after the ot
 processes share the questions.
 
 A model may be a folder, a hub id, a named model, or the folder of a LoRA adapter, which is merged
-into its base first.
+into its base first; or a model behind a chat endpoint (`--engine chat_api`, `--baseline chat_api:NAME`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from accelerate import Accelerator, PartialState
 from datasets import Dataset
 
-from toolgrpo.build import Parts
-from toolgrpo.commands.arguments import DEFAULT_QUESTIONS, ScriptArguments
+from toolgrpo.build import Parts, endpoint_rollouts
+from toolgrpo.commands.arguments import DEFAULT_QUESTIONS, ScriptArguments, endpoint, name_at_endpoint
 from toolgrpo.commands.check import Preflight
 from toolgrpo.commands.check_lines import CheckReport
 from toolgrpo.commands.given import Given, keep_run_config, run_text
@@ -27,17 +28,21 @@ from toolgrpo.commands.loaded_model import load_model
 from toolgrpo.commands.table import EvaluationArguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.build import EngineOptions
+from toolgrpo.engines.policy import Policy
+from toolgrpo.episode.dropped import DropCause
+from toolgrpo.errors import TooManyDroppedError
 from toolgrpo.evaluation.report import Comparison, ModelReport
 from toolgrpo.evaluation.run import Evaluation, evaluate
 from toolgrpo.observe.console import show_warnings
 from toolgrpo.observe.progress import RunProgress
-from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, token_texts
+from toolgrpo.observe.recorder import EpisodeRecorder, TokenText, episodes_path, token_texts
 from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
 from toolgrpo.rollout import Rollouts
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.support.storage import storage_errors, write_whole
 from toolgrpo.trainer.assembly import engine_lines
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
+from toolgrpo.trainer.hardware import check_backend
 
 _AT_A_TIME = 64  # episodes, at least; an accelerator takes more (rollout/demand.py)
 
@@ -112,11 +117,19 @@ class EvaluationRun:
             preflight = Preflight(job) if self.script.dry_run else None
             if preflight is not None:
                 preflight.before_model(rows, tools, rewards)
-            parts = load_model(job, name, toolbox=tools, player=player)
-            rollouts = self._rollouts(parts, rows)
-            opened.callback(rollouts.close)
-            parts.prove_chat(rows["prompt"], [rows])
-            rows = parts.fitting(rollouts.engine, self.terminal.say)(rows, name="the questions")
+            asked = name_at_endpoint(name, config.engine)
+            policy: Policy | None = None
+            if asked is not None:
+                check_backend(Accelerator(cpu=config.use_cpu))
+                observers = self._observers(config, PartialState().process_index)
+                rollouts = endpoint_rollouts(config, asked, toolbox=tools, say=self.terminal.say, observers=observers)
+                opened.callback(rollouts.close)
+            else:
+                parts = load_model(job, name, toolbox=tools, player=player)
+                policy, rollouts = parts.policy, self._rollouts(parts, rows)
+                opened.callback(rollouts.close)
+                parts.prove_chat(rows["prompt"], [rows])
+                rows = parts.fitting(rollouts.engine, self.terminal.say)(rows, name="the questions")
             if preflight is not None:
                 return preflight.report
             evaluation = Evaluation(
@@ -128,20 +141,24 @@ class EvaluationRun:
                 samples=self.evaluation.samples,
                 ks=tuple(self.evaluation.ks or ()),
             )
-            return evaluate(evaluation, rollouts, parts.policy, name=name, label=label)
+            report = evaluate(evaluation, rollouts, policy, name=asked or name, label=label)
+            _check_lost(report, config.max_infrastructure_failures, folder)
+            return report
 
     def _rollouts(self, parts: Parts, rows: Dataset) -> Rollouts:
         show_warnings(self.terminal.say)
         built = parts.open_engine((), rows, samples=self.evaluation.samples)
         for line in engine_lines(parts, built):
             self.terminal.say(line)
-        config = parts.config
-        path = episodes_path(Path(config.output_dir), parts.policy.process_index)
-        recorder = EpisodeRecorder(path, share=config.record_episodes, token_text=token_texts(parts.tokenizer))
+        texts = token_texts(parts.tokenizer)
+        return parts.rollouts(built.engine, self._observers(parts.config, parts.policy.process_index, texts))
+
+    def _observers(self, config: ToolGRPOConfig, process: int, texts: TokenText | None = None) -> Observers:
+        path = episodes_path(Path(config.output_dir), process)
+        recorder = EpisodeRecorder(path, share=config.record_episodes, token_text=texts)
         progress = RunProgress(self.terminal.console, say=self.terminal.say)
         lines = [RolloutLines(self.terminal.say)] if progress.lines_only else []
-        observers = Observers([recorder, progress, RolloutLog(), *lines])
-        return parts.rollouts(built.engine, observers)
+        return Observers([recorder, progress, RolloutLog(), *lines])
 
     def _spec(self) -> str:
         return str(self.script.eval_dataset_id_or_path or self.script.dataset_id_or_path)
@@ -152,6 +169,8 @@ class EvaluationRun:
         for label, report in (("baseline", comparison.baseline), ("model", comparison.model)):
             for line in [] if report is None else report.lines(Path(self.config.output_dir) / label):
                 self.terminal.say(f"{line} ({label})" if comparison.baseline else line)
+        for line in [] if comparison.verdict is None else comparison.verdict.lines():
+            self.terminal.say(line)
         if not Terminal.is_main_process():
             return
         path = Path(self.evaluation.report or Path(self.config.output_dir) / "evaluation.json")
@@ -170,6 +189,7 @@ class EvaluationRun:
 
 def evaluation_arguments(given: Given) -> tuple[EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig]:
     """Return the arguments of an evaluation, whose YAML file may be that of the training."""
+    endpoint(given)
     evaluation, script, config, model = given.made(
         (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig)
     )
@@ -181,4 +201,19 @@ def run_evaluate(given: Given, terminal: Terminal) -> int:
     evaluation, script, config, model = evaluation_arguments(given)
     with terminal.writing_into_folder(config, dry_run=script.dry_run) as config:
         done = EvaluationRun(evaluation, script, config, model, terminal, given).run()
-    return done.exit_code if isinstance(done, CheckReport) else 0
+    if isinstance(done, CheckReport):
+        return done.exit_code
+    return int(
+        evaluation.fail_if is not None and done.verdict is not None and done.verdict.verdict == evaluation.fail_if
+    )
+
+
+def _check_lost(report: ModelReport, most: float | None, folder: Path) -> None:
+    """Raise where an endpoint lost too many episodes for the others to be a measurement."""
+    lost, n = sum(one.dropped == DropCause.ENDPOINT for one in report.episodes), len(report.episodes)
+    if most is not None and lost > most * n:
+        raise TooManyDroppedError(
+            f"the endpoint lost {lost} of {n} episodes of {report.model}, after retries; {folder}/episodes.jsonl has why "
+            f"(toolgrpo show {folder} --cause dropped). Measure again, with a smaller --max_concurrent_episodes or a larger "
+            f"--engine_timeout, or raise max_infrastructure_failures (now {most:g})"
+        )

@@ -18,6 +18,7 @@ Not covered: what the values mean; the dataclasses check that.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
@@ -35,7 +36,7 @@ from toolgrpo.commands.other_names import GivenKey, Reading, answer_to, in_our_w
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.support.plain_text import without_secrets
 from toolgrpo.support.settings_files import EXPONENT_IS_NUMBER, BadSettings, read_yaml_with_lines
-from toolgrpo.support.shipped_files import CONFIGS, located, nearest, seen_from_here, shipped_names
+from toolgrpo.support.shipped_files import CONFIGS, PLUGINS, located, nearest, seen_from_here, shipped_names
 from toolgrpo.support.storage import storage_errors, write_whole
 
 HEADINGS = ("model", "data", "generation", "training", "tools", "reward", "logging")
@@ -47,7 +48,7 @@ _RUN_ID = "run_id"  # a key of that file, which says whose checkpoints are besid
 _MEAN_LORA = ("lora_r", "lora_alpha")  # where they describe the model, as other recipes have it
 _MAY_BE_PATHS = (
     *("tools_script", "environment", "mcp_config", "reward_fn", "stage_fn", "dataset_id_or_path"),
-    *("eval_dataset_id_or_path", "model_name_or_path", "output_dir"),
+    *("eval_dataset_id_or_path", "from_run", "model_name_or_path", "output_dir"),
 )
 _TEXTS = ("system_prompt",)  # they may speak of keys, and the model reads them as they are
 _PER_CALL = ("dry_run", "resume_from_checkpoint")  # of one call of the command, not of the run
@@ -392,6 +393,19 @@ def config_of_run(folder: Path) -> Path:
     raise ConfigError(
         f"{folder} has no {RUN_FILE}, which says what its run was given; give that with --config FILE.yaml"
     )
+
+
+def lies_in(folder: Path, name: str, spec: str) -> bool:
+    """Return whether a word of this setting names something in a folder, or in that of its run."""
+    inside = folder.resolve()
+    if (inside.parent / RUN_FILE).is_file() and not (inside / RUN_FILE).is_file():
+        inside = inside.parent
+    words: list[str | None] = [spec, *re.split(r"[\s\0=:\"']+", spec)]
+    if name == "tool_functions_module" and (top := spec.partition(".")[0]).isidentifier():
+        module = importlib.util.find_spec(top)  # runs nothing
+        words = [] if module is None else [module.origin, *(module.submodule_search_locations or ())]
+    paths = (located(Path(word).expanduser(), PLUGINS) for word in words if word and "\0" not in word)
+    return any(path.exists() and path.resolve().is_relative_to(inside) for path in paths)
 
 
 def _whole(value: Any) -> Any:

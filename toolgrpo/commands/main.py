@@ -160,7 +160,10 @@ def mistakes(given: Given) -> list[ToolGRPOError]:
         of_training = name in given.flags and given.flags[name].of_training  # passed over in a training's file
         if of_training or (name == "dataset_id_or_path" and look.rows not in command.looks):
             continue
+        elsewhere = name in ("model_name_or_path", "baseline") and look.endpoint in command.looks
         for one in value if isinstance(value, list) else [value]:
+            if elsewhere and look.name_at_endpoint(str(one), given.values.get("engine")) is not None:
+                continue
             if isinstance(one, str) and one.strip():
                 errors += _raised(look_at, one, given.places.get(name))
     if not errors:

@@ -17,6 +17,8 @@ from toolgrpo.tools.arguments import signatures_text
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.tools.open_toolbox import open_tools
 
+TOOL_SOURCES = ("tools_script", "tool_functions_module", "environment", "mcp_config")
+
 
 def tool_flags(script: ScriptArguments | SFTArguments) -> dict[str, Any]:
     """Return what the flags of tools name, as `open_tools` takes it."""

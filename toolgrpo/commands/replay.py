@@ -14,8 +14,6 @@ It says first which files it runs; those in the recording's folder, somebody els
 
 from __future__ import annotations
 
-import importlib.util
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -26,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from toolgrpo.commands.arguments import ReplayOptions, ScriptArguments
-from toolgrpo.commands.given import RUN_FILE, Given, config_of_run
-from toolgrpo.commands.plugins import load_rewards, load_toolbox
+from toolgrpo.commands.given import Given, config_of_run, lies_in
+from toolgrpo.commands.plugins import TOOL_SOURCES, load_rewards, load_toolbox
 from toolgrpo.commands.show import find_episode, recording_in
 from toolgrpo.commands.table import ReplayArguments
 from toolgrpo.commands.terminal import LOADING, Terminal
@@ -43,7 +41,6 @@ from toolgrpo.rewards import Reward
 from toolgrpo.rollout import RolloutBatch, Scored
 from toolgrpo.rollout.limits import TokenCutter
 from toolgrpo.support.plain_text import plain
-from toolgrpo.support.shipped_files import PLUGINS, located
 from toolgrpo.tools.base import ToolProvider
 
 if TYPE_CHECKING:
@@ -52,7 +49,6 @@ if TYPE_CHECKING:
 _SHOWN = 200  # characters of a result
 _ROWS = 40  # of the table of all episodes
 _REWARDS = ("reward", "reward_fn", "reward_function_name", "reward_weights")
-_TOOLS = ("tools_script", "tool_functions_module", "environment", "mcp_config")
 
 
 def replay_arguments(given: Given) -> tuple[ReplayArguments, ScriptArguments, ReplayOptions, Given]:
@@ -66,7 +62,7 @@ def replay_arguments(given: Given) -> tuple[ReplayArguments, ScriptArguments, Re
         given = replace(given, values=left)
     replay, script, config = given.made((ReplayArguments, ScriptArguments, ReplayOptions))
     runs = ((name, spec) for name, spec in _run_by(replay, given.values) if name not in typed)
-    its_own = [f"{spec} ({name})" for name, spec in runs if _lies_in(folder, name, spec)]
+    its_own = [f"{spec} ({name})" for name, spec in runs if lies_in(folder, name, spec)]
     if its_own and not replay.run_its_files:
         raise ConfigError(
             f"{folder} itself holds what the replay would run: {', '.join(its_own)}. Read it, and if you trust it give "
@@ -77,25 +73,12 @@ def replay_arguments(given: Given) -> tuple[ReplayArguments, ScriptArguments, Re
 
 def _run_by(replay: ReplayArguments, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield every file, module and command that a replay with these values runs, each after its flag."""
-    names = ("reward_fn",) if replay.all else (*_TOOLS, "reward_fn", *(["agent"] if replay.with_model else []))
+    names = ("reward_fn",) if replay.all else (*TOOL_SOURCES, "reward_fn", *(["agent"] if replay.with_model else []))
     for name in names:
         found = values.get(name) or []
         yield from ((name, str(spec)) for spec in (found if isinstance(found, list) else [found]))
     if replay.with_model and values.get("trust_remote_code"):
         yield "trust_remote_code", replay.with_model
-
-
-def _lies_in(folder: Path, name: str, spec: str) -> bool:
-    """Return whether a word of this setting names something in a folder, or in that of its run."""
-    inside = folder.resolve()
-    if (inside.parent / RUN_FILE).is_file() and not (inside / RUN_FILE).is_file():
-        inside = inside.parent
-    words: list[str | None] = [spec, *re.split(r"[\s\0=:\"']+", spec)]
-    if name == "tool_functions_module" and (top := spec.partition(".")[0]).isidentifier():
-        module = importlib.util.find_spec(top)  # runs nothing
-        words = [] if module is None else [module.origin, *(module.submodule_search_locations or ())]
-    paths = (located(Path(word).expanduser(), PLUGINS) for word in words if word and "\0" not in word)
-    return any(path.exists() and path.resolve().is_relative_to(inside) for path in paths)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -25,23 +25,28 @@ from transformers import PrinterCallback, TrainerCallback, TrainerState, Trainin
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from toolgrpo.build import load_tokenizer, markers_line
-from toolgrpo.commands.given import Given, keep_run_config, resume_command, run_text
+from toolgrpo.commands.given import Given, config_of_run, keep_run_config, lies_in, resume_command, run_text
 from toolgrpo.commands.job import init_kwargs_of, shape_of, with_lora_modules
-from toolgrpo.commands.plugins import tool_flags
+from toolgrpo.commands.plugins import TOOL_SOURCES, tool_flags
+from toolgrpo.commands.show import recording_in
 from toolgrpo.commands.table import SFTArguments, SFTOptions
 from toolgrpo.data.load import hub_ids
 from toolgrpo.engines.policy import Backend, compute_dtype
+from toolgrpo.episode.trajectory import Message
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.models import check_weights, folder_of, name_base_whole
 from toolgrpo.models.adapter_step import join_adapters
 from toolgrpo.models.untrained_markers import output_rows
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.progress import StepProgress, library_bars_off
+from toolgrpo.observe.records import iter_episodes
 from toolgrpo.options import options_of, with_fields_of
 from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversations
+from toolgrpo.sft.from_run import offered, run_examples
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.support.process_setup import map_large_blocks
 from toolgrpo.support.run_lock import claim_folder
+from toolgrpo.support.settings_files import BadSettings, read_yaml
 from toolgrpo.support.storage import storage_errors
 from toolgrpo.tools.open_toolbox import open_tools
 from toolgrpo.trainer.checkpoint_files import BegunRun, checkpoint_folder, seal
@@ -180,7 +185,10 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
     rate = config.learning_rate or learning_rate_for(sum(parameter.numel() for parameter in shape.parameters()))
     schemas = _schemas(sft)
     encode = ConversationEncoder(tokenizer)
-    examples = _examples(sft, encode, longest, schemas)
+    shown = console if config.process_index == 0 else Console(quiet=True)
+    say = partial(shown.print, markup=False, highlight=False)
+    examples = _examples(sft, encode, longest, schemas, say)
+    source = str(sft.from_run or sft.dataset_id_or_path)
     n_tokens = sum(sum(example.mask) for example in examples)
     config = config.changed(
         learning_rate=rate,
@@ -198,8 +206,8 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
                 base_model=str(model.model_name_or_path),
                 supervised=True,
                 tools=schemas,
-                data=f"{sft.dataset_id_or_path}, {len(examples)} conversations",
-                datasets=hub_ids(str(sft.dataset_id_or_path), sft.dataset_split),
+                data=f"{Path(source).name if sft.from_run else source}, {len(examples)} conversations",
+                datasets=[] if sft.from_run else hub_ids(source, sft.dataset_split),
                 system_prompt=sft.system_prompt,
                 is_adapter=bool(model.use_peft),
                 chat=encode.chat.name,
@@ -281,26 +289,91 @@ def _labelled(examples: Sequence[Example]) -> Dataset:
 
 def _schemas(sft: SFTArguments) -> Sequence[Mapping[str, Any]]:
     """Return the tools that conversations without their own are rendered with."""
-    toolbox = open_tools(**tool_flags(sft))
+    sources = tool_flags(sft)
+    if sft.from_run and not any(sources.values()):
+        sources = _tools_of_run(sft.from_run)
+    toolbox = open_tools(**sources)
     if toolbox is None:
         return ()
     with closing(toolbox):
         return toolbox.schemas
 
 
+def _tools_of_run(run: str) -> dict[str, Any]:
+    """Return the sources of a run's tools, as `open_tools` takes them; those in its own folder are not run unasked."""
+    folder = recording_in(Path(run))
+    try:
+        known = read_yaml(config_of_run(folder))
+    except (OSError, BadSettings, ConfigError):
+        return {}
+    named = {name: known[name] for name in TOOL_SOURCES if isinstance(known, Mapping) and known.get(name)}
+    inside = [f"{spec} ({name})" for name, spec in named.items() if lies_in(Path(run), name, str(spec))]
+    if inside:
+        raise ConfigError(
+            f"the tools of {run} are in that folder itself: {', '.join(inside)}. Read them, and if you trust them name them "
+            f"with --tools_script, --environment or --mcp_config"
+        )
+    file = named.get("tools_script")
+    return {
+        "tools": Path(file) if file else named.get("tool_functions_module"),
+        "environment": named.get("environment"),
+        "mcp_config": named.get("mcp_config"),
+    }
+
+
 def _examples(
-    sft: SFTArguments, encode: ConversationEncoder, max_length: int, schemas: Sequence[Mapping[str, Any]]
+    sft: SFTArguments,
+    encode: ConversationEncoder,
+    max_length: int,
+    schemas: Sequence[Mapping[str, Any]],
+    say: Callable[[str], object],
 ) -> list[Example]:
+    if sft.from_run:
+        return _examples_of_run(sft, encode, max_length, schemas, say)
     examples = []
     for index, row in enumerate(read_conversations(str(sft.dataset_id_or_path), sft.dataset_split)):
-        messages = row["messages"]
-        if sft.system_prompt and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": sft.system_prompt}, *messages]
-        example = encode(messages, row["tools"] or schemas or None)
+        example = encode(_opened(row["messages"], sft.system_prompt), row["tools"] or schemas or None)
         if len(example.ids) > max_length:
             raise DataError(
                 f"{sft.dataset_id_or_path}: conversation {index + 1} has {len(example.ids)} tokens, but max_length "
                 f"is {max_length}; shorten it, or raise --max_length if the model can take more"
             )
         examples.append(example)
+    return examples
+
+
+def _opened(messages: Sequence[Message], system_prompt: str | None) -> Sequence[Message]:
+    if not system_prompt or messages[0]["role"] == "system":
+        return messages
+    return [{"role": "system", "content": system_prompt}, *messages]
+
+
+def _examples_of_run(
+    sft: SFTArguments,
+    encode: ConversationEncoder,
+    max_length: int,
+    schemas: Sequence[Mapping[str, Any]],
+    say: Callable[[str], object],
+) -> list[Example]:
+    """Return the successes of a run in this model's format; those that are too long for it are left out."""
+    folder = recording_in(Path(str(sft.from_run)))
+    found, examples = run_examples(iter_episodes(folder)), list[Example]()
+    calls = any(message.get("tool_calls") for one in found.conversations for message in one["messages"])
+    if calls and not schemas:
+        raise ConfigError(
+            f"the episodes of {folder} call tools, and its run.yaml does not say which; name them with --tools_script, "
+            f"--environment or --mcp_config"
+        )
+    kept = []
+    for one in found.conversations:
+        example = encode(_opened(one["messages"], sft.system_prompt), offered(schemas, one) or None)
+        if len(example.ids) <= max_length:
+            examples.append(example)
+            kept.append(one)
+        else:
+            found.left_out[f"longer than {max_length} tokens (--max_length)"] += 1
+    found.conversations = kept
+    if not examples:
+        raise DataError(f"{folder} has no example to learn from: {found}")
+    say(f"examples  {found}, from {folder}")
     return examples

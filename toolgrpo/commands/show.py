@@ -21,12 +21,12 @@ from rich.console import Console
 
 from toolgrpo.commands.given import Given
 from toolgrpo.commands.table import ShowArguments
-from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.episode_view import causes_of, conversation, episode_table, group_table, tokens
 from toolgrpo.observe.line_file import json_line
 from toolgrpo.observe.records import episode_files, iter_episodes, read_vocabulary, shown_step
+from toolgrpo.sft.from_run import run_examples
 from toolgrpo.support.plain_text import plain
 from toolgrpo.support.storage import CONVERSATIONS, check_output, storage_errors
 
@@ -126,19 +126,16 @@ def _matching(
 
 
 def _write_examples(folder: Path, asked: ShowArguments, console: Console) -> None:
-    """Write each different conversation once; one with a call that could not be run teaches a wrong form."""
-    path, n_found, written = Path(str(asked.as_examples)), 0, dict[str, None]()
+    """Write each different conversation once; `toolgrpo sft --from_run` takes near ones once too."""
+    path = Path(str(asked.as_examples))
     check_output(path, "the examples", "--as_examples", CONVERSATIONS)
-    for record in _matching(folder, asked.step, asked.cause, successes=True):
-        n_found += 1
-        attempts = [attempt for turn in record["turns"] for attempt in turn["attempts"]]
-        if all(attempt["status"] == AttemptStatus.OK for attempt in attempts):
-            written[json_line({"messages": [*record["prompt"], *record["messages"]]})] = None
-    if not written:
-        raise ConfigError(f"{n_found} episodes in {folder} succeeded, and none of them teaches the form of calls")
+    found = run_examples(_matching(folder, asked.step, asked.cause), near=False)
+    if not found.conversations:
+        raise ConfigError(f"no episode in {folder} is an example: {found}")
     with storage_errors(f"the examples {path}", path.parent):
-        path.write_text("".join(written), encoding="utf-8")
-    _say(console, f"{len(written)} different conversations without a broken call, of {n_found} successes: {path}")
+        lines = [json_line({"messages": one["messages"]}) for one in found.conversations]
+        path.write_text("".join(lines), encoding="utf-8")
+    _say(console, f"{path}: {found}")
     _say(
         console,
         f"next: toolgrpo sft --model MODEL --dataset_id_or_path {path} --output_dir DIR, with the tools of the run",

@@ -111,7 +111,14 @@ class EvaluationArguments(Options, theme="measurement"):
     """Arguments of `evaluate`."""
 
     baseline: str | None = option(
-        None, "Second model to measure on the same questions, such as the one before training.", **_SOME_TEXT
+        None,
+        "Second model to measure on the same questions, such as the one before training; chat_api:NAME is behind --base_url.",
+        **_SOME_TEXT,
+    )
+    fail_if: str | None = option(
+        None,
+        "With a baseline: exit with 1 if the model is worse, by the interval of the difference.",
+        choices=("worse",),
     )
     samples: int = option(8, "Episodes per question.", **at_least(1))
     ks: list[int] | None = option(None, "Values of k for pass@k and maj@k; default: 1 and the number of samples.")
@@ -123,6 +130,10 @@ class EvaluationArguments(Options, theme="measurement"):
         wrong = [k for k in self.ks if not 1 <= k <= self.samples]
         if wrong:
             raise ConfigError(f"ks must lie between 1 and samples ({self.samples}), got {wrong[0]}; raise --samples")
+        if self.fail_if and not self.baseline:
+            raise ConfigError(
+                f"fail_if {self.fail_if} compares with a baseline, and none is given; add --baseline MODEL"
+            )
         if self.report is not None:
             check_output(Path(self.report), "the report", "--report", AN_EVALUATION)
 
@@ -230,6 +241,9 @@ class SFTArguments(Options, theme="data"):
     """Arguments of `sft`."""
 
     dataset_id_or_path: str | None = option(None, "Conversations: a file, a folder or a hub id.")
+    from_run: str | None = option(
+        None, "Output folder of a run, whose successful episodes are the conversations; each kind once.", **_SOME_TEXT
+    )
     dataset_split: str = option("train", "Split to train on.")
     tools_script: str | None = option(None, "Python file with the tools of conversations that name none.")
     environment: str | None = option(None, "FILE.py:Class with further tools.")
@@ -244,6 +258,11 @@ class SFTArguments(Options, theme="data"):
     micro_batch_size: int | None = option(
         None, "Another name for per_device_train_batch_size.", theme="training", **at_least(1)
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.from_run and self.dataset_id_or_path:
+            raise ConfigError("from_run and dataset_id_or_path both name conversations; give one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +321,15 @@ COMMANDS: Mapping[str, Command] = {
             ),
             defaults=_OUTPUT,
             looks=(
-                *(look.reward_is_given, look.rewards, look.rows, look.heldout_rows, look.batch, look.trackers),
+                *(
+                    look.no_endpoint,
+                    look.reward_is_given,
+                    look.rewards,
+                    look.rows,
+                    look.heldout_rows,
+                    look.batch,
+                    look.trackers,
+                ),
                 *(look.something_is_measured, look.checkpoint, look.output_folder),
             ),
             on_terminal=True,
@@ -319,7 +346,7 @@ COMMANDS: Mapping[str, Command] = {
                 *("samples", "model: model lora", "tools", "rewards", "data", "episode: episode sampling", "engine"),
                 "training",
             ),
-            looks=(look.rewards, look.rows, look.batch, look.trackers),
+            looks=(look.endpoint, look.rewards, look.rows, look.batch, look.trackers),
             on_terminal=True,
         ),
         Command(
@@ -335,7 +362,7 @@ COMMANDS: Mapping[str, Command] = {
                 "saving: saving record_episodes dry_run seed",
             ),
             defaults=_OUTPUT | {"eval_questions": str(look.DEFAULT_QUESTIONS)},
-            looks=(look.rewards, look.questions, look.trackers, look.output_folder),
+            looks=(look.endpoint, look.rewards, look.questions, look.trackers, look.output_folder),
             trains=False,
             on_terminal=True,
         ),
@@ -373,6 +400,7 @@ COMMANDS: Mapping[str, Command] = {
             needs=("model_name_or_path",),
             example="toolgrpo chat nano",
             themes=("tools: tools system_prompt", "answers: sampling max_turn_tokens", "model", "engine"),
+            looks=(look.no_endpoint,),
             trains=False,
             reads_run=True,
             on_terminal=True,
@@ -417,7 +445,7 @@ COMMANDS: Mapping[str, Command] = {
             needs=("model_name_or_path",),
             example="toolgrpo gateway --model nano",
             themes=("where", "model", "answers: sampling", "engine"),
-            looks=(look.port,),
+            looks=(look.no_endpoint, look.port),
             trains=False,
             on_terminal=True,
         ),
@@ -427,7 +455,7 @@ COMMANDS: Mapping[str, Command] = {
             run="sft:run",
             loads=True,
             classes=(*_SFT, SFTArguments, SFTOptions),
-            needs=("model_name_or_path", "dataset_id_or_path", "output_dir"),
+            needs=("model_name_or_path", "dataset_id_or_path/from_run", "output_dir"),
             example="--config recipes/configs/sft/qwen3_1.7b.yaml",
             themes=(
                 "data: model_name_or_path data call_markers output_dir",

@@ -54,6 +54,13 @@ class Sample:
     weights: tuple[int, int] | None = None  # the steps of the weights that it began and ended with
 
 
+CHAT_API, KEY_VARIABLE = "chat_api", "TOOLGRPO_CHAT_KEY"
+NO_TOKENS = (
+    f"engine {CHAT_API} asks an endpoint for messages, and gets no token ids and no log-probabilities to train on; "
+    f"`toolgrpo evaluate` and `toolgrpo check` play with it, and `toolgrpo sft --from_run` learns from what it did well"
+)
+"""Said wherever a chat endpoint would have to be an engine."""
+
 MORE_ROOM = (
     "--vllm_gpu_memory_utilization, 0.6 with --vllm_enable_sleep_mode true; on a CPU --vllm_kv_cache_gib; or bound "
     "--max_concurrent_episodes"

@@ -16,7 +16,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 
 from toolgrpo.engines.adapters import adapter_config, adapter_saver, base_weights
-from toolgrpo.engines.base import Engine
+from toolgrpo.engines.base import CHAT_API, NO_TOKENS, Engine
 from toolgrpo.engines.decode_batch import bound_time_steps_as_trained
 from toolgrpo.engines.policy import Policy, head_size
 from toolgrpo.engines.vllm_options import (
@@ -81,6 +81,8 @@ def build_engine(policy: Policy, options: EngineOptions) -> BuiltEngine:
 def choose_engine(options: EngineOptions, policy: Policy | None = None) -> EngineChoice:
     """Resolve `auto`, and refuse what cannot work here, or for this policy."""
     engine, server_urls = options.engine, options.vllm_server.urls
+    if engine == CHAT_API:
+        raise ConfigError(NO_TOKENS)
     adapter_alone = options.lora_sync == "adapter"  # nothing else is sent after vLLM's start
     unsendable = None if policy is None else _unsendable(policy, adapter_alone)
     unfit = None

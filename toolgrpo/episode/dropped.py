@@ -20,6 +20,7 @@ class DropCause(StrEnum):
     ENVIRONMENT = "environment"  # an environment dropped it, in reset, a method or its reward
     NO_ROOM = "no_room"  # its prompt, with an environment's first observation, leaves no room for a token
     AGENT = "agent"  # the agent that played it failed, or dropped it
+    ENDPOINT = "endpoint"  # the chat endpoint that played it failed, after retries
     ENVIRONMENT_LOST = "environment_lost"  # an environment that hung, died or met `episode_timeout`
 
 
@@ -55,3 +56,9 @@ class EnvironmentLost(DropEpisode):
     """The environment that was to score an episode is gone."""
 
     cause = DropCause.ENVIRONMENT_LOST
+
+
+class EndpointLost(DropEpisode):
+    """The chat endpoint that was to play an episode failed."""
+
+    cause = DropCause.ENDPOINT

@@ -22,11 +22,11 @@ from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import last_number, marked_answer
 
 
-def wilson_interval(successes: float, n: int) -> tuple[float, float]:
-    """Return the 95 % Wilson score interval of a proportion; sound also near 0 and 1."""
+def wilson_interval(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
+    """Return the Wilson score interval of a proportion, at 95 % unless `z` says otherwise; sound also near 0 and 1."""
     if n == 0:
         return 0.0, 1.0
-    z, p = 1.96, successes / n
+    p = successes / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
     return max(0.0, centre - half), min(1.0, centre + half)
@@ -80,7 +80,13 @@ class Difference:
 
     @property
     def interval(self) -> tuple[float, float]:
-        (low_before, high_before), (low_after, high_after) = self.before.interval, self.after.interval
+        return self.interval_at(1.96)
+
+    def interval_at(self, z: float) -> tuple[float, float]:
+        """Return the interval of another level than 95 %."""
+        (low_before, high_before), (low_after, high_after) = (
+            wilson_interval(share.value * share.n, share.n, z) for share in (self.before, self.after)
+        )
         below = self._together(self.after.value - low_after, high_before - self.before.value)
         above = self._together(high_after - self.after.value, self.before.value - low_before)
         return self.value - below, self.value + above

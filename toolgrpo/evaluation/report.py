@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
@@ -18,8 +18,14 @@ from rich.table import Table
 
 from toolgrpo.episode.tool_calls import INFRASTRUCTURE_CAUSES, NO_NAME, WITHOUT_MARKERS, AttemptStatus, Call
 from toolgrpo.evaluation.measures import Difference, Share, majority_at_k, pass_at_k
+from toolgrpo.evaluation.verdict import Verdict, tools_and_tasks
 
 _UNKNOWN = "(names of no tool)"
+_COUNTED = {  # by a chat endpoint
+    "tokens read by the endpoint": "prompt_tokens",
+    "tokens written there": "completion_tokens",
+    "cost there": "cost",
+}
 _GOOD_ENDS = ("finished", "stop_tool")
 _HELP = {  # by the end of an episode, or the cause of a failed call
     "max_turns": "--max_turns allows more turns",
@@ -52,6 +58,8 @@ class EpisodeFacts:
     repeats: bool = False  # a call is made again whose result is there
     copies: bool = False  # it ends with a copy of its last result
     cut_in_turn: bool = False  # its end `length` is the cap of one turn
+    usage: Mapping[str, float] = field(default_factory=dict)  # what a chat endpoint counted
+    tools: tuple[str, ...] = ()  # that its row names as right
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +137,14 @@ class ModelReport:
             "seconds_p50": median(call.duration_s for call in calls),
         }
 
+    def usage(self) -> dict[str, float]:
+        """Return what a chat endpoint counted for all episodes: requests, tokens, and a cost where it names one."""
+        counted: dict[str, float] = {}
+        for episode in self.episodes:
+            for name, number in episode.usage.items():
+                counted[name] = counted.get(name, 0) + number
+        return counted
+
     def as_json(self) -> dict[str, Any]:
         rewards = [episode.reward for episode in self.episodes if episode.reward is not None]
         causes = Counter(episode.dropped for episode in self.episodes if episode.dropped is not None)
@@ -151,6 +167,7 @@ class ModelReport:
                 for reason, count in Counter(episode.stop_reason for episode in self.episodes).most_common()
             },
             "tools": self.tools(),
+            **({"usage": usage} if (usage := self.usage()) else {}),
             "seconds": self.seconds,
         }
 
@@ -159,12 +176,15 @@ class ModelReport:
         n, calls = len(self.episodes), [call for episode in self.episodes for call in episode.calls]
         ends = Counter("length_of_turn" if one.cut_in_turn else one.stop_reason for one in self.episodes)
         causes = Counter(call.error.value for call in calls if call.error is not None)
+        drops = Counter(one.dropped for one in self.episodes if one.dropped is not None)
         repeat, copy = sum(one.repeats for one in self.episodes), sum(one.copies for one in self.episodes)
         teach = "show the whole way in --system_prompt, or teach it (toolgrpo sft)"
         lines = [f"ends      {_counts(ends)} of {n} episodes{_help(ends, folder)}"]
         if calls:
             failed = f"{causes.total()} of {len(calls)} failed"
             lines.append(f"calls     {failed}{f': {_counts(causes)}' if causes else ''}{_help(causes, folder)}")
+        if drops:
+            lines.append(f"dropped   {drops.total()} of {n} episodes, neither successes nor failures: {_counts(drops)}")
         if lost := sum(causes[cause] for cause in INFRASTRUCTURE_CAUSES):
             lines.append(
                 f"lost      {lost} calls got no result from this machine, and count as failures; measure again without other load"
@@ -207,6 +227,15 @@ class Comparison:
         before = self.baseline.values(task)
         return {name: Difference.paired(before[name], after) for name, after in self.model.values(task).items()}
 
+    @property
+    def verdict(self) -> Verdict | None:
+        """Return whether the model is worse than its baseline, by pass@k of the smallest k."""
+        if self.baseline is None:
+            return None
+        measure = f"pass@{self.model.ks[0]}"
+        before, after = self.baseline.values()[measure], self.model.values()[measure]
+        return Verdict.of(measure, before, after, tools_and_tasks([*self.baseline.episodes, *self.model.episodes]))
+
     def as_json(self) -> dict[str, Any]:
         return {
             "data": self.data,
@@ -216,6 +245,7 @@ class Comparison:
             "model": self.model.as_json(),
             "baseline": None if self.baseline is None else self.baseline.as_json(),
             "difference": {name: _with_interval(difference) for name, difference in self.differences().items()},
+            **({} if self.verdict is None else {"verdict": self.verdict.as_json()}),
             "by_question": self.model.by_question(),
         }
 
@@ -242,6 +272,10 @@ class Comparison:
         found = [report.as_json() for report in reports]
         for name, key in (("reward", "reward"), ("turns", "turns"), ("sampled tokens", "sampled_tokens")):
             table.add_row(name, *(_short(report[key]) for report in found))
+        counted = [report.usage() for report in reports]
+        for name, key in _COUNTED.items():
+            if any(key in one for one in counted):
+                table.add_row(name, *(f"{one[key]:,.10g}" if key in one else "-" for one in counted))
         if any(report["dropped"]["episodes"] for report in found):
             table.add_row("dropped episodes", *(str(report["dropped"]["episodes"]) for report in found))
         return table

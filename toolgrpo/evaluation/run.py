@@ -30,6 +30,7 @@ from toolgrpo.evaluation.report import EpisodeFacts, ModelReport
 from toolgrpo.observe.metrics import cut_in_turn
 from toolgrpo.rollout import EpisodeLimits, Rollouts, Scored
 from toolgrpo.rollout.batch import Row
+from toolgrpo.rollout.row_parts import named_tools
 from toolgrpo.support.barrier import wait_for_the_slowest
 from toolgrpo.support.process_setup import give_memory_back
 
@@ -72,21 +73,24 @@ def policy_of_model(
 def evaluate(
     evaluation: Evaluation,
     rollouts: Rollouts,
-    policy: Policy,
+    policy: Policy | None,
     *,
     name: str,
     label: str = "episodes",
 ) -> ModelReport:
     """Run and grade the episodes of all questions, in all processes,
-    and return what was found, in each of them.
+    and return what was found, in each of them. A model behind an endpoint has no `policy`.
     """
-    started = time.monotonic()
+    started, state = time.monotonic(), PartialState()
     # 1. the questions of this process
-    own = range(policy.process_index, len(evaluation.rows), policy.backend.n_processes)
+    processes = (state.process_index, state.num_processes)
+    first, step = processes if policy is None else (policy.process_index, policy.backend.n_processes)
+    own = range(first, len(evaluation.rows), step)
     asked = [evaluation.rows[question] for question in own for _ in range(evaluation.samples)]
     # 2. their episodes
     wait_for_the_slowest()  # so that they know each other before anybody is slow
-    rollouts.load_weights(policy.weights())
+    if policy is not None:
+        rollouts.load_weights(policy.weights())
     give_memory_back()  # what the start and the weights' way have left
     batch = rollouts.run(asked, evaluation.options, mode="eval", label=label, group_size=evaluation.samples)
     # 3. what they are worth
@@ -125,6 +129,8 @@ def _facts(question: int, episode: Scored, limits: EpisodeLimits) -> EpisodeFact
         repeats=_repeats(trajectory.calls),
         copies=copies_result(trajectory.messages),
         cut_in_turn=cut_in_turn(trajectory, limits),
+        usage=trajectory.metadata.get("usage", {}),
+        tools=named_tools(episode.row),
         # without their texts, which no statistic wants: processes send these to each other
         calls=tuple(replace(call, arguments={}, result="") for call in trajectory.calls if call.result is not None),
     )

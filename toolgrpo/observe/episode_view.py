@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toolgrpo.episode.tool_calls import RUNNABLE
-from toolgrpo.observe.records import results_of, shown_step
+from toolgrpo.observe.records import is_counted, results_of, shown_step
 from toolgrpo.support.plain_text import plain
 
 Record = Mapping[str, Any]
@@ -115,6 +115,10 @@ def conversation_lines(record: Record) -> list[Text]:
 
 def tokens(record: Record, vocabulary: Mapping[int, Mapping[str, Any]]) -> Group:
     """Return the tokens of an episode: sampled ones coloured by probability, the others dim."""
+    if is_counted(record):
+        return Group(
+            _headline(record), Text("a chat endpoint played it, which counts tokens and does not show them"), Text()
+        )
     prompt, text = Text(style="dim"), Text()
     for number in record["prompt_ids"]:
         prompt.append(_token(number, vocabulary))

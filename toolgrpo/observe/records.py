@@ -107,6 +107,11 @@ def results_of(record: Mapping[str, Any]) -> list[Any]:
     return [result for turn in record["turns"] for result in turn["results"]]
 
 
+def is_counted(record: Mapping[str, Any]) -> bool:
+    """Return whether a chat endpoint played an episode: its ids are zeros, one for each token."""
+    return "usage" in (record.get("metadata") or {})
+
+
 def ids_checksum(ids: Sequence[int]) -> int:
     """Return the checksum by which a line of `tokens.jsonl` is matched to its episode."""
     return zlib.crc32(",".join(map(str, ids)).encode())

@@ -12,7 +12,7 @@ from typing import Any
 
 from toolgrpo.episode.tool_calls import RUNNABLE
 from toolgrpo.episode.trajectory import copies_result, is_void_record
-from toolgrpo.observe.records import ids_checksum
+from toolgrpo.observe.records import ids_checksum, is_counted
 
 TEXT_LIMIT = 20_000  # characters
 
@@ -150,6 +150,8 @@ def episode_tokens(record: Record, seen: Record | None) -> dict[str, Any]:
 
     `seen` is what training saw of them; it is left out if it is about other tokens.
     """
+    if is_counted(record):
+        return {"i": [], "m": [0], "l": []}
     ids, mask, logprobs = record["ids"], record["mask"], record["logprobs"]
     engine = list(compress(logprobs, mask))
     found: dict[str, Any] = {

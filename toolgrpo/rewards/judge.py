@@ -17,13 +17,13 @@ import logging
 import os
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from toolgrpo.data.files import read_file
@@ -31,10 +31,11 @@ from toolgrpo.data.rows import row_key
 from toolgrpo.episode.dropped import DropEpisode
 from toolgrpo.errors import ConfigError, DataError
 from toolgrpo.rewards.base import Score
-from toolgrpo.support.plain_text import counted, plain
+from toolgrpo.support.chat_endpoint import ChatEndpoint, EndpointFailed
+from toolgrpo.support.plain_text import CHAT_URL, counted, plain
 from toolgrpo.support.settings_files import BadSettings, read_yaml
 
-_AT_ONCE, _PAUSES_S, _MOST_BYTES = 8, (0.0, 0.5, 2.0, 8.0), 1 << 20  # requests; before each try; of a reply
+_AT_ONCE = 8  # requests
 _RANKING = re.compile(r'"ranking"\s*:\s*(\[[\d\s,\[\]]*\])')
 _TASK = """You rank {n} answers to one request by the rubric below.
 Each line of an answer begins with the number of the answer and its author, as in `2 assistant| `; in the text, ¦ stands \
@@ -50,7 +51,7 @@ class JudgeSettings(BaseModel):
     """Content of judge.yaml. Paths are relative to the working folder."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    url: str = Field(pattern=r"^https?://[^\s@?#]+[^\s@?#/]$")  # up to /v1
+    url: str = Field(pattern=f"^{CHAT_URL}$")  # up to /v1
     model: str
     rubric: str = Field(min_length=1)  # of rows without a column `rubric`
     labels: Path | None = None  # pairs that people ranked, for `toolgrpo check`
@@ -81,9 +82,8 @@ class Judge:
 
     async def rank(self, groups: Sequence[tuple[Any, str | None, Sequence[Any]]]) -> list[list[Score]]:
         """Return the scores of each group: a prompt, its own rubric, and the answers. A failed group has its drop."""
-        of, at_once, key = self.settings, asyncio.Semaphore(_AT_ONCE), os.environ.get("TOOLGRPO_JUDGE_KEY")
-        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        no_timeout = aiohttp.ClientTimeout(total=None)  # each group has its own
+        of, at_once = self.settings, asyncio.Semaphore(_AT_ONCE)
+        endpoint = ChatEndpoint(of.url, "TOOLGRPO_JUDGE_KEY", of.timeout_s)
 
         async def scores(prompt: Any, rubric: str | None, answers: Sequence[Any]) -> list[Score]:
             texts = [_lines(answer, "assistant", of.most_characters) for answer in answers]
@@ -93,48 +93,33 @@ class Judge:
             try:
                 async with at_once:
                     if known not in self._known:
-                        self._known[known] = (
-                            await self._asked(client, asked, random.Random(known)) if shown[1:] else [0]
-                        )
-            except DropEpisode as drop:
-                why = f"the judge at {of.url} gave no ranking: {drop.reason.replace(key or chr(0), '***'):.300}"
-                return [DropEpisode(why)] * len(texts)
+                        tried = partial(self._try, *asked, rng=random.Random(known))
+                        self._known[known] = await endpoint.ask(client, tried) if shown[1:] else [0]
+            except EndpointFailed as failed:
+                return [DropEpisode(f"the judge at {of.url} gave no ranking: {failed}")] * len(texts)
             own = [self._known[known][shown.index(text)] for text in texts]
             return [(sum((other > one) + (other == one) / 2 for other in own) - 0.5) / (len(own) - 1) for one in own]
 
-        async with aiohttp.ClientSession(headers=headers, timeout=no_timeout, auto_decompress=False) as client:
+        async with endpoint.client() as client:
             return await asyncio.gather(*(scores(*group) for group in groups))
 
-    async def _asked(self, client: Any, asked: list[str], rng: random.Random) -> list[int]:
-        """Return the level of each text, 0 being the best, where a rubric, a request and the texts are asked about."""
-        why = f"no answer within {self.settings.timeout_s:g} s"
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.timeout_s):
-                for pause_s in _PAUSES_S:
-                    await asyncio.sleep(pause_s)
-                    try:
-                        return await self._once(client, *asked, rng=rng)
-                    except (aiohttp.ClientError, OSError, ValueError) as error:
-                        why = str(error) or type(error).__name__
-        raise DropEpisode(why)
-
-    async def _once(self, client: Any, rubric: str, request: str, *texts: str, rng: random.Random) -> list[int]:
-        of, n, reply = self.settings, len(texts), b""
+    def _try(
+        self, rubric: str, request: str, *texts: str, rng: random.Random
+    ) -> tuple[Mapping[str, Any], Callable[[bytes], list[int]]]:
+        """Return a request about the texts, and what reads the level of each, 0 being the best, out of its reply."""
+        of, n = self.settings, len(texts)
         order = rng.sample(range(n), n)
         parts = [("request", request), *((str(i), texts[place]) for i, place in enumerate(order, start=1))]
         said = "\n\n".join(re.sub("^", f"{mark} ", text, flags=re.M) for mark, text in parts)
         example = [[place] for place in rng.sample(range(1, n + 1), n)]  # of n answers: small judges copy its shape
         task = _TASK.format(n=n, rubric=rubric, example=example)
         messages = [{"role": "system", "content": task}, {"role": "user", "content": said}]
-        body = of.request | {"model": of.model, "messages": messages}
-        async with client.post(f"{of.url}/chat/completions", json=body, allow_redirects=False) as response:
-            while len(reply) <= _MOST_BYTES and (read := await response.content.readany()):
-                reply += read
-        if response.status != 200:
-            again = response.status >= 500 or response.status in (408, 429)
-            raise (ValueError if again else DropEpisode)(f"HTTP {response.status}, {reply!r}")
-        level = _levels_in(reply[:_MOST_BYTES], n)  # what is cut there is no JSON
-        return [level[order.index(place) + 1] for place in range(n)]
+
+        def levels(reply: bytes) -> list[int]:
+            level = _levels_in(reply, n)
+            return [level[order.index(place) + 1] for place in range(n)]
+
+        return of.request | {"model": of.model, "messages": messages}, levels
 
     def agreement(self) -> dict[str, Any]:
         """Return the line of `toolgrpo check` about the labels, which warns within 1.96 standard errors of a coin."""

@@ -34,7 +34,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolgrpo.chat.base import ParsedTurn, assistant_message, tool_message
 from toolgrpo.chat.unmarked import with_unmarked
@@ -97,7 +97,7 @@ def turn_said(ledger: Ledger, sample: Sample, parsed: ParsedTurn, *, started_s: 
 
 
 class EpisodeRun:
-    """One running episode. `play` runs it to its end, once."""
+    """One running episode. `play` runs it to its end, once. `rollout/chat_api.py` lets an endpoint say its turns."""
 
     def __init__(self, shared: EpisodeRunner, episode: Episode) -> None:
         self.shared = shared
@@ -113,6 +113,7 @@ class EpisodeRun:
         self.calls_run = 0
         self.dropped: Drop | None = None
         self.failure: str | None = None
+        self.metadata: dict[str, Any] = {}
         self.ledger: Ledger | None = None
         self.history: History | None = None  # where the context has a limit
 
@@ -145,6 +146,7 @@ class EpisodeRun:
             duration_s=self._now(),
             failure=self.failure,
             reward=reward,
+            metadata=self.metadata,
             dropped=self.dropped,
         )
 

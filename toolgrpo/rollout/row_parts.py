@@ -91,6 +91,12 @@ def _tool_names(value: Any) -> list[str]:
     return [name for name in named if isinstance(name, str)]
 
 
+def named_tools(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the tools that a row names as right, in `expected_tools` or `gold_calls`, each once."""
+    named = _tool_names(row.get("expected_tools")) or _tool_names(row.get("gold_calls"))
+    return tuple(dict.fromkeys(named))
+
+
 def _no_such_tool(tools: ToolProvider | None, name: str, column: str) -> str:
     near = nearest(name, () if tools is None else tools.names)
     hint = f"the nearest is {near[0]!r}" if near else "no tools were loaded (--tools_script)"

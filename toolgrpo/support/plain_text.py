@@ -19,6 +19,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+CHAT_URL = r"https?://[^\s@?#]+[^\s@?#/]"
+"""Address of a chat endpoint, up to /v1: without a password, a query and a slash at its end."""
+
 _UNSEEN = (
     "\x7f-\x9f"  # DEL and C1
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks of the reading direction

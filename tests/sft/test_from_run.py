@@ -1,0 +1,107 @@
+"""Which episodes of a run become examples, and why the others do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.recorded_run import record_run
+from toolgrpo.sft.from_run import offered, run_examples
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def record(question: str, *calls: tuple[str, dict[str, Any], str], **more: Any) -> dict[str, Any]:
+    """One recorded episode: calls with their results, then an answer."""
+    made = [{"id": f"x{n}", "function": {"name": name, "arguments": a}} for n, (name, a, _) in enumerate(calls)]
+    messages = [{"role": "assistant", "content": "", "tool_calls": made}] if calls else []
+    messages += [{"role": "tool", "tool_call_id": f"x{n}", "content": one[2]} for n, one in enumerate(calls)]
+    turn = {
+        "attempts": [{"status": "ok", "name": name, "arguments": a} for name, a, _ in calls],
+        "results": [{"content": result} for _, _, result in calls],
+    }
+    prompt = [{"role": "user", "content": question}]
+    done = {"prompt": prompt, "messages": [*messages, {"role": "assistant", "content": "5"}]}
+    return {"success": True, "row": {}, "turns": [turn], **done, **more}
+
+
+def add(a: int, b: int) -> tuple[str, dict[str, Any], str]:
+    return "add", {"a": a, "b": b}, str(a + b)
+
+
+def test_each_success_is_used_once_and_the_others_are_counted_by_their_reason() -> None:
+    broken = record("What is 9 + 9?", add(9, 9))
+    broken["turns"][0]["attempts"].append({"status": "invalid_json", "name": None, "arguments": None})
+    asks = [{"role": "assistant", "content": "5"}, {"role": "user", "content": "Sure?"}]
+    found = run_examples(
+        [
+            record("What is 2 + 3?", add(2, 3)),
+            record("  what is 2 + 3 ", add(3, 2)),  # the same question
+            record("What is 2 - 3?", ("add", {"a": 2, "b": -3}, "-1")),  # another
+            record("Two and three make?", ("add", {"b": 3, "a": 2}, "5")),  # the same call
+            record("Now?", ("state", {}, "one")),
+            record("And now?", ("state", {}, "two")),  # the same call of another state
+            record("Hello", success=False),
+            record("Hello", success=None),
+            record("Hello"),
+            record("Say it."),  # neither of the two calls anything
+            broken,
+            record("Cut", add(7, 7), messages=[{"role": "assistant", "content": ""}]),
+            record("Hello", messages=[*asks, {"role": "assistant", "content": "5"}]),  # it goes on otherwise
+        ]
+    )
+    first = [one["messages"][0]["content"] for one in found.conversations]
+    assert first == ["What is 2 + 3?", "What is 2 - 3?", "Now?", "And now?", "Hello", "Say it.", "Hello"]
+    assert str(found) == (
+        "7 of 13 episodes (2 without success; 1 with a question that an earlier one has; 1 with the calls of an earlier "
+        "one; 1 with a call that could not be run; 1 without an answer)"
+    )
+    twice = [
+        record("What is 2 + 3?", add(2, 3)),
+        record("What is 2 + 3?", add(3, 2)),
+        record("What is 2 + 3?", add(2, 3)),
+    ]
+    assert str(run_examples(twice, near=False)) == "2 of 3 episodes (1 that say what an earlier one says)"
+    said = json.dumps(found.conversations[0]["messages"])
+    assert "x0" not in said and "tool_call_id" not in said, "families write ids in their own form"
+
+
+def test_a_conversation_is_shown_the_tools_that_its_row_was() -> None:
+    schemas = [{"type": "function", "function": {"name": name}} for name in ("a", "b", "c")]
+    rows = [{}, {"tools": ["a", "b"]}, {"hidden_tools": ["c"]}, {"tools": ["a", "c"], "hidden_tools": ["c"]}]
+    found = run_examples(record(str(number), row=row) for number, row in enumerate(rows))
+    names = [[one["function"]["name"] for one in offered(schemas, each)] for each in found.conversations]
+    assert names == [["a", "b", "c"], ["a", "b"], ["a", "b"], ["a"]]
+
+
+@pytest.mark.e2e
+def test_a_student_learns_from_a_run_in_its_own_format(mini_nano: Path, tmp_path: Path) -> None:
+    def sft(*flags: str) -> str:
+        command = [sys.executable, "-m", "toolgrpo", "sft", "--model", str(mini_nano), "--from_run", str(run), *flags]
+        command += ["--output_dir", str(tmp_path / "out"), "--max_steps", "1", "--batch_size", "1", "--use_cpu", "true"]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+        return f"exit code {done.returncode}\n{done.stderr}"
+
+    run = record_run(tmp_path / "run")
+    recorded = run / "episodes.jsonl"
+    messages = record("q", add(1, 2))["messages"]
+    lines = [{**json.loads(line), "messages": messages} for line in recorded.read_text().splitlines()]
+    recorded.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "call tools, and its run.yaml does not say which; name them with --tools_script" in sft()
+    (run / "run.yaml").write_text(f"tools_script: {run / 'mine.py'}\n")
+    (run / "mine.py").write_text(
+        "def add(a: int, b: int) -> int:\n    '''Add.'''\n    return a + b\n\nTOOL_FUNCTIONS = [add]\n"
+    )
+    said = sft()
+    assert "are in that folder itself" in said and "(tools_script)" in said, "what came with a recording is not run"
+    (run / "run.yaml").write_text("tools_script: arithmetic\n")
+    said = sft()
+    assert said.startswith("exit code 0") and "examples  2 of 24 episodes" in said and "without success" in said, said
+    assert (tmp_path / "out" / "model.safetensors").is_file()
