@@ -247,9 +247,9 @@ class _ChatRun(EpisodeRun):
     def _reason_to_stop(self, ledger: Ledger, turn: Turn, room: TurnBudget) -> StopReason | None:
         return StopReason.CONTEXT_FULL if self.window_full else super()._reason_to_stop(ledger, turn, room)
 
-    def _bridge(self, ids: Sequence[int], answers: Sequence[Message]) -> list[int]:
+    def _go_on(self, ledger: Ledger, bridge: Sequence[int], answers: Sequence[Message]) -> StopReason | None:
         self.said += as_sent(answers)
-        return super()._bridge(ids, answers)
+        return super()._go_on(ledger, bridge, answers)
 
     def _with_ids(self, parsed: ParsedTurn) -> ParsedTurn:
         """Return the turn with an id for each call that no other call of the episode has."""
