@@ -42,7 +42,7 @@ LINES = {
     "(itself)": 765,
 }
 MOST = {
-    "modules": 222,
+    "modules": 221,
     "modules with one importer": 40,
     "modules that a trainer imports": 129,
     "lines that a trainer imports": 23_300,
