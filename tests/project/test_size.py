@@ -51,7 +51,7 @@ MOST = {
     "lines that a trainer imports": 23_125,
     "files that import TRL": 5,
     "fields of our own": 38,
-    "lines of tests": 40_890,
+    "lines of tests": 40_900,
     "lines of benchmarks": 5_775,
     "lines of pages": 3_995,
     "words of pages": 29_940,

@@ -25,8 +25,8 @@ from toolgrpo.observe.records import read_episodes
 from toolgrpo.rewards.base import Reward
 from toolgrpo.support.barrier import Processes
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, tiny_trainer
-from toolgrpo.trainer.batches import Batches, QueueRule, StepGroups, TakenBatch, Training
-from toolgrpo.trainer.row_order import RowOrder
+from toolgrpo.trainer.batches import Batches, StepGroups, TakenBatch
+from toolgrpo.trainer.row_order import QueueRule, RowOrder, Training
 
 pytestmark = pytest.mark.e2e
 

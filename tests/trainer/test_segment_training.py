@@ -15,7 +15,7 @@ from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout import RolloutBatch
 from toolgrpo.testing import ScriptedTools, tiny_trainer
-from toolgrpo.trainer.pass_rows import SegmentedRows
+from toolgrpo.trainer.training_pass import SegmentedRows
 
 pytestmark = pytest.mark.contract
 

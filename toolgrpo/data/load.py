@@ -95,9 +95,8 @@ def load_tasks(
         rows = partial(task_rows, str(spec), split=split, limit=limit)
 
     def again(first: bool) -> Iterator[Row]:
-        return map(
-            partial(with_opening, system_prompt=system_prompt), rows(on_bad_row=on_bad_row if first else _ignore)
-        )
+        for row in rows(on_bad_row=on_bad_row if first else _ignore):
+            yield with_opening(row, system_prompt)
 
     dataset = write_rows(again)
     if dataset is None:

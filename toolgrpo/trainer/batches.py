@@ -29,7 +29,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from toolgrpo.engines.base import Engine, SamplingOptions
+from toolgrpo.engines.base import Engine
 from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import ConfigError, PeerError
 from toolgrpo.evaluation.grading import Answers, Grading
@@ -37,12 +37,12 @@ from toolgrpo.learning.advantages import is_dead
 from toolgrpo.learning.shaping import Shaping, members_of
 from toolgrpo.rollout.ahead import RolloutsAhead
 from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
-from toolgrpo.rollout.group_queue import Admission, GroupQueue, GroupSet, Judge, TakenGroups, unjudged
+from toolgrpo.rollout.group_queue import GroupQueue, GroupSet, Judge, TakenGroups, unjudged
 from toolgrpo.rollout.observers import RolloutBegan
 from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.rollout.scheduler import timers_held
 from toolgrpo.support.barrier import Processes
-from toolgrpo.trainer.row_order import RowOf, RowOrder, group_sets, slice_sets
+from toolgrpo.trainer.row_order import QueueRule, RowOf, RowOrder, Training, group_sets, slice_sets
 from toolgrpo.trainer.trl_jobs import point_to_messages
 
 
@@ -230,34 +230,6 @@ def _drawn_metrics(facts: Sequence[_SetFacts]) -> dict[str, float]:
         "sampling/dead_all_solved": float(sum(all(successes) for successes in dead)),
         "sampling/live_rate": 1 - len(dead) / len(facts),
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueRule:
-    """Rule for beginning and taking groups. `most_groups`: so many times the groups of a step at most."""
-
-    sampling: SamplingOptions
-    group_size: int
-    replaces: bool = False  # dead groups; so groups are taken one by one, and not whole batches
-    most_groups: float = 1.0
-    staleness: int = 0
-
-    def rule(self, target: int, left: int) -> Admission:
-        """Return how a step takes `target` sets, if `left - 1` others follow it: nothing is begun that no step will take."""
-        most = self.most_groups if self.replaces else 1.0
-        return Admission.of(target, max_groups_drawn=most, beyond=min(self.staleness, left - 1) * target)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """Facts about the training that is drawn for."""
-
-    step: Callable[[], int]
-    left: Callable[[], int]  # batches to come, this one included
-    weights: Callable[[], Iterable[tuple[str, Any]]]
-    load_weights: Callable[[], int]  # into an engine that draws nothing now
-    save: Callable[[], None]  # a checkpoint
-    log: Callable[[Mapping[str, float]], None]
 
 
 class StepGroups:

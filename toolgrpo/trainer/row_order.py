@@ -1,4 +1,4 @@
-"""Order of the rows that the next steps take, in place of TRL's sampler: rows alone, no episodes.
+"""Rows that the next steps take, in place of TRL's sampler: by which rule, and in which order. Rows alone, no episodes.
 
 `Batches` (`batches.py`) plans with it before each step and says afterwards what is gone; a checkpoint keeps its state.
 
@@ -10,10 +10,40 @@ the same rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.rollout.batch import Row
-from toolgrpo.rollout.group_queue import GroupSet
+from toolgrpo.rollout.group_queue import Admission, GroupSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRule:
+    """Rule for beginning and taking groups. `most_groups`: so many times the groups of a step at most."""
+
+    sampling: SamplingOptions
+    group_size: int
+    replaces: bool = False  # dead groups; so groups are taken one by one, and not whole batches
+    most_groups: float = 1.0
+    staleness: int = 0
+
+    def rule(self, target: int, left: int) -> Admission:
+        """Return how a step takes `target` sets, if `left - 1` others follow it: nothing is begun that no step will take."""
+        most = self.most_groups if self.replaces else 1.0
+        return Admission.of(target, max_groups_drawn=most, beyond=min(self.staleness, left - 1) * target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Facts about the training that is drawn for."""
+
+    step: Callable[[], int]
+    left: Callable[[], int]  # batches to come, this one included
+    weights: Callable[[], Iterable[tuple[str, Any]]]
+    load_weights: Callable[[], int]  # into an engine that draws nothing now
+    save: Callable[[], None]  # a checkpoint
+    log: Callable[[Mapping[str, float]], None]
 
 
 class RowOrder:

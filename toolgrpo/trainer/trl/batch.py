@@ -32,7 +32,7 @@ from toolgrpo.learning.stages import (
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.rollout.batch import RolloutBatch, Scored
 from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trainer.pass_rows import Scores, SegmentedRows
+from toolgrpo.trainer.training_pass import Scores, SegmentedRows
 
 Batch = dict[str, Any]
 

@@ -100,7 +100,7 @@ from toolgrpo.support.process_setup import give_memory_back, maps_large_blocks
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.batches import Batches, TakenBatch
 from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trainer.pass_rows import RowChoice, Scores, SegmentedRows
+from toolgrpo.trainer.training_pass import RowChoice, Scores, SegmentedRows
 from toolgrpo.trainer.trl import batch as trl_batch
 from toolgrpo.trainer.trl import trainer as trl_trainer
 

@@ -48,7 +48,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.batch import Mode
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer import trl_jobs
-from toolgrpo.trainer.batches import Training
+from toolgrpo.trainer.row_order import Training
 from toolgrpo.trainer.trl.grpo import GRPOTrainer
 
 if TYPE_CHECKING:
