@@ -122,6 +122,7 @@ def test_an_error_that_lists_values_or_a_bound_is_learned_from() -> None:
 def test_lists_after_a_cue_are_read_with_and_without_quotes() -> None:
     assert listed_in("no data for X; available: Oslo, Cairo, Lima") == ["Oslo", "Cairo", "Lima"]
     assert listed_in("must be one of 'a b', 'c'") == ["a b", "c"]
+    assert listed_in("unknown algorithm 'x'; use one of md5, sha1") == ["md5", "sha1"]
     assert listed_in("there is no part 7") == []
 
 

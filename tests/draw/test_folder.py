@@ -59,7 +59,7 @@ def test_a_folder_of_rows_is_written_and_loads(
         ("--tools_script {tools}", "rows drawn from tools go into one folder, got none: toolgrpo init --tools_script"),
         ("--tools_script {tools} full", "it is there already and not empty"),
         ("--tools_script {tools} full/file", "the rows cannot be written to full/file"),
-        ("--tools_script none.py rows", "No such file: none.py"),
+        ("--tools_script none.py rows", "none.py (the working folder is"),
         ("--tools_script bad.py rows", "tool 'f': no docstring"),
         ("--tools_script mute.py rows", "no rows to train on could be drawn (f: none of"),
         ("--tools_script {tools} --hold_out dvide rows", "--hold_out dvide: there is no such tool"),

@@ -78,4 +78,7 @@ def test_values_are_written_as_people_write_them() -> None:
 
 def test_a_name_that_says_nothing_gives_way_to_its_description() -> None:
     assert noun_of("a", "The first integer.", by_description=False) == "first integer"
-    assert noun_of("annual_rate", "Nominal interest rate in percent a year.", by_description=True) == "annual rate"
+    assert (
+        noun_of("annual_rate", "Nominal interest rate in percent a year.", by_description=True)
+        == "nominal interest rate a year"
+    )

@@ -71,8 +71,9 @@ def _draw(folder: Path, tools: dict[str, str], given: Given) -> int:
     from toolgrpo.draw.rows import draw_rows, write_folder  # brings the tools' weight, which a copy does not need
     from toolgrpo.tools.open_toolbox import load_tools
 
+    new = not folder.exists()
     check_output_folder(folder, "the rows", "toolgrpo init FOLDER")
-    hold_out = given.values.get("hold_out") or []
+    hold_out = [name for name in str(given.values.get("hold_out") or "").split(",") if name]
     live = sys.stderr.isatty()
     script = tools.get("tools_script")
     sources = {
@@ -98,7 +99,8 @@ def _draw(folder: Path, tools: dict[str, str], given: Given) -> int:
         config = write_folder(drawn, folder, tools, hold_out)
     except ToolGRPOError:
         say("")
-        folder.rmdir()  # nothing is in it
+        if new:
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     n = {"train.jsonl": len(drawn.train), "heldout.jsonl": len(drawn.held_out)}
     print(f"{folder}/ has {', '.join(f'{name} ({rows} rows)' for name, rows in n.items())}, config.yaml, README.md")

@@ -103,7 +103,7 @@ class InitArguments(Options, theme="written"):
     )
     environment: str | None = option(None, "The same, from the methods of FILE.py:Class.", theme="rows")
     mcp_config: str | None = option(None, "The same, from the MCP servers of an mcp.json.", theme="rows")
-    hold_out: list[str] | None = option(None, "Tools whose rows are all held out.", theme="rows")
+    hold_out: str | None = option(None, "Tool whose rows are all held out, or several: a,b.", theme="rows")
     allow_writes: bool = allow_writes_option("rows")
 
 

@@ -98,10 +98,11 @@ _WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (  # likewise, for texts; `{n}
 )  # fmt: skip
 _ANY_WORD = ("river", "garden", "planet", "level", "winter", "music", "apple", "stone")
 
+_ONE_OF = re.compile(
+    r"\b(?:one of|available|choose from|allowed|valid|supported|options):? +(.+)", re.IGNORECASE | re.DOTALL
+)
 _LISTED = re.compile(
-    r"(?:one of|allowed|known|available|valid|choose from|choices|supported|options|expected|holds|did you mean|are|use)"
-    r"(?: \w+){0,2}?:? +(.+)",
-    re.IGNORECASE | re.DOTALL,
+    r"\b(?:known|choices|expected|holds|did you mean|are|use)(?: \w+){0,2}?:? +(.+)", re.IGNORECASE | re.DOTALL
 )
 _AS_IN = re.compile(r"(?:as in|such as|e\.g\.,?|for example,?|for instance,?|examples?:|like) +(.+)", re.IGNORECASE)
 _SUM = re.compile(r"sum (?:up )?to (?:1\b|one\b)")
@@ -142,9 +143,9 @@ def bounds_in(text: str) -> tuple[float | None, float | None]:
     return low, high
 
 
-def listed_in(text: str, cue: re.Pattern[str] = _LISTED) -> list[str]:
+def listed_in(text: str, *cues: re.Pattern[str]) -> list[str]:
     """Return the values that a text lists after a word such as "one of" or "as in"."""
-    found = cue.search(text)
+    found = next((one for cue in cues or (_ONE_OF, _LISTED) if (one := cue.search(text))), None)
     if found is None:
         return []
     quoted = [next(filter(None, one)) for one in _QUOTED.findall(found[1])]
@@ -153,7 +154,7 @@ def listed_in(text: str, cue: re.Pattern[str] = _LISTED) -> list[str]:
     listed = re.split(r"[.;\n)\]](?:\s|$)", found[1].lstrip("[({"))[0]
     parts = [part.strip(" '\"`[](){}") for part in re.split(r",|\bor\b|\band\b|\|", listed)]
     parts = [part for part in parts if 0 < len(part) <= 40 and len(part.split()) <= 4]
-    return parts if len(parts) > 1 or cue is _AS_IN else []
+    return parts if len(parts) > 1 or cues else []
 
 
 class Seen:
@@ -172,15 +173,18 @@ class Seen:
 
     def of(self, name: str, kind: type | tuple[type, ...]) -> list[Any]:
         """Return the values that fit the name of a parameter."""
-        words = words_of(name)
-        found: dict[Any, None] = {}
-        for label, values in self._by_label.items():
-            of_label = {one.removesuffix("s") for one in label.split()}
-            if words[-1].removesuffix("s") in of_label or (
-                words[-1] in _KEYS and words[0].removesuffix("s") in of_label
-            ):
-                found |= values
-        return [value for value in found if isinstance(value, kind) and not isinstance(value, bool)]
+        words = [one.removesuffix("s") for one in words_of(name)]
+        labels = {label: [one.removesuffix("s") for one in label.split()] for label in self._by_label}
+        for fits in (
+            lambda of: of == words,
+            lambda of: of[-1] == words[-1],
+            lambda of: words[-1] in of or (words[-1] in _KEYS and words[0] in of),
+        ):
+            values = dict.fromkeys(one for label, of in labels.items() if fits(of) for one in self._by_label[label])
+            found = [one for one in values if isinstance(one, kind) and not isinstance(one, bool)]
+            if found:
+                return found
+        return []
 
 
 _KEYS = ("id", "name", "code", "key", "path", "number", "symbol", "slug")
@@ -280,7 +284,7 @@ class Drawer:
             or (texts if len(texts) == 1 else [])
         )
         for name in about:
-            self._learned[name].listed |= dict.fromkeys(listed[:50])
+            self._learned[name].listed |= dict.fromkeys(one for one in listed[:50] if one != arguments[name])
 
     def example_line(self) -> str:
         """Return the line for the tools file that would help: its first parameter that must be given."""

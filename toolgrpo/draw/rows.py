@@ -12,7 +12,7 @@ from typing import Any
 
 from toolgrpo.draw.play import Played, Program, answered, explore, linked, replayed
 from toolgrpo.draw.wording import question
-from toolgrpo.errors import DataError
+from toolgrpo.errors import ConfigError, DataError
 from toolgrpo.support.storage import write_whole
 from toolgrpo.tools.toolbox import Toolbox
 
@@ -56,7 +56,7 @@ def draw_rows(
     with open_toolbox() as toolbox:
         unknown = [name for name in hold_out if name not in toolbox.names]
         if unknown:
-            raise DataError(f"--hold_out {unknown[0]}: there is no such tool; there is {', '.join(toolbox.names)}")
+            raise ConfigError(f"--hold_out {unknown[0]}: there is no such tool; there is {', '.join(toolbox.names)}")
         wanted = min(n_rows, max(12, 3 * n_rows // max(1, len(toolbox.names))))
         played = explore(toolbox, rng, wanted=wanted, budget_s=_BUDGET_S, allow_writes=allow_writes, say=say)
         singles: list[Program] = [(call,) for one in played.values() if not one.out for call in one.good.values()]
@@ -201,11 +201,11 @@ def write_folder(drawn: ToolRows, folder: Path, tools: Mapping[str, str], hold_o
     longest = max(len(json.loads(row["gold_calls"])) for row in (*drawn.train, *drawn.held_out))
     told = [f"  {name}: {json.dumps(value)}" for name, value in tools.items()]
     said = {
-        "folder": folder,
+        "folder": json.dumps(str(folder)),
         "n_eval": len(drawn.held_out),
         "tools": "\n".join(told),
         "max_turns": longest + 2,
-        "output": output,
+        "output": json.dumps(str(output)),
     }
     write_whole(config, _CONFIG.format(**said))
     away = {row["task"] for row in drawn.held_out} - {row["task"] for row in drawn.train}
