@@ -62,7 +62,10 @@ _RANGES: tuple[tuple[str, Range], ...] = (  # by the words of a name and what is
     (r"face value|\bcosts?\b|amount|money|budget|revenue|\bvalue of\b", Range(100, 10000, 100)),
     (r"price|spot|strike|fee\b", Range(5, 200, 1)),
     (r"weight|height|width|length|distance|radius|area|mass|speed", Range(1, 200, 1)),
-    (r"count|limit|max|top\b|size|how many|\bk\b|depth|page|number of|decimals|digits|places", Range(1, 10, 1)),
+    (
+        r"count|limit|max|top\b|size|how many|\bk\b|depth|page|number of(?! the | an? )|decimals|digits|places",
+        Range(1, 10, 1),
+    ),
 )
 
 _WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (  # likewise, for texts; `{n}` is a number
@@ -344,13 +347,15 @@ class Drawer:
         self._sources.append((name, source))
         return self._rng.choice(there[source])
 
-    @property
-    def _stuck(self) -> bool:
-        return self.calls >= _STUCK[0] and len(self.good) < _STUCK[1] * self.calls
+    def _opened(self, name: str, source: str) -> bool:
+        """Return whether a source is looked at that is not for every tool: while it hardly answers, or where it helped."""
+        stuck = self.calls >= _STUCK[0] and len(self.good) < _STUCK[1] * self.calls
+        return stuck or self._learned[name].answers[source] > 0
 
     def _number(self, name: str, schema: Mapping[str, Any], kind: str) -> Any:
         about = _about(name, schema)
-        found = next((one for words, one in _RANGES if re.search(words, about)), Range(1, 100, 1))
+        meant = next((one for words, one in _RANGES if re.search(words, about)), None)
+        found = meant or Range(1, 100, 1)
         known, (low, high) = self._learned[name], bounds_in(str(schema.get("description") or ""))
         if low is not None and high is not None and found.step < high - low <= 200:
             found = Range(low, high, found.step)
@@ -380,9 +385,11 @@ class Drawer:
         value = -value if signed and self._rng.random() < 0.5 else value
         drawn = _plain(value, integer=kind == "integer")
         type_ = int if kind == "integer" else (int, float)
-        seen = self._seen.of(name, type_) if _is_key(name) or self._stuck else []
-        own = [one for one in self.spec.literals if isinstance(one, type_) and abs(one) > 2] if self._stuck else []
-        return self._from_sources(name, {"range": [drawn], "seen": seen, "code": own})
+        seen = self._seen.of(name, type_) if _is_key(name) or self._opened(name, "seen") else []
+        own = [one for one in self.spec.literals if isinstance(one, type_) and abs(one) > 2 and meant is None]
+        return self._from_sources(
+            name, {"range": [drawn], "seen": seen, "code": own if self._opened(name, "code") else []}
+        )
 
     def _text(self, name: str, schema: Mapping[str, Any]) -> str:
         rng, about = self._rng, _about(name, schema)
@@ -390,7 +397,7 @@ class Drawer:
         if (made := _dated(about, schema, rng)) is not None:
             return made
         own = f"{said} {self.spec.schema['function'].get('description', '')}" if self._only(name) else said
-        named = [one for one in listed_in(own, _AS_IN) if "..." not in one]
+        named = [one for one in listed_in(own, _AS_IN) if "..." not in one] or _alternatives(said)
         words = [words for pattern, words in _WORDS if re.search(pattern, " ".join(words_of(name)))] or [
             words for pattern, words in _WORDS if re.search(pattern, about)
         ]
@@ -399,8 +406,8 @@ class Drawer:
             "seen": self._seen.of(name, str),
             "named": [_other_numbers(one, rng) if re.search(r"\d.*[-+*/]", one) else one for one in named],
             "words": [_filled(one, rng) for one in (words or [_ANY_WORD])[0]],
-            "code": [str(one) for one in self.spec.literals if isinstance(one, str)] if self._stuck else [],
-            "inside": [word for text in self._texts for word in text.split()] if self._stuck else [],
+            "code": [str(one) for one in self.spec.literals if isinstance(one, str)] if self._opened(name, "code") else [],
+            "inside": [word for text in self._texts for word in text.split()] if self._opened(name, "inside") else [],
         }  # fmt: skip
         self._texts.append(text := str(self._from_sources(name, sources)))
         return text
@@ -507,6 +514,12 @@ def _dated(about: str, schema: Mapping[str, Any], rng: random.Random) -> str | N
     if form == "uuid":
         return f"{rng.getrandbits(32):08x}-0000-4000-8000-{rng.getrandbits(48):012x}"
     return f"{day:%Y-%m}" if "yyyy-mm" in about else None
+
+
+def _alternatives(said: str) -> list[str]:
+    """Return the words of a text that is nothing but alternatives: "md5, sha1 or sha256"."""
+    parts = re.split(r", or |, | or |\|", said.strip().rstrip("."))
+    return parts if len(parts) > 1 and not any(re.search(r"\s", part) for part in parts) else []
 
 
 def _filled(text: str, rng: random.Random) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from toolgrpo.draw.play import Played, Program, answered, explore, linked, replayed
 from toolgrpo.draw.wording import question
 from toolgrpo.errors import ConfigError, DataError
+from toolgrpo.support.plain_text import counted
 from toolgrpo.support.storage import write_whole
 from toolgrpo.tools.toolbox import Toolbox
 
@@ -211,6 +212,6 @@ def write_folder(drawn: ToolRows, folder: Path, tools: Mapping[str, str], hold_o
     away = {row["task"] for row in drawn.held_out} - {row["task"] for row in drawn.train}
     page = {"n_train": len(drawn.train), "n_held_out": len(drawn.held_out), "tools": ", ".join(tools.values())}
     page |= {"folder": folder, "config": config, "output": output}
-    page["away"] = f"the tools {', '.join(hold_out)}" if hold_out else f"{len(away)} compositions of tools"
+    page["away"] = f"the tools {', '.join(hold_out)}" if hold_out else f"{counted(len(away), 'composition')} of tools"
     write_whole(folder / "README.md", _README.format(**page))
     return config

@@ -95,6 +95,11 @@ def task_of(description: str, name: str) -> str:
         base = lower if re.search("ss$|[^s]$", lower) else lower[:-1]
     base = f"{lower[:-3]}y" if base is None and lower.endswith("ies") else base
     base = {"return": "give me", "say": "tell me"}.get(base or "", base)
+    base = (
+        None
+        if rest.startswith(("of ", "for ")) and base in ("price", "count", "estimate", "plan", "map", "sample")
+        else base
+    )
     if base is not None and rest:
         return f"{base} {rest}"
     if lower in _QUESTIONS:
