@@ -170,5 +170,13 @@ def test_dates_and_times_are_drawn_in_their_form(name: str, said: str, form: str
     assert all(re.fullmatch(form, one[name]) for one in drawn(spec({name: {"type": "string", "description": said}})))
 
 
+def test_a_schema_that_refers_to_itself_has_an_end() -> None:
+    node = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#/$defs/node"}}}}
+    one = spec({"root": {"$ref": "#/$defs/node"}})
+    parameters = {**one.parameters, "$defs": {"node": {**node, "required": ["children"]}}}
+    schema = {"type": "function", "function": {"name": "tool", "description": "", "parameters": parameters}}
+    assert all("children" in arguments["root"] for arguments in drawn(ToolSpec(name="tool", schema=schema), 20))
+
+
 def test_names_are_taken_apart() -> None:
     assert words_of("maxResults_perPage") == ["max", "results", "per", "page"] and words_of("ISIN") == ["isin"]

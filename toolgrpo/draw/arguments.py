@@ -23,6 +23,8 @@ from toolgrpo.tools.plugin.tool_spec import ToolSpec
 
 Arguments = dict[str, Any]
 _MOST_KEPT = 400  # values of one name
+_MOST_READ = 20_000  # characters of a result
+_DEEPEST = 8  # levels of a value, for schemas that refer to themselves
 _STUCK = (8, 0.3)  # calls, and the share of answers below which a tool's own code is looked at
 
 _NUMBER = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
@@ -196,14 +198,14 @@ _KEYS = ("id", "name", "code", "key", "path", "number", "symbol", "slug")
 def outputs(content: str) -> Iterator[tuple[str, Any]]:
     """Yield the short values of a result, each with its key; the key of a bare value is empty."""
     pending: list[tuple[str, Any]] = []
-    text = content.strip()
+    text = content[:_MOST_READ].strip()
     try:
         while text:  # a server may give several values, one after the other
             value, end = json.JSONDecoder().raw_decode(text)
             pending.append(("", value))
             text = text[end:].lstrip()
     except (ValueError, RecursionError):
-        pending = [("", line.strip()) for line in content.splitlines()[:20]]
+        pending = [("", line.strip()) for line in content[:_MOST_READ].splitlines()[:20]]
     taken = 0
     while pending and taken < 100:
         label, value = pending.pop(0)
@@ -253,7 +255,9 @@ class Drawer:
             for name in rng.sample(list(drawn), min(len(drawn), rng.choice((1, 1, 2)))):
                 drawn[name] = self._value(name, properties.get(name, {}))
         else:
-            chosen = [name for name in properties if name in required or rng.random() < 0.35]
+            chosen = [
+                one for one in properties if one in required or (rng.random() < 0.35 and self._is_told(properties[one]))
+            ]
             drawn = {name: self._value(name, properties[name]) for name in chosen}
             if rng.random() < 0.5:
                 _let_rise(drawn, properties)
@@ -294,12 +298,17 @@ class Drawer:
         names = [*self.spec.parameters.get("required", ()), *self.spec.parameters.get("properties", {})]
         return f'EXAMPLES = {{"{names[0] if names else "parameter"}": [...]}}'
 
+    def _is_told(self, schema: Any) -> bool:
+        """Return whether it is known what may stand in an argument: not in an object of any keys."""
+        one = self._resolved(schema)
+        return one.get("type") != "object" or bool(one.get("properties"))
+
     # one value
 
-    def _value(self, name: str, schema: Any) -> Any:
+    def _value(self, name: str, schema: Any, depth: int = 0) -> Any:
         if name in self.spec.examples:
             return self._rng.choice(self.spec.examples[name])
-        schema = self._resolved(schema)
+        schema = self._resolved(schema) if depth < _DEEPEST else {"type": "null"}
         for key in ("enum", "examples"):
             if schema.get(key):
                 return self._rng.choice([one for one in schema[key] if one is not None] or [None])
@@ -309,9 +318,9 @@ class Drawer:
         if isinstance(kind, list):
             kind = self._rng.choice([one for one in kind if one != "null"] or ["null"])
         if kind == "array" or (kind is None and "items" in schema):
-            return self._array(name, schema)
+            return self._array(name, schema, depth + 1)
         if kind == "object" or (kind is None and "properties" in schema):
-            return self._object(schema)
+            return self._object(schema, depth + 1)
         if kind == "boolean":
             return self._rng.random() < 0.5
         if kind == "null":
@@ -416,14 +425,16 @@ class Drawer:
         """Return whether a parameter is the only one that must be given."""
         return list(self.spec.parameters.get("required", ())) == [name]
 
-    def _array(self, name: str, schema: Mapping[str, Any]) -> list[Any]:
+    def _array(self, name: str, schema: Mapping[str, Any], depth: int) -> list[Any]:
         if schema.get("prefixItems"):
-            return [self._value(name, one) for one in schema["prefixItems"]]
+            return [self._value(name, one, depth) for one in schema["prefixItems"]]
         n = max(schema.get("minItems", 0), min(self._length, schema.get("maxItems", self._length)))
         items, about = self._resolved(schema.get("items", {})), _about(name, schema)
         if items.get("type") == "array" and re.search("correlation|covariance|symmetric|distance", about):
             return self._symmetric(n, -0.3 if "correlation" in about else 1, 0.8 if "correlation" in about else 40)
-        drawn = [self._value(name, items) for _ in range(n)]
+        drawn = [
+            self._value(name, items, depth) for _ in range(n if depth < _DEEPEST // 2 else schema.get("minItems", 0))
+        ]
         if self._sums_to_one:
             drawn = self._normalised(drawn, re.search("weight|share|fraction|allocation|probabilit", about))
         return list({_key(one): one for one in drawn}.values()) if schema.get("uniqueItems") else drawn
@@ -448,19 +459,19 @@ class Drawer:
                 drawn[place] = weight
         return drawn
 
-    def _object(self, schema: Mapping[str, Any]) -> Arguments:
+    def _object(self, schema: Mapping[str, Any], depth: int) -> Arguments:
         properties, required = schema.get("properties") or {}, schema.get("required", ())
         drawn = {
-            name: self._value(name, one)
+            name: self._value(name, one, depth)
             for name, one in properties.items()
             if name in required or self._rng.random() < 0.5
         }
         if properties and not drawn:  # nothing at all would read badly in a question
             name = self._rng.choice(list(properties))
-            drawn = {name: self._value(name, properties[name])}
+            drawn = {name: self._value(name, properties[name], depth)}
         more = schema.get("additionalProperties")
         if not properties and more is not False:
-            drawn = {key: self._value(key, more if isinstance(more, Mapping) else {"type": "string"})
+            drawn = {key: self._value(key, more if isinstance(more, Mapping) else {"type": "string"}, depth)
                      for key in self._rng.sample(_ANY_WORD, self._length)}  # fmt: skip
         return drawn
 

@@ -24,7 +24,7 @@ from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolErrorKin
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.toolbox import Toolbox
 
-DEADLINE_S = 5.0  # of one call
+DEADLINE_S = 10.0  # of one call
 LONGEST = 600  # characters of a result that a row can have as its answer
 _AT_ONCE = 32  # programs
 _A_ROUND = 8  # calls of a tool
@@ -33,6 +33,7 @@ _TRIES = 3  # likewise, of a check
 _HOPELESS = 12  # rounds without an answer that is new
 _SLOW_S, _BIG = 1.0, 100_000
 
+_BUSY = (ToolErrorKind.TIMEOUT, ToolErrorKind.DIED)
 _NOTHING = re.compile(
     r"\s*(?:no(?:thing|ne|t found| results?\b| such\b| match)|unknown\b|null\s*$|\[\]\s*$|\{\}\s*$|error\b|n/a\b|\[status [45]"
     r'|\{\s*"(?:error|detail)"|.{0,60}\bnot found\b|.{0,40}\bno results?\b|.{0,40}\binvalid\b|$)',
@@ -186,9 +187,10 @@ def _note(one: Played, call: PlayedCall, result: ToolResult, seen: Seen) -> None
     fault = fault_of(result)
     one.drawer.learn(call.arguments, not fault, result.content)
     if fault:
-        one.errors[fault] += 1
-        hangs = one.errors[fault] if result.error is ToolErrorKind.TIMEOUT else 0
-        one.stale = _HOPELESS if hangs >= _HANGS and not one.good else one.stale
+        alike = re.sub(r"'[^']*'|\"[^\"]*\"", "'...'", re.sub(r"\d[\d.]*", "N", fault))  # whatever the values were
+        one.errors[fault if result.error is ToolErrorKind.TIMEOUT else alike] += 1
+        if result.error is ToolErrorKind.TIMEOUT and one.errors[fault] >= _HANGS and not one.good:
+            one.stale = _HOPELESS
         return
     seen.add(call.name, result.content)
     if len(result.content) > LONGEST or result.truncated:
@@ -274,6 +276,8 @@ def replayed(
     changing: dict[str, str] = {}
     for program, results in zip(order, run_programs(toolbox, order, row), strict=True):
         for call, result in zip(program, results, strict=False):
+            if result.error in _BUSY:
+                break  # it may be the machine's doing: this row is not kept, and others may be
             if result.content != call.result:
                 differs = next(
                     (n for n, (a, b) in enumerate(zip(call.result, result.content, strict=False)) if a != b), 0

@@ -30,6 +30,7 @@ _QUESTIONS = ("how", "what", "which", "where", "when", "whether", "who", "if")
 _UNIT = re.compile(
     r"years|months|weeks|days|hours|minutes|seconds|shares|units|items|people|lines|pages|points|steps|kg|km"
 )
+_NO_NOUN = r"(?:what|how|which|if|whether|where|when|by|only|to|for)\b"
 _BARE = re.compile(r"values?|args?|arguments?|inputs?|data|obj")
 
 _TRAINING = (
@@ -131,9 +132,7 @@ def noun_of(name: str, said: str, *, by_description: bool) -> str:
     words = " ".join(words_of(name))
     clause = re.split(r"[.;:(]", said.strip())[0].strip()
     clause = re.sub(r"^(?:an?|the)\s+| in percent\b", "", clause, flags=re.IGNORECASE).replace("`", "")
-    short = 0 < len(clause.split()) <= 5 and not re.search(
-        r"_|%|\d|^(?:what|how|which|if|whether|where|when|by|only|to)\b", clause, re.IGNORECASE
-    )
+    short = len(clause.split()) <= 5 and re.fullmatch(rf"(?!{_NO_NOUN})[A-Za-z][A-Za-z' -]*", clause, re.IGNORECASE)
     poor = len(words) < 3 or bool(_BARE.fullmatch(words))
     clause = clause if clause[1:2].isupper() else clause[:1].lower() + clause[1:]
     return clause if short and (poor or by_description) else words
