@@ -21,8 +21,9 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2900,
-    "commands": 5940,
+    "commands": 6070,
     "data": 1540,
+    "draw": 1310,
     "engines": 3930,
     "episode": 770,
     "evaluation": 1260,
@@ -37,21 +38,21 @@ LINES = {
     "shared_pass": 1400,
     "support": 1250,
     "testing": 1000,
-    "tools": 5210,
+    "tools": 5280,
     "trainer": 5190,
     "(itself)": 765,
 }
 MOST = {
-    "modules": 222,
-    "modules with one importer": 40,
+    "modules": 228,
+    "modules with one importer": 42,
     "modules that a trainer imports": 129,
     "lines that a trainer imports": 23_300,
     "files that import TRL": 5,
     "fields of our own": 38,
-    "lines of tests": 40_800,
+    "lines of tests": 41_750,
     "lines of benchmarks": 5_775,
-    "lines of pages": 3_955,
-    "words of pages": 29_500,
+    "lines of pages": 3_990,
+    "words of pages": 29_800,
 }
 SANDBOX = {"lines": 3_950, "lines of tests": 2_800}  # of confined-python, which is counted by itself
 

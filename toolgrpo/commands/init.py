@@ -76,11 +76,13 @@ def _draw(folder: Path, tools: dict[str, str], given: Given) -> int:
     hold_out = [name for name in str(given.values.get("hold_out") or "").split(",") if name]
     live = sys.stderr.isatty()
     script = tools.get("tools_script")
-    sources = {
-        "environment": tools.get("environment"),
-        "mcp_config": tools.get("mcp_config"),
-        "tool_timeout_s": DEADLINE_S,
-    }
+    open_toolbox = partial(
+        load_tools,
+        Path(script) if script else None,
+        environment=tools.get("environment"),
+        mcp_config=tools.get("mcp_config"),
+        tool_timeout_s=DEADLINE_S,
+    )
 
     def say(text: str) -> None:
         if live:
@@ -88,7 +90,7 @@ def _draw(folder: Path, tools: dict[str, str], given: Given) -> int:
 
     try:
         drawn = draw_rows(
-            partial(load_tools, Path(script) if script else None, **sources),
+            open_toolbox,
             hold_out=hold_out,
             allow_writes=bool(given.values.get("allow_writes")),
             say=say,

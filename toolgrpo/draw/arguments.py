@@ -259,8 +259,9 @@ class Drawer:
                 one for one in properties if one in required or (rng.random() < 0.35 and self._is_told(properties[one]))
             ]
             drawn = {name: self._value(name, properties[name]) for name in chosen}
+            free = {one: properties[one] for one in chosen if one not in self.spec.examples}
             if rng.random() < 0.5:
-                _let_rise(drawn, properties)
+                _let_rise(drawn, free)
         drawn |= fixed or {}
         self._used[_key(drawn)] = self._sources
         return drawn
@@ -293,10 +294,10 @@ class Drawer:
         for name in about:
             self._learned[name].listed |= dict.fromkeys(one for one in listed[:50] if one != arguments[name])
 
-    def example_line(self) -> str:
-        """Return the line for the tools file that would help: its first parameter that must be given."""
+    def advice(self) -> str:
+        """Return the line of the tools file that would help, for the first parameter that must be given."""
         names = [*self.spec.parameters.get("required", ()), *self.spec.parameters.get("properties", {})]
-        return f'EXAMPLES = {{"{names[0] if names else "parameter"}": [...]}}'
+        return f'. EXAMPLES = {{"{names[0]}": [...]}} would help' if names else ""
 
     def _is_told(self, schema: Any) -> bool:
         """Return whether it is known what may stand in an argument: not in an object of any keys."""
@@ -481,14 +482,20 @@ def _about(name: str, schema: Mapping[str, Any]) -> str:
     return f"{' '.join(words_of(name))} . {schema.get('description') or ''}".lower()
 
 
+_BOUNDED = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const", "anyOf"}
+
+
 def _let_rise(drawn: Arguments, properties: Mapping[str, Any]) -> None:
     """Put numbers of one kind, and days, in rising order: an age before another, a start before an end."""
     kinds: defaultdict[str, list[str]] = defaultdict(list)
-    for name, value in drawn.items():
+    for name, schema in properties.items():
+        value = drawn[name]
+        if not isinstance(schema, Mapping) or _BOUNDED & schema.keys():
+            continue
         if isinstance(value, str) and re.fullmatch(r"\d{4}-\d\d-\d\d.*", value):
             kinds["day"].append(name)
         elif type(value) in (int, float):
-            about = _about(name, properties[name])
+            about = _about(name, schema)
             kinds[next((words for words, _ in _RANGES if re.search(words, about)), "any")].append(name)
     for names in kinds.values():
         drawn |= dict(zip(names, sorted(drawn[name] for name in names), strict=True))

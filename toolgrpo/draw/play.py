@@ -166,7 +166,7 @@ def explore(
             one.out = "its answers have today's date, and would be wrong tomorrow"
         if not one.out and not one.good:
             (why, n), *_ = one.errors.most_common(1) or [("it was not called in time", 0)]
-            one.out = f"none of {one.drawer.calls} calls was answered, most often ({n}): {why}. {one.drawer.example_line()} would help"
+            one.out = f"none of {one.drawer.calls} calls was answered, most often ({n}): {why}{one.drawer.advice()}"
     return played
 
 

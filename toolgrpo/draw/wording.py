@@ -40,12 +40,12 @@ _TRAINING = (
     "Given {given}, {do}.",
     "Can you {do}? Use {given}.",
 )
-_HELD_OUT = ("I have {given}. {Do}, please.", "For {given}: {do}.", "Could you {do} for me, given {given}?")
-_WITHOUT = (("{Do}.", "Please {do}.", "Can you {do}?"), ("I would like you to {do}.", "{Do} for me, please."))
+_HELD_OUT = ("I have {given}. {Do}, please.", "For {given}: {do}.", "Could you {do}, given {given}?")
+_WITHOUT = (("{Do}.", "Please {do}.", "Can you {do}?"), ("I would like you to {do}.", "{Do}, please."))
 _NEXT = (
     (("First,", "Then"), ("Begin with this:", "After that,"), ("Start like this:", "Next,")),
     (
-        ("I need several things done. One:", "Two:"),
+        ("I have several things for you. The first:", "The next:"),
         ("To begin,", "When that is done,"),
     ),
 )
@@ -113,7 +113,7 @@ def task_of(description: str, name: str) -> str:
 
 
 def _told(name: str, value: Any, schema: Any, link: str | None, *, by_description: bool) -> str:
-    """Return a parameter with its value: `principal 12000`, `an annual rate of 5 %`, `3 years`."""
+    """Return a parameter with its value: `principal 12000`, `3 years`, `40 as the integer to divide`."""
     said = str(schema.get("description") or "") if isinstance(schema, Mapping) else ""
     noun = noun_of(name, said, by_description=by_description)
     if link is not None:
