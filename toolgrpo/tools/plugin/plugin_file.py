@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import pydantic
@@ -120,7 +120,7 @@ def search_beside_the_command() -> None:
         sys.path.append(os.getcwd())
 
 
-def tools_of(functions: Iterable[Any], label: str, examples: Examples = MappingProxyType({})) -> list[LoadedTool]:
+def tools_of(functions: Iterable[Any], label: str, examples: Examples | None = None) -> list[LoadedTool]:
     """Return the tools of callables, each checked, no two of one name; what is wrong is said of all at once."""
     loaded: list[LoadedTool] = []
     seen: dict[str, str] = {}
@@ -145,7 +145,7 @@ def tools_of(functions: Iterable[Any], label: str, examples: Examples = MappingP
     return loaded
 
 
-def _load_one(function: Any, label: str, examples: Examples) -> LoadedTool:
+def _load_one(function: Any, label: str, examples: Examples | None) -> LoadedTool:
     options = options_of(function)
     name = options.name or getattr(function, "__name__", None) or type(function).__name__
     if not name.replace("-", "_").isidentifier():
@@ -162,7 +162,7 @@ def _load_one(function: Any, label: str, examples: Examples) -> LoadedTool:
     known = {"name": schema["function"]["name"], "schema": schema, "closed": options.schema is None}
     with suppress(Exception):  # a user's objects may raise when they are looked at, and it only helps drawing
         known["literals"] = literals_of(function)
-    known["examples"] = examples
+    known["examples"] = examples or {}
     spec = ToolSpec(**vars(options) | known, is_async=inspect.iscoroutinefunction(target))
     parameters = inspect.signature(function).parameters.values()
     positional = [one.name for one in parameters if one.kind is inspect.Parameter.POSITIONAL_ONLY]
