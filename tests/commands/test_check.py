@@ -16,9 +16,18 @@ import pytest
 import yaml
 
 from toolgrpo.commands.check import CheckRun, check_arguments
-from toolgrpo.commands.check_lines import CheckLine, CheckReport, CheckVerdict, add_budget, add_calls, add_success
+from toolgrpo.commands.check_lines import (
+    CheckLine,
+    CheckReport,
+    CheckVerdict,
+    add_budget,
+    add_calls,
+    add_success,
+    add_tried,
+)
 from toolgrpo.commands.main import read
 from toolgrpo.commands.terminal import Terminal
+from toolgrpo.draw.play import ToolFault, Tried
 from toolgrpo.episode.trajectory import StopReason
 from toolgrpo.evaluation.before_training import Untrained
 from toolgrpo.rollout import EpisodeLimits, RolloutBatch, Scored
@@ -50,6 +59,8 @@ def test_a_good_job_passes_everything_and_a_step_is_done(tmp_path: Path) -> None
     numbers = {line.what: line.numbers for line in report.lines}
     assert 0 < numbers["weights"]["difference"] < 1e-4, "the engine drew from the weights of the step"
     assert numbers["step"]["seconds"] > 0 and numbers["time"]["step_s"] > 0 and numbers["memory"]["peak_gib"] > 0
+    tried = [line.numbers["answered"] for line in report.lines if "answered" in line.numbers]
+    assert tried == [4], "each tool was called with drawn arguments"
     assert 0 < numbers["prompts"]["median"] <= numbers["prompts"]["longest"] < numbers["prompts"]["window"]
     lines = shown.splitlines()
     assert len(lines) == len(report.lines), "a line is a line"
@@ -163,6 +174,18 @@ def test_episodes_that_were_cut_are_a_warning_that_names_the_limit(
     add_budget(report, untrained(stops=Counter(stops)), batch, len, limits)
     (line,) = report.lines
     assert line.verdict is (CheckVerdict.WARNING if do else CheckVerdict.PASS) and line.do.endswith(do)
+
+
+def test_a_tool_that_fails_whatever_its_arguments_are_is_a_warning_and_others_are_counted() -> None:
+    report = CheckReport(lambda line: None)
+    fault = ToolFault("lookup", "hangs", "no answer within 10 s")
+    add_tried(report, Tried([fault], {"lookup": 0, "add": 6}, ["lend"]))
+    warned, passed = report.lines
+    assert warned.verdict is CheckVerdict.WARNING and warned.said == "lookup: no answer within 10 s"
+    assert passed.verdict is CheckVerdict.PASS and passed.said.startswith(
+        "1 of 2 answered drawn arguments (not lookup)"
+    )
+    assert passed.said.endswith("readOnlyHint: lend") and passed.numbers["not_called"] == ["lend"]
 
 
 def test_a_time_is_told_in_its_own_unit() -> None:

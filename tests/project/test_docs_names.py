@@ -17,7 +17,7 @@ from trl import GRPOConfig, ModelConfig
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.given import ALIASES
 from toolgrpo.commands.other_names import LAUNCHER_FLAGS
-from toolgrpo.commands.table import EvaluationArguments, SFTArguments
+from toolgrpo.commands.table import DataArguments, EvaluationArguments, InitArguments, SFTArguments
 from toolgrpo.engines.base import CacheRoom
 from toolgrpo.episode.token_ledger import Ledger
 from toolgrpo.episode.tool_calls import AttemptStatus as Status
@@ -87,7 +87,8 @@ def known_metrics() -> set[str]:
 @pytest.mark.parametrize("guide", GUIDES)
 def test_every_flag_exists(guide: str) -> None:
     text = (ROOT / "docs" / guide).read_text()
-    types = (ScriptArguments, ToolGRPOConfig, ModelConfig, EvaluationArguments, SFTArguments)
+    kinds = (EvaluationArguments, SFTArguments, DataArguments, InitArguments)
+    types = (ScriptArguments, ToolGRPOConfig, ModelConfig, *kinds)
     known = {f"--{field.name}" for kind in types for field in dataclasses.fields(kind)} | {"--config"} | NOT_OURS
     known |= {f"--{alias}" for alias in ALIASES}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_]*", text))

@@ -32,7 +32,7 @@ LAYERS = (
     {"rollout"},
     {"learning"},
     {"options"},  # its choices are names of what lies below
-    {"evaluation", "gateway", "observe", "trainer", "report", "build"},
+    {"draw", "evaluation", "gateway", "observe", "trainer", "report", "build"},
     {"sft"},
     {"commands"},
     {"testing"},  # fakes of every layer and builders over them, so it may import all; nothing imports it

@@ -4,6 +4,7 @@
 and after a failure that leaves nothing to go on with the rest is left out:
 
 data, tools, rewards   loaded, and fitting together; gold answers get full marks, nonsense little
+tools                  each called with drawn arguments: what crashes, hangs, is slow or large, or changes
 sandbox                what would hold model-written code on this machine
 model, chat            loaded, and the chat format proven on the rows
 prompts                their lengths against the engine's window and the episode's budget
@@ -45,13 +46,16 @@ from toolgrpo.commands.check_lines import (
     add_prompts,
     add_step,
     add_success,
+    add_tried,
 )
 from toolgrpo.commands.given import Given
 from toolgrpo.commands.job import HELDOUT_ROWS, TRAINING_ROWS, Job, init_kwargs_of
 from toolgrpo.commands.loaded_model import model_without_weights
+from toolgrpo.commands.plugins import tool_flags
 from toolgrpo.commands.table import CheckArguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.rows import n_trained_on, trained_on_line
+from toolgrpo.draw.play import DEADLINE_S, try_tools
 from toolgrpo.engines.base import CHAT_API, MORE_ROOM
 from toolgrpo.engines.build import planned_engine
 from toolgrpo.engines.vllm_options import vllm_available
@@ -66,6 +70,7 @@ from toolgrpo.rollout import EpisodeLimits, RolloutBatch
 from toolgrpo.rollout.chat_api import CountedText
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.support.plain_text import counted, duration
+from toolgrpo.tools import Toolbox, open_tools
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
 from toolgrpo.trainer.memory import Device, Estimate
@@ -225,6 +230,8 @@ class CheckRun(Preflight):
                     stage = "model"
                     self._planned(rows, heldout, tools)
                     return self.report
+                if tools is not None:
+                    self._play(tools, rows[0])
                 stage = "reward"
                 rewards = self.job.rewards()
                 rows = self.job.rows_to_score(rows, tools, rewards, TRAINING_ROWS)
@@ -276,6 +283,14 @@ class CheckRun(Preflight):
             self.report.add("tools", said, warning="Write docstrings")
         else:
             self.report.add("tools", _some(tools.names), tools=tools.names)
+
+    def _play(self, tools: ToolProvider, row: dict[str, Any]) -> None:
+        """Call each tool with drawn arguments, in workers of its own, and say what is wrong with some."""
+        first = open_tools(**tool_flags(self.job.script), tool_timeout_s=min(DEADLINE_S, self.config.tool_timeout))
+        assert isinstance(first, Toolbox) and isinstance(tools, Toolbox)  # what flags name is one
+        with first, self.terminal.busy("playing the tools with drawn arguments"):
+            tried = try_tools(first, tools, row, seed=self.config.seed, allow_writes=self.check.allow_writes)
+        add_tried(self.report, tried)
 
     def _trainer(self, rows: Dataset, tools: ToolProvider | None, rewards: Sequence[Reward]) -> ToolGRPOTrainer:
         job, report = self.job, self.report

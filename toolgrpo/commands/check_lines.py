@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.text import Text
 
+from toolgrpo.draw.play import Tried
 from toolgrpo.evaluation.before_training import Untrained, spread
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
 from toolgrpo.observe.doctor import why_broken
@@ -92,6 +93,23 @@ class CheckReport:
             "checks": [asdict(line) for line in self.lines],
         }
         return json.dumps(whole, indent=2, default=str)
+
+
+def add_tried(report: CheckReport, tried: Tried) -> None:
+    """Add a line for each fault that drawn arguments found, or one for all tools."""
+    for fault in tried.faults:
+        warning = "A model will draw worse: mend it, or leave the tool out"
+        report.add("tools", f"{fault.tool}: {fault.said}", warning=warning, tool=fault.tool, fault=fault.kind)
+    silent = [name for name, n in tried.answered.items() if not n]
+    answered = len(tried.answered) - len(silent)
+    said = f"{answered} of {len(tried.answered)} answered drawn arguments"
+    said += f" (not {', '.join(silent)})" if silent else ""
+    said += (
+        f"; not called, as their server does not mark them readOnlyHint: {', '.join(tried.not_called)}"
+        if tried.not_called
+        else ""
+    )
+    report.add("tools", said, answered=answered, silent=silent, not_called=list(tried.not_called))
 
 
 def add_prompts(report: CheckReport, lengths: Sequence[int], window: int, budget: int) -> None:

@@ -8,7 +8,6 @@ processes.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -23,14 +22,13 @@ from toolgrpo.commands.flags import Flag
 from toolgrpo.commands.given import RUN_FILE, Given, read_given, split_words
 from toolgrpo.commands.help_page import asked_for, completion, help_text
 from toolgrpo.commands.other_names import LAUNCHER_FLAGS
-from toolgrpo.commands.table import COMMANDS, TASKS, Command, flags_of
+from toolgrpo.commands.table import COMMANDS, Command, flags_of
 from toolgrpo.commands.terminal import LOADING, Terminal, plain_warnings
 from toolgrpo.errors import ConfigError, ToolGRPOError, UserError
 from toolgrpo.support.plain_text import plain
 from toolgrpo.support.process_setup import prepare
 from toolgrpo.support.settings_files import BadSettings, read_yaml
-from toolgrpo.support.shipped_files import LAUNCH_FILES, located, nearest_is, page_here, shipped_names, shipped_root
-from toolgrpo.support.storage import check_output_folder
+from toolgrpo.support.shipped_files import LAUNCH_FILES, located, nearest_is, shipped_names, shipped_root
 from toolgrpo.trainer.trl.fields import without_effect
 
 _MOST_ITERATIONS = 8
@@ -180,36 +178,6 @@ def _raised(look_at: Callable[..., Any], given: Any, place: str | None = None) -
     except ToolGRPOError as error:
         return [error if place is None else type(error)(f"{place}: {error}")]
     return []
-
-
-def init(given: Given) -> int:
-    """Copy a task to begin with, or the skills for coding agents, into a new folder."""
-    words = [given.values[name] for name in ("task", "folder") if name in given.values]
-    if given.values.get("skills"):
-        if len(words) > 1:
-            raise ConfigError(f"--skills takes one folder, got {' and '.join(words)}: toolgrpo init --skills [FOLDER]")
-        return _copy_skills(Path(*words or ["skills"]))
-    name = given.values.get("task", TASKS[0])
-    folder = Path(given.values.get("folder", name))
-    if name not in TASKS:
-        raise ConfigError(f"there is no task {name!r}{nearest_is(name, TASKS)}; there is {', '.join(TASKS)}")
-    check_output_folder(folder, "the task", f"toolgrpo init {name} FOLDER")
-    shutil.copytree(
-        shipped_root() / "recipes" / name, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
-    )
-    print(f"{folder}/ has {', '.join(sorted(file.name for file in folder.iterdir()))}")
-    page = page_here(page="docs/tutorials/half_an_hour.md") if name == "shop" else folder / "README.md"
-    print(f"Go on with {page}")
-    return 0
-
-
-def _copy_skills(folder: Path) -> int:
-    """Copy the skills for coding agents into a new folder."""
-    check_output_folder(folder, "the skills", "toolgrpo init --skills FOLDER")
-    shutil.copytree(shipped_root() / "skills", folder, dirs_exist_ok=True)
-    print(f"{folder}/ has {', '.join(sorted(file.name for file in folder.iterdir()))}; each has a SKILL.md")
-    print(f"The pages that they name as docs/... are in {shipped_root() / 'docs'}.")
-    return 0
 
 
 def _overview() -> str:

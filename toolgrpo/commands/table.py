@@ -82,6 +82,12 @@ _SOME_TEXT: dict[str, Any] = {
 }
 
 
+def allow_writes_option(theme: str) -> Any:
+    """Return the field that lets tools be called which may write."""
+    text = "Call tools that an MCP server does not mark readOnlyHint with drawn arguments, too."
+    return option(False, text, theme=theme)
+
+
 TASKS = ("my_task", "shop")  # of `init`, the first where none is named
 
 
@@ -92,6 +98,13 @@ class InitArguments(Options, theme="written"):
     task: str = option(TASKS[0], f"Task to begin with: {' or '.join(TASKS)}.")
     folder: str | None = option(None, "Folder to write; default: the task's name.")
     skills: bool = option(False, "Write the skills for coding agents instead, into FOLDER or skills/.")
+    tools_script: str | None = option(
+        None, "Write rows drawn from the tools of this Python file, which are run, into FOLDER.", theme="rows"
+    )
+    environment: str | None = option(None, "The same, from the methods of FILE.py:Class.", theme="rows")
+    mcp_config: str | None = option(None, "The same, from the MCP servers of an mcp.json.", theme="rows")
+    hold_out: str | None = option(None, "Tool whose rows are all held out, or several: a,b.", theme="rows")
+    allow_writes: bool = allow_writes_option("rows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +117,7 @@ class CheckArguments(Options, theme="samples"):
     estimate: bool = option(False, "Estimate the memory from the model's config, and load no weights.")
     card: str | None = option(None, "GPU memory to estimate for, such as 24GB or 22.5GiB; default: this machine's.")
     json: bool = option(False, "Print the result as JSON instead of lines.")
+    allow_writes: bool = allow_writes_option("tools")
 
 
 @dataclass
@@ -301,12 +315,12 @@ COMMANDS: Mapping[str, Command] = {
     for one in (
         Command(
             name="init",
-            purpose="write a task to begin with into a folder",
-            run="main:init",
+            purpose="write a task to begin with into a folder, or rows drawn from your tools",
+            run="init:init",
             positional={"task": f"[{'|'.join(TASKS)}]", "folder": "[FOLDER]"},
             asks=f"say which task, and into which folder: toolgrpo init [{'|'.join(TASKS)}] [FOLDER]",
             classes=(InitArguments,),
-            themes=("written",),
+            themes=("written", "rows"),
         ),
         Command(
             name="train",

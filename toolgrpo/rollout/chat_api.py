@@ -147,7 +147,7 @@ class ChatAPI:
 
     def look(self, schemas: Sequence[Mapping[str, Any]], options: SamplingOptions) -> str:
         """Ask once before the first question; return what is said of the endpoint, or raise what is wrong."""
-        return run_blocking(lambda: self._look(schemas, options))
+        return run_blocking(self._look(schemas, options))
 
     async def _look(self, schemas: Sequence[Mapping[str, Any]], options: SamplingOptions) -> str:
         greeting = [{"role": "user", "content": "Say OK."}]

@@ -131,7 +131,9 @@ class McpBackend:
             ) from error
         described = {"name": name, "description": description, "parameters": parameters}
         self._remote[name] = server.name, tool.name
-        self.specs.append(ToolSpec(name=name, schema={"type": "function", "function": described}, is_async=True))
+        schema = {"type": "function", "function": described}
+        read_only = tool.annotations is not None and tool.annotations.read_only_hint is True
+        self.specs.append(ToolSpec(name=name, schema=schema, is_async=True, read_only=read_only))
 
     def _check_name(self, server: McpServerConfig, name: str, where: str) -> None:
         if not _NAME.fullmatch(name):

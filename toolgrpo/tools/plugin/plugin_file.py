@@ -17,12 +17,14 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pydantic
+import pydantic_core
 
 from confined_python.processes.wire import unpack_objects
 from toolgrpo.errors import PluginError
@@ -36,6 +38,8 @@ _PLAIN = (str, bool, Any)  # JSON gives these as they are
 _EXAMPLE = "TOOL_FUNCTIONS = [my_function, another_function]"
 _SPEAKS = "next_user_message"
 _NOT_TOOLS = ("reset", "state_key", *HOOKS)
+_MOST_LITERALS = 200
+Examples = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,8 @@ def load_functions(source: PluginSource) -> list[LoadedTool]:
     """Load all tools of a source, in its order."""
     if source.callables is not None:
         return tools_of(unpickle_callables(source.callables), source.label)
-    return tools_of(_exported(import_source(source), source.label), source.label)
+    module = import_source(source)
+    return tools_of(_exported(module, source.label), source.label, _examples(module, source.label))
 
 
 def import_source(source: PluginSource) -> ModuleType:
@@ -115,12 +120,17 @@ def search_beside_the_command() -> None:
         sys.path.append(os.getcwd())
 
 
-def tools_of(functions: Iterable[Any], label: str) -> list[LoadedTool]:
-    """Return the tools of callables, each checked, no two of one name."""
+def tools_of(functions: Iterable[Any], label: str, examples: Examples | None = None) -> list[LoadedTool]:
+    """Return the tools of callables, each checked, no two of one name; what is wrong is said of all at once."""
     loaded: list[LoadedTool] = []
     seen: dict[str, str] = {}
+    wrong: list[str] = []
     for function in functions:
-        tool = _load_one(function, label)
+        try:
+            tool = _load_one(function, label, examples)
+        except PluginError as error:
+            wrong.append(str(error))
+            continue
         place = _place(function, label)
         if tool.spec.name in seen:
             raise PluginError(
@@ -129,10 +139,13 @@ def tools_of(functions: Iterable[Any], label: str) -> list[LoadedTool]:
             )
         seen[tool.spec.name] = place
         loaded.append(tool)
+    if wrong:
+        fine = f"\nThe others are fine: {', '.join(seen)}." if seen else ""
+        raise PluginError("\n".join(wrong) + fine)
     return loaded
 
 
-def _load_one(function: Any, label: str) -> LoadedTool:
+def _load_one(function: Any, label: str, examples: Examples | None) -> LoadedTool:
     options = options_of(function)
     name = options.name or getattr(function, "__name__", None) or type(function).__name__
     if not name.replace("-", "_").isidentifier():
@@ -147,6 +160,9 @@ def _load_one(function: Any, label: str) -> LoadedTool:
         schema, adapters = function_schema(function, name, where), _adapters(function, where)
     target = function if inspect.isroutine(function) else type(function).__call__
     known = {"name": schema["function"]["name"], "schema": schema, "closed": options.schema is None}
+    with suppress(Exception):  # a user's objects may raise when they are looked at, and it only helps drawing
+        known["literals"] = literals_of(function)
+    known["examples"] = examples or {}
     spec = ToolSpec(**vars(options) | known, is_async=inspect.iscoroutinefunction(target))
     parameters = inspect.signature(function).parameters.values()
     positional = [one.name for one in parameters if one.kind is inspect.Parameter.POSITIONAL_ONLY]
@@ -216,6 +232,48 @@ def unpickle_callables(blob: str) -> list[Any]:
     except BaseException as error:  # unpickling imports the user's modules
         raise PluginError("the given callables cannot be loaded in a tool worker:\n" + user_traceback(error)) from error
     return functions
+
+
+def _examples(module: ModuleType, label: str) -> Examples:
+    """Return the values that a module registers for its parameters, as JSON has them."""
+    found = getattr(module, "EXAMPLES", {})
+    try:
+        plain = pydantic_core.to_jsonable_python({name: list(values) for name, values in found.items()})
+    except Exception:  # whatever it is, it is not that
+        plain = {"": []}
+    if not all(isinstance(name, str) and values and not isinstance(found[name], str) for name, values in plain.items()):
+        raise PluginError(
+            f"EXAMPLES in {label} must be a dict of lists of values, by parameter, got {found!r:.80}. "
+            'Write it like this: EXAMPLES = {"city": ["Oslo", "Bergen"]}'
+        )
+    examples: Examples = plain
+    return examples
+
+
+def literals_of(function: Any, depth: int = 3) -> list[Any]:
+    """Return short texts and numbers that stand in a function's code, or in the tables and helpers that it names.
+
+    Arguments that a tool knows are often there: the keys of a table, the texts that it compares with.
+    """
+    inner = inspect.unwrap(function)
+    code, found = getattr(inner, "__code__", None), list[Any]()
+    known = {**getattr(inner, "__globals__", {}), **getattr(getattr(inner, "__self__", None), "__dict__", {})}
+    pending: list[Any] = [code]
+    while pending and len(found) < _MOST_LITERALS:
+        value = pending.pop(0)
+        if inspect.iscode(value):
+            named = [known[name] for name in value.co_names if name in known]
+            helpers = [one for one in named if inspect.isroutine(one) and hasattr(inspect.unwrap(one), "__code__")]
+            found += [one for helper in helpers if depth > 1 for one in literals_of(helper, depth - 1)]
+            pending += [one for one in named if isinstance(one, dict | list | tuple | set | frozenset)]
+            pending += [const for const in value.co_consts if const != inner.__doc__]
+        elif isinstance(value, dict | list | tuple | set | frozenset):
+            pending += list(value)[:_MOST_LITERALS]
+        elif (isinstance(value, str) and 0 < len(value) <= 40 and value == value.strip() and value.isprintable()) or (
+            type(value) in (int, float) and abs(value) < 1e12
+        ):
+            found.append(value)
+    return list(dict.fromkeys(found))[:_MOST_LITERALS]
 
 
 def _place(function: Any, label: str) -> str:
@@ -297,7 +355,7 @@ def _load_environment(source: PluginSource) -> LoadedEnvironment:
             f"{where} has no public methods besides reset, so the model could do nothing in it. Add one; what "
             f"only asks and judges is rows of questions and a reward function."
         )
-    loaded = tools_of(tools, where)
+    loaded = tools_of(tools, where, {} if source.callables else _examples(import_source(source), source.label))
     for tool in loaded:
         if tool.spec.in_process or tool.spec.cache:
             raise PluginError(

@@ -6,7 +6,7 @@ it hangs one frozen `ToolOptions` on it, which the loader reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -50,6 +50,9 @@ class ToolSpec(ToolOptions):
     is_async: bool = False
     # no object in the arguments takes keys that the schema does not name: its type would drop them
     closed: bool = False
+    examples: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # of its parameters: its file's EXAMPLES
+    literals: Sequence[Any] = ()  # short values in its code, and in the tables that it reads
+    read_only: bool | None = None  # as an MCP server marks it; None: a function, of whose author we ask nothing
 
     @property
     def parameters(self) -> Mapping[str, Any]:

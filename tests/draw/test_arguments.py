@@ -1,0 +1,182 @@
+"""Arguments drawn from schemas, texts, errors and earlier results."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolgrpo.draw.arguments import Drawer, Seen, bounds_in, listed_in, outputs, words_of
+from toolgrpo.tools.arguments import ArgumentChecker
+from toolgrpo.tools.plugin.tool_spec import ToolSpec
+
+
+def spec(properties: dict[str, Any], required: list[str] | None = None, said: str = "A tool.", **more: Any) -> ToolSpec:
+    parameters = {"type": "object", "properties": properties, "required": required or list(properties)}
+    function = {"name": "tool", "description": said, "parameters": parameters}
+    return ToolSpec(name="tool", schema={"type": "function", "function": function}, **more)
+
+
+def drawn(one: ToolSpec, n: int = 60, seen: Seen | None = None, seed: int = 1) -> list[dict[str, Any]]:
+    drawer = Drawer(one, seen or Seen(), random.Random(seed))
+    return [drawer.draw() for _ in range(n)]
+
+
+def numbers(description: str, kind: str = "number", name: str = "q", **more: Any) -> list[Any]:
+    schema = {"type": kind, "description": description, **more}
+    return [one[name] for one in drawn(spec({name: schema}))]
+
+
+_LEAVES = st.one_of(
+    st.tuples(st.sampled_from(("integer", "number")), st.integers(-1000, 1000), st.integers(0, 1000)).map(
+        lambda one: {"type": one[0], "minimum": one[1], "maximum": one[1] + one[2]}
+    ),
+    st.just({"type": "boolean"}),
+    st.just({"type": "string"}),
+    st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=4).map(
+        lambda some: {"type": "string", "enum": some}
+    ),
+    st.just({"anyOf": [{"type": "integer"}, {"type": "null"}]}),
+)
+_SCHEMAS = st.recursive(
+    _LEAVES,
+    lambda inner: st.one_of(
+        inner.map(lambda one: {"type": "array", "items": one, "minItems": 1, "maxItems": 3}),
+        st.dictionaries(st.sampled_from("abc"), inner, min_size=1).map(
+            lambda some: {"type": "object", "properties": some, "required": list(some)}
+        ),
+    ),
+    max_leaves=4,
+)
+
+
+@given(st.dictionaries(st.sampled_from(("city", "count", "rate", "when")), _SCHEMAS, min_size=1), st.integers(0, 99))
+def test_what_is_drawn_fits_the_schema(properties: dict[str, Any], seed: int) -> None:
+    one = spec(properties)
+    checker = ArgumentChecker("tool", one.parameters)
+    for arguments in drawn(one, 5, seed=seed):
+        assert checker.check(arguments).complaint is None, arguments
+        assert json.loads(json.dumps(arguments)) == arguments
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"),
+    [
+        ("between 1 and 1000", (1, 1000)),
+        ("a share in [0, 0.5]", (0, 0.5)),
+        ("in percent (0-100)", (0, 100)),
+        ("at least 2, at most 9", (2, 9)),
+        ("must be positive", (0.01, None)),
+        ("must not be negative", (0, None)),
+        ("must be over 0 and at most 100", (1, 100)),
+        ("how many lines, at most 1000.", (None, 1000)),
+        ("the number of lines", (None, None)),
+    ],
+)
+def test_bounds_are_read_in_a_text(text: str, bounds: tuple[float | None, float | None]) -> None:
+    assert bounds_in(text) == bounds
+
+
+@pytest.mark.parametrize(
+    ("said", "low", "high"),
+    [
+        ("Rate in percent a year.", 0.5, 12),
+        ("in [0, 1]", 0, 1),
+        ("The year of the count.", 1990, 2025),
+        ("Age now.", 20, 95),
+    ],
+)
+def test_numbers_are_of_the_size_that_their_text_means(said: str, low: float, high: float) -> None:
+    values = numbers(said)
+    assert low <= min(values) and max(values) <= high and len(set(values)) > 5
+
+
+def test_whole_numbers_are_written_whole_and_bounds_of_the_schema_hold() -> None:
+    assert all(type(one) is int and one > 3 for one in numbers("", "integer", exclusiveMinimum=3, maximum=9))
+    assert all(isinstance(one, int) or one != int(one) for one in numbers("Price."))
+
+
+def test_registered_values_win_over_guessing() -> None:
+    one = spec({"city": {"type": "string", "enum": ["a", "b"]}}, examples={"city": ["Tromsø"]})
+    assert {arguments["city"] for arguments in drawn(one)} == {"Tromsø"}
+
+
+def test_an_error_that_lists_values_or_a_bound_is_learned_from() -> None:
+    one = spec({"algorithm": {"type": "string"}, "size": {"type": "integer"}})
+    drawer = Drawer(one, Seen(), random.Random(1))
+    for _ in range(20):
+        arguments = drawer.draw()
+        ok = arguments["algorithm"] in ("md5", "sha1") and arguments["size"] >= 500
+        said = f"ValueError: unknown algorithm {arguments['algorithm']!r}; use one of md5, sha1"
+        if arguments["algorithm"] in ("md5", "sha1"):
+            said = "ValueError: size must be at least 500"
+        drawer.learn(arguments, ok, said)
+    assert len(drawer.good) > 8
+
+
+def test_lists_after_a_cue_are_read_with_and_without_quotes() -> None:
+    assert listed_in("no data for X; available: Oslo, Cairo, Lima") == ["Oslo", "Cairo", "Lima"]
+    assert listed_in("must be one of 'a b', 'c'") == ["a b", "c"]
+    assert listed_in("unknown algorithm 'x'; use one of md5, sha1") == ["md5", "sha1"]
+    assert listed_in("there is no part 7") == []
+
+
+def test_values_of_earlier_results_fit_a_parameter_by_their_name() -> None:
+    seen = Seen()
+    seen.add("list_customers", '[{"customer_id": "C1", "name": "Anna"}, {"customer_id": "C2", "name": "Ben"}]')
+    assert seen.of("customer_id", str) == ["C1", "C2"] and seen.of("weight", str) == []
+    assert list(outputs("7")) == [("", 7)] and list(outputs("a\nb")) == [("", "a"), ("", "b")]
+
+
+def test_values_in_the_code_are_tried_where_nothing_else_is_answered() -> None:
+    one = spec({"part": {"type": "integer"}}, literals=[110110, 110127])
+    drawer = Drawer(one, Seen(), random.Random(1))
+    for _ in range(60):
+        arguments = drawer.draw()
+        drawer.learn(arguments, arguments["part"] in (110110, 110127), "ValueError: there is no such part")
+    assert {arguments["part"] for arguments in drawer.good} == {110110, 110127}
+
+
+def test_weights_sum_to_one_and_matrices_are_symmetric() -> None:
+    holding = {"type": "object", "properties": {"weight": {"type": "number"}, "name": {"type": "string"}}}
+    holding["required"] = ["weight", "name"]
+    matrix = {
+        "type": "array",
+        "items": {"type": "array", "items": {"type": "number"}},
+        "description": "The correlation matrix.",
+    }
+    one = spec({"holdings": {"type": "array", "items": holding, "description": "weights sum to 1"}, "matrix": matrix})
+    for arguments in drawn(one):
+        assert sum(part["weight"] for part in arguments["holdings"]) == pytest.approx(1)
+        rows = arguments["matrix"]
+        assert len(rows) == len(arguments["holdings"]) and rows == [list(column) for column in zip(*rows, strict=True)]
+        assert all(row[place] == 1 for place, row in enumerate(rows))
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "form"),
+    [
+        ("on", "The day, as YYYY-MM-DD.", r"20\d\d-\d\d-\d\d"),
+        ("time", "24-hour (HH:MM)", r"\d\d:\d\d"),
+        ("day", "", r"\d{4}-\d\d-\d\d"),
+    ],
+)
+def test_dates_and_times_are_drawn_in_their_form(name: str, said: str, form: str) -> None:
+    assert all(re.fullmatch(form, one[name]) for one in drawn(spec({name: {"type": "string", "description": said}})))
+
+
+def test_a_schema_that_refers_to_itself_has_an_end() -> None:
+    node = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#/$defs/node"}}}}
+    one = spec({"root": {"$ref": "#/$defs/node"}})
+    parameters = {**one.parameters, "$defs": {"node": {**node, "required": ["children"]}}}
+    schema = {"type": "function", "function": {"name": "tool", "description": "", "parameters": parameters}}
+    assert all("children" in arguments["root"] for arguments in drawn(ToolSpec(name="tool", schema=schema), 20))
+
+
+def test_names_are_taken_apart() -> None:
+    assert words_of("maxResults_perPage") == ["max", "results", "per", "page"] and words_of("ISIN") == ["isin"]

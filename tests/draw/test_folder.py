@@ -1,0 +1,96 @@
+"""`toolgrpo init --tools_script`: the folder that it writes, and that it loads, checks and trains as it stands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from toolgrpo.commands.main import main
+from toolgrpo.data import load_tasks
+
+ROOT = Path(__file__).parents[2]
+MATH = str(ROOT / "tools_funcs" / "math_tools.py")
+pytestmark = pytest.mark.timeout(600)
+
+
+def run(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "toolgrpo", *words], cwd=folder, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "warning" not in done.stderr
+    return done.stdout
+
+
+def test_a_folder_of_rows_is_written_and_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "--tools_script", MATH, "rows"]) == 0
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert lines[0].split() == ["tool", "drawn", "answered", "rows"] and lines[1].startswith("add ")
+    assert lines[-1] == "Go on with: toolgrpo check --config rows/config.yaml" and said.err == ""
+    assert {file.name for file in Path("rows").iterdir()} == {
+        "train.jsonl",
+        "heldout.jsonl",
+        "config.yaml",
+        "README.md",
+    }
+    train, held_out = (load_tasks("rows", split=split) for split in ("train", "heldout"))
+    assert len(train) == 160 and len(held_out) == 40
+    for row in train:
+        for call in json.loads(row["gold_calls"])[:1]:
+            assert all(str(value) in row["prompt"][0]["content"] for value in call["arguments"].values())
+    config = yaml.safe_load(Path("rows/config.yaml").read_text())
+    assert config["tools"]["tools_script"] == MATH and config["data"]["eval_questions"] == 40
+    assert len(Path("rows/README.md").read_text().splitlines()) <= 13
+    assert main(["data", "rows/train.jsonl"]) == 0 and "160 rows" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--tools_script {tools}", "rows drawn from tools go into one folder, got none: toolgrpo init --tools_script"),
+        ("--tools_script {tools} full", "it is there already and not empty"),
+        ("--tools_script {tools} full/file", "the rows cannot be written to full/file"),
+        ("--tools_script none.py rows", "none.py (the working folder is"),
+        ("--tools_script bad.py rows", "tool 'f': no docstring"),
+        ("--tools_script mute.py rows", "no rows to train on could be drawn (f: none of"),
+        ("--tools_script {tools} --hold_out dvide rows", "--hold_out dvide: there is no such tool"),
+        ("--hold_out add rows", "--hold_out is about tools to draw rows from"),
+        (
+            "--environment " + str(ROOT / "tests/fixtures/tools/hostile_environment.py") + ":Nothing rows",
+            "No Nothing found in",
+        ),
+    ],
+)
+def test_bad_input_is_a_sentence_and_leaves_no_folder(
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("x")
+    (tmp_path / "bad.py").write_text("def f(a: int) -> int:\n    return a\n\nTOOL_FUNCTIONS = [f]\n")
+    mute = 'def f(a: int) -> int:\n    """F.\n\n    Args:\n        a: It.\n    """\n    raise ValueError("no")\n'
+    (tmp_path / "mute.py").write_text(f"{mute}\nTOOL_FUNCTIONS = [f]\n")
+    assert main(["init", *words.format(tools=MATH).split()]) == 2
+    assert said in capsys.readouterr().err and not (tmp_path / "rows").exists()
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_is_written_is_checked_and_trained_as_it_stands(tmp_path: Path) -> None:
+    run(tmp_path, "init", "--tools_script", str(ROOT / "tools_funcs" / "arithmetic_tools.py"), "rows")
+    small = ["--model_name_or_path", "nano", "--engine", "transformers", "--max_completion_length", "96"]
+    small += ["--per_device_train_batch_size", "8"]
+    said = run(tmp_path, "check", "--config", "rows/config.yaml", *small, "--questions", "2", "--samples", "2")
+    assert "4 of 4 answered drawn arguments" in said and "tool_result: the gold answers" in said
+    run(tmp_path, "train", "--config", "rows/config.yaml", *small, "--max_steps", "2", "--eval_questions", "4")
+    assert (tmp_path / "rows" / "output" / "run.yaml").is_file()

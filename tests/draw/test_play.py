@@ -1,0 +1,176 @@
+"""Real workers: what is drawn, what is left out and why, and that a second run gives the same."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.draw.play import Tried, may_be_played, try_tools
+from toolgrpo.draw.rows import ToolRows, draw_rows
+from toolgrpo.errors import ConfigError, PluginError
+from toolgrpo.tools import Toolbox, load_tools, run_tool
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore:the model will see only")]
+ROOT = Path(__file__).parents[2]
+TOOLSETS = ROOT / "tests" / "fixtures" / "toolsets"
+LIBRARY = {"mcpServers": {"library": {"command": sys.executable, "args": [str(TOOLSETS / "mcp_library.py")]}}}
+
+
+def opening(path: Path) -> Callable[[], Toolbox]:
+    return partial(load_tools, path, tool_timeout_s=20, workers=2)
+
+
+def tools_file(folder: Path, text: str) -> Path:
+    path = folder / "some_tools.py"
+    path.write_text(text)
+    return path
+
+
+def names_of(drawn: ToolRows) -> Counter[str]:
+    rows = (*drawn.train, *drawn.held_out)
+    return Counter(call["name"] for row in rows for call in json.loads(row["gold_calls"]))
+
+
+@pytest.mark.parametrize("name", ["inventory", "weather", "orders", "texts", "number_tools"])
+def test_toolsets_in_other_styles_give_rows_for_every_tool_that_answers_the_same(name: str) -> None:
+    drawn = draw_rows(opening(TOOLSETS / f"{name}.py"), n_rows=60)
+    left_out = {tool: one.out for tool, one in drawn.played.items() if one.out}
+    changing = {"number_tools": {"seconds_since_epoch", "roll"}, "texts": {"take_note"}}.get(name, set())
+    assert left_out.keys() == changing and all("same twice" in why for why in left_out.values())
+    assert names_of(drawn).keys() == drawn.played.keys() - changing
+    assert len(drawn.train) + len(drawn.held_out) >= 50 and drawn.held_out
+
+
+def test_every_row_gives_its_answer_in_workers_that_never_saw_it() -> None:
+    drawn = draw_rows(opening(TOOLSETS / "orders.py"), n_rows=40)
+    rows = [*drawn.train, *drawn.held_out]
+    assert any(" then " in row["task"] for row in rows)
+    with opening(TOOLSETS / "orders.py")() as toolbox:
+        for row in rows:
+            results = [run_tool(toolbox, call) for call in json.loads(row["gold_calls"])]
+            assert all(result.ok for result in results) and results[-1].content == row["answer"]
+    asked = [{row["prompt"] for row in some} for some in (drawn.train, drawn.held_out)]
+    assert asked[0].isdisjoint(asked[1])
+    gold = [{row["gold_calls"] for row in some} for some in (drawn.train, drawn.held_out)]
+    assert gold[0].isdisjoint(gold[1]), "held-out rows have other values"
+    tasks = [{row["task"] for row in some if " " in row["task"]} for some in (drawn.train, drawn.held_out)]
+    assert tasks[0].isdisjoint(tasks[1]), "and other compositions"
+
+
+def test_a_tool_that_is_held_out_is_in_no_training_row() -> None:
+    drawn = draw_rows(opening(ROOT / "tools_funcs" / "math_tools.py"), n_rows=40, hold_out=["divide"])
+    assert not any("divide" in row["gold_calls"] for row in drawn.train)
+    assert any("divide" in row["gold_calls"] for row in drawn.held_out)
+    with pytest.raises(ConfigError, match="--hold_out dvide: there is no such tool; there is add"):
+        draw_rows(opening(ROOT / "tools_funcs" / "math_tools.py"), hold_out=["dvide"])
+
+
+def test_registered_values_are_drawn_and_a_tool_that_never_answers_is_named_with_the_line_that_helps(
+    tmp_path: Path,
+) -> None:
+    text = '''
+def price(isin: str) -> int:
+    """Price of a security."""
+    return len(isin) if isin.startswith("XS0") else int("not known")
+
+def page(path: str) -> str:
+    """A page of the site."""
+    return "<!DOCTYPE html><html></html>"
+
+TOOL_FUNCTIONS = [price, page]
+'''
+    drawn = draw_rows(opening(tools_file(tmp_path, text)), n_rows=10)
+    assert 'EXAMPLES = {"isin": [...]} would help' in drawn.played["price"].out
+    assert "ValueError: invalid literal" in drawn.played["price"].out
+    assert "it answers HTML, a page for people" in drawn.played["page"].out
+    registered = tools_file(tmp_path, f'{text}\nEXAMPLES = {{"isin": [f"XS0{{n}}" for n in range(9, 30)]}}\n')
+    drawn = draw_rows(opening(registered), n_rows=10)
+    assert names_of(drawn).keys() == {"price"} and "XS0" in drawn.train[0]["prompt"]
+
+
+def test_examples_of_another_form_and_tools_without_docstring_or_type_are_one_sentence_each(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match=r"EXAMPLES in .* must be a dict of lists"):
+        load_tools(
+            tools_file(tmp_path, 'def f(a: int) -> int:\n    """F."""\n\nTOOL_FUNCTIONS = [f]\nEXAMPLES = {"a": 3}\n')
+        )
+    text = '''
+def f(a):
+    """F."""
+
+def g(a: int) -> int:
+    return a
+
+def h(a: int) -> int:
+    """H."""
+
+TOOL_FUNCTIONS = [f, g, h]
+'''
+    with pytest.raises(PluginError) as raised:
+        load_tools(tools_file(tmp_path, text))
+    said = str(raised.value).splitlines()
+    assert "tool 'f': parameter 'a' has no annotation" in said[0] and "tool 'g': no docstring" in said[1]
+    assert said[2:] == ["The others are fine: h."]
+
+
+@pytest.mark.contract
+def test_a_server_is_asked_only_for_what_it_marks_as_reading() -> None:
+    drawn = draw_rows(partial(load_tools, mcp_config=LIBRARY, tool_timeout_s=60), n_rows=20)
+    assert "does not mark it readOnlyHint" in drawn.played["lend_book"].out
+    assert drawn.played["lend_book"].drawer.calls == 0
+    assert names_of(drawn).keys() == {"list_books", "year_of_book"}
+    spec = drawn.played["lend_book"].spec
+    assert not may_be_played(spec, allow_writes=False) and may_be_played(spec, allow_writes=True)
+
+
+def tried(path: Path) -> Tried:
+    with opening(path)() as first, opening(path)() as again:
+        return try_tools(first, again, {}, seed=1, allow_writes=False)
+
+
+def test_a_random_agent_finds_what_crashes_hangs_is_large_or_changes(tmp_path: Path) -> None:
+    text = '''
+import os, random
+from toolgrpo.tools import tool
+
+def sums(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+def bug(a: int) -> int:
+    """Raise."""
+    return a.upper()
+
+def dies(a: int) -> int:
+    """End the process."""
+    os._exit(3)
+
+@tool(timeout=0.2)
+def hangs(a: int) -> int:
+    """Never return."""
+    while True:
+        pass
+
+def large(a: int) -> str:
+    """Say much."""
+    return "x" * 200_000
+
+def changes(a: int) -> float:
+    """Draw."""
+    return random.random()
+
+def needs(a: int) -> int:
+    """Refuse."""
+    raise ValueError("no")
+
+TOOL_FUNCTIONS = [sums, bug, dies, hangs, large, changes, needs]
+'''
+    found = tried(tools_file(tmp_path, text))
+    kinds = {(fault.tool, fault.kind) for fault in found.faults} - {("large", "slow"), ("dies", "slow")}
+    assert kinds == {("bug", "raises"), ("dies", "dies"), ("hangs", "hangs"), ("large", "big"), ("changes", "changes")}
+    assert {name for name, n in found.answered.items() if not n} == {"bug", "dies", "hangs", "needs"}

@@ -1,0 +1,84 @@
+"""Questions in plain words: every value in them, no name with an underscore, other wordings for held-out rows."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import pytest
+
+from toolgrpo.draw.play import PlayedCall
+from toolgrpo.draw.wording import noun_of, question, task_of, written
+from toolgrpo.tools.plugin.tool_spec import ToolSpec
+
+
+def call(
+    name: str, said: str, arguments: dict[str, Any], about: dict[str, str] | None = None, **more: Any
+) -> PlayedCall:
+    properties = {key: {"description": (about or {}).get(key, "")} for key in arguments}
+    function = {"name": name, "description": said, "parameters": {"type": "object", "properties": properties}}
+    return PlayedCall(ToolSpec(name=name, schema={"type": "function", "function": function}), arguments, **more)
+
+
+LOAN = call(
+    "loan_payment",
+    "Work out the level payment of a loan (see `annual_rate`).",
+    {"principal_amount": 12000, "annual_rate": 5.5, "years": 3, "roll_costs": True},
+    {"annual_rate": "Rate in percent a year."},
+)
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_every_value_is_in_the_question_and_no_name_has_an_underscore(held_out: bool) -> None:
+    for seed in range(40):
+        said = question([LOAN], random.Random(seed), held_out=held_out)
+        assert "12000" in said and "5.5 %" in said and "3 years" in said and "yes" in said
+        assert "_" not in said and "level payment of a loan" in said and "`" not in said
+        assert said[0].isupper() and said[-1] in ".?"
+
+
+def test_held_out_rows_are_worded_otherwise() -> None:
+    wordings = [
+        {re.sub(r"\W.*", "", question([LOAN], random.Random(seed), held_out=held_out)) for seed in range(40)}
+        for held_out in (False, True)
+    ]
+    assert len(wordings[0]) >= 3 and wordings[0].isdisjoint(wordings[1])
+
+
+def test_a_chain_names_the_result_of_the_call_before_and_not_its_value() -> None:
+    first = call("find_customer", "Look up a customer.", {"name": "Anna"}, result='{"customer_id": "C1"}')
+    then = call("orders_of", "Orders of a customer.", {"customer_id": "C1"}, links={"customer_id": "customer_id"})
+    for seed in range(20):
+        said = question([first, then], random.Random(seed), held_out=False)
+        assert "the customer id of that result as the customer id" in said and "C1" not in said
+
+
+@pytest.mark.parametrize(
+    ("description", "task"),
+    [
+        ("Add two integers.", "add two integers"),
+        ("Returns the orders of a customer.\n\nMore.", "give me the orders of a customer"),
+        ("How many of a part there are.", "tell me how many of a part there are"),
+        ("Price of a part", "price of a part"),
+        ("Distance between two points; in metres.", "give me the distance between two points"),
+        ("URL of a page.", "give me the URL of a page"),
+        ("", "lookup part"),
+    ],
+)
+def test_a_docstring_becomes_a_request(description: str, task: str) -> None:
+    assert task_of(description, "lookup_part") == task or task in task_of(description, "lookup_part")
+
+
+def test_values_are_written_as_people_write_them() -> None:
+    assert written(0.00001) == "0.00001" and written(-3) == "-3" and written([1, 2, 3]) == "1, 2 and 3"
+    assert written("Oslo") == "Oslo" and written("New York") == '"New York"' and written(False) == "no"
+    assert written([{"unit_price": 5, "on": "2024-01-31"}]) == "(unit price 5, on 2024-01-31)"
+
+
+def test_a_name_that_says_nothing_gives_way_to_its_description() -> None:
+    assert noun_of("a", "The first integer.", by_description=False) == "first integer"
+    assert (
+        noun_of("annual_rate", "Nominal interest rate in percent a year.", by_description=True)
+        == "nominal interest rate a year"
+    )

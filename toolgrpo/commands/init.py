@@ -1,0 +1,110 @@
+"""Write a folder to begin with (`toolgrpo init`): a task that is shipped, skills for agents, or rows drawn from tools.
+
+toolgrpo init shop                                       copies a task into shop/
+toolgrpo init --skills                                   copies the skills for coding agents
+toolgrpo init --tools_script my_tools.py FOLDER          draws rows from tools, which it runs (docs/how-to/data.md)
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+
+from toolgrpo.commands.given import Given
+from toolgrpo.commands.table import TASKS
+from toolgrpo.errors import ConfigError, ToolGRPOError
+from toolgrpo.support.plain_text import plain
+from toolgrpo.support.shipped_files import nearest_is, page_here, shipped_root
+from toolgrpo.support.storage import check_output_folder
+
+_TOOLS = ("tools_script", "environment", "mcp_config")
+
+
+def init(given: Given) -> int:
+    """Write a task to begin with, the skills for coding agents, or rows drawn from tools, into a new folder."""
+    words = [given.values[name] for name in ("task", "folder") if name in given.values]
+    tools = {name: given.values[name] for name in _TOOLS if given.values.get(name)}
+    if tools:
+        if len(words) != 1:
+            raise ConfigError(
+                f"rows drawn from tools go into one folder, got {' and '.join(words) or 'none'}: "
+                f"toolgrpo init --{next(iter(tools))} {next(iter(tools.values()))} FOLDER"
+            )
+        return _draw(Path(words[0]), tools, given)
+    for name in ("hold_out", "allow_writes"):
+        if given.values.get(name):
+            raise ConfigError(
+                f"--{name} is about tools to draw rows from, and none are named; add --tools_script FILE.py"
+            )
+    if given.values.get("skills"):
+        if len(words) > 1:
+            raise ConfigError(f"--skills takes one folder, got {' and '.join(words)}: toolgrpo init --skills [FOLDER]")
+        return _copy_skills(Path(*words or ["skills"]))
+    name = given.values.get("task", TASKS[0])
+    folder = Path(given.values.get("folder", name))
+    if name not in TASKS:
+        raise ConfigError(f"there is no task {name!r}{nearest_is(name, TASKS)}; there is {', '.join(TASKS)}")
+    check_output_folder(folder, "the task", f"toolgrpo init {name} FOLDER")
+    shutil.copytree(
+        shipped_root() / "recipes" / name, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    print(f"{folder}/ has {', '.join(sorted(file.name for file in folder.iterdir()))}")
+    page = page_here(page="docs/tutorials/half_an_hour.md") if name == "shop" else folder / "README.md"
+    print(f"Go on with {page}")
+    return 0
+
+
+def _copy_skills(folder: Path) -> int:
+    """Copy the skills for coding agents into a new folder."""
+    check_output_folder(folder, "the skills", "toolgrpo init --skills FOLDER")
+    shutil.copytree(shipped_root() / "skills", folder, dirs_exist_ok=True)
+    print(f"{folder}/ has {', '.join(sorted(file.name for file in folder.iterdir()))}; each has a SKILL.md")
+    print(f"The pages that they name as docs/... are in {shipped_root() / 'docs'}.")
+    return 0
+
+
+def _draw(folder: Path, tools: dict[str, str], given: Given) -> int:
+    """Draw rows from tools into a new folder, and print what became of each tool."""
+    from toolgrpo.draw.play import DEADLINE_S
+    from toolgrpo.draw.rows import draw_rows, write_folder  # brings the tools' weight, which a copy does not need
+    from toolgrpo.tools.open_toolbox import load_tools
+
+    new = not folder.exists()
+    check_output_folder(folder, "the rows", "toolgrpo init FOLDER")
+    hold_out = [name for name in str(given.values.get("hold_out") or "").split(",") if name]
+    live = sys.stderr.isatty()
+    script = tools.get("tools_script")
+    open_toolbox = partial(
+        load_tools,
+        Path(script) if script else None,
+        environment=tools.get("environment"),
+        mcp_config=tools.get("mcp_config"),
+        tool_timeout_s=DEADLINE_S,
+    )
+
+    def say(text: str) -> None:
+        if live:
+            print(f"\r\x1b[K{plain(text)}", end="", file=sys.stderr, flush=True)
+
+    try:
+        drawn = draw_rows(
+            open_toolbox,
+            hold_out=hold_out,
+            allow_writes=bool(given.values.get("allow_writes")),
+            say=say,
+        )
+        say("")
+        for line in drawn.table():
+            print(plain(line))
+        config = write_folder(drawn, folder, tools, hold_out)
+    except ToolGRPOError:
+        say("")
+        if new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    n = {"train.jsonl": len(drawn.train), "heldout.jsonl": len(drawn.held_out)}
+    print(f"{folder}/ has {', '.join(f'{name} ({rows} rows)' for name, rows in n.items())}, config.yaml, README.md")
+    print(f"Go on with: toolgrpo check --config {config}")
+    return 0

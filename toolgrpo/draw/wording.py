@@ -1,0 +1,165 @@
+"""Questions in plain words, from names, docstrings and drawn values: several wordings, other ones for held-out rows.
+
+Every drawn value stands in the question as a model has to write it, but for those that an earlier call of the row
+answers; names lose their underscores, numbers are written out, and a percentage has its sign.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from random import Random
+from typing import Any
+
+from toolgrpo.draw.arguments import words_of
+from toolgrpo.draw.play import PlayedCall
+
+_VERB = re.compile(
+    r"add|analyze|analyse|answer|apply|ask|assess|build|calculate|change|check|classify|combine|compare|"
+    r"compute|convert|count|create|decode|define|delete|describe|detect|determine|divide|draw|encode|estimate|"
+    r"evaluate|execute|explain|extract|fetch|filter|find|format|generate|get|give|group|identify|insert|join|"
+    r"list|load|locate|look|make|map|match|measure|merge|multiply|normalize|obtain|parse|perform|plan|predict|"
+    r"price|print|produce|project|provide|query|raise|read|remove|render|replace|report|resolve|retrieve|"
+    r"return|reverse|round|run|sample|scan|search|select|send|show|simulate|solve|sort|split|store|subtract|"
+    r"sum|summarize|suggest|take|tell|test|tokenize|transform|translate|truncate|turn|update|use|validate|"
+    r"verify|work|write"
+)
+_NO_VERBS = ("all", "as", "for", "in", "not", "of", "with")
+_QUESTIONS = ("how", "what", "which", "where", "when", "whether", "who", "if")
+_UNIT = re.compile(
+    r"years|months|weeks|days|hours|minutes|seconds|shares|units|items|people|lines|pages|points|steps|kg|km"
+)
+_NO_NOUN = r"(?:what|how|which|if|whether|where|when|by|only|to|for)\b"
+_BARE = re.compile(r"values?|args?|arguments?|inputs?|data|obj")
+
+_TRAINING = (
+    "{Do}: {given}.",
+    "{Do}, with {given}.",
+    "Please {do}. It is about {given}.",
+    "Given {given}, {do}.",
+    "Can you {do}? Use {given}.",
+)
+_HELD_OUT = ("I have {given}. {Do}, please.", "For {given}: {do}.", "Could you {do}, given {given}?")
+_WITHOUT = (("{Do}.", "Please {do}.", "Can you {do}?"), ("I would like you to {do}.", "{Do}, please."))
+_NEXT = (
+    (("First,", "Then"), ("Begin with this:", "After that,"), ("Start like this:", "Next,")),
+    (
+        ("I have several things for you. The first:", "The next:"),
+        ("To begin,", "When that is done,"),
+    ),
+)
+
+
+def question(program: Sequence[PlayedCall], rng: Random, *, held_out: bool) -> str:
+    """Return a question that asks for these calls, in one of several wordings."""
+    if len(program) == 1:
+        return _asked(program[0], rng, held_out=held_out)
+    first, then = rng.choice(_NEXT[held_out])
+    parts = []
+    for number, call in enumerate(program):
+        said = _asked(call, rng, held_out=held_out, plain=True)
+        parts.append(f"{then if number else first} {said}")
+    return " ".join(parts)
+
+
+def _asked(call: PlayedCall, rng: Random, *, held_out: bool, plain: bool = False) -> str:
+    do = task_of(call.spec.schema["function"].get("description") or "", call.name)
+    by_description = rng.random() < 0.4
+    properties: Mapping[str, Any] = call.spec.parameters.get("properties", {})
+    given = _and(
+        [
+            _told(name, value, properties.get(name, {}), call.links.get(name), by_description=by_description)
+            for name, value in call.arguments.items()
+        ]
+    )
+    if plain:  # in the middle of a longer question
+        return f"{do}, with {given}." if given else f"{do}."
+    form = rng.choice((_HELD_OUT if held_out else _TRAINING) if given else _WITHOUT[held_out])
+    return form.format(Do=_capital(do), do=do, given=given)
+
+
+def task_of(description: str, name: str) -> str:
+    """Return what a tool does as a request without a full stop: "add two integers"."""
+    sentence = re.split(r"(?<=[.!?:;])\s|\n", description.strip())[0].strip().rstrip(".!:;")
+    sentence = re.sub(r"\s*\([^)]*\)|,? (?:as in|e\.g\.|for example) .*|`", "", sentence)
+    sentence = re.sub(r"\b\w+_\w+\b", lambda found: " ".join(words_of(found[0])), sentence).strip()
+    if not sentence or sentence == name:
+        sentence = " ".join(words_of(name))
+    first, _, rest = sentence.partition(" ")
+    lower = first.lower()
+    base = next(
+        (one for one in (lower, lower.removesuffix("s"), lower.removesuffix("es")) if _VERB.fullmatch(one)), None
+    )
+    determined = re.match(r"(?:an?|the|all|some|each|its|two|how|whether|what) ", rest) and lower not in _NO_VERBS
+    if base is None and determined:  # a verb that is not in the list, since a noun would have no article after it
+        base = lower if re.search("ss$|[^s]$", lower) else lower[:-1]
+    base = f"{lower[:-3]}y" if base is None and lower.endswith("ies") else base
+    base = {"return": "give me", "say": "tell me"}.get(base or "", base)
+    base = (
+        None
+        if rest.startswith(("of ", "for ")) and base in ("price", "count", "estimate", "plan", "map", "sample")
+        else base
+    )
+    if base is not None and rest:
+        return f"{base} {rest}"
+    if lower in _QUESTIONS:
+        return f"tell me {lower} {rest}"
+    start = sentence if first[1:2].isupper() or first == "I" else f"{lower} {rest}".strip()
+    if base is not None:  # one verb alone
+        return f"{base} it"
+    article = "" if lower in ("the", "a", "an", "all", "every", "this") else "the "
+    return f"give me {article}{start}"
+
+
+def _told(name: str, value: Any, schema: Any, link: str | None, *, by_description: bool) -> str:
+    """Return a parameter with its value: `principal 12000`, `3 years`, `40 as the integer to divide`."""
+    said = str(schema.get("description") or "") if isinstance(schema, Mapping) else ""
+    noun = noun_of(name, said, by_description=by_description)
+    if link is not None:
+        of = f"the {' '.join(words_of(link))} of that result" if link else "that result"
+        return f"{of} as the {noun}"
+    shown = written(value, said)
+    if isinstance(value, int | float) and not isinstance(value, bool) and _UNIT.fullmatch(noun.split()[0]):
+        return f"{shown} {noun}"
+    return (
+        f"{shown} as the {noun}" if len(noun.split()) > 2 and not isinstance(value, list | dict) else f"{noun} {shown}"
+    )
+
+
+def noun_of(name: str, said: str, *, by_description: bool) -> str:
+    """Return the words for a parameter: of its name, or of what is said of it where the name says little."""
+    words = " ".join(words_of(name))
+    clause = re.split(r"[.;:(]", said.strip())[0].strip()
+    clause = re.sub(r"^(?:an?|the)\s+| in percent\b", "", clause, flags=re.IGNORECASE).replace("`", "")
+    short = len(clause.split()) <= 5 and re.fullmatch(rf"(?!{_NO_NOUN})[A-Za-z][A-Za-z' -]*", clause, re.IGNORECASE)
+    poor = len(words) < 3 or bool(_BARE.fullmatch(words))
+    clause = clause if clause[1:2].isupper() else clause[:1].lower() + clause[1:]
+    return clause if short and (poor or by_description) else words
+
+
+def written(value: Any, said: str = "") -> str:
+    """Return a value as a person writes it, in the figures that the call has."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        shown = format(Decimal(repr(value)), "f")
+        return f"{shown} %" if re.search(r"\bpercent\b|\bper cent\b|in %", said) else shown
+    if isinstance(value, list):
+        inside = [written(one) for one in value]
+        if any(isinstance(one, dict | list) for one in value):
+            return "; ".join(f"({one})" for one in inside)
+        return _and(inside) if inside else "nothing"
+    if isinstance(value, dict):
+        return ", ".join(f"{' '.join(words_of(str(key)))} {written(one)}" for key, one in value.items())
+    if value is None:
+        return "nothing"
+    return str(value) if re.fullmatch(r"[\w.@:/+-]*[A-Z\d][\w.@:/+-]*", str(value)) else f'"{value}"'
+
+
+def _and(parts: Sequence[str]) -> str:
+    return ", ".join(parts[:-1]) + f" and {parts[-1]}" if len(parts) > 1 else "".join(parts)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
