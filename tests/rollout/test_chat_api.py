@@ -267,7 +267,7 @@ def test_the_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineError, match=r"gives no reply: .*; start it, correct --base_url, or try again later"):
         ChatAPI(endpoint.url, "big-1", 0.2).look([], GREEDY)
     with pytest.raises(EngineError, match="no token ids and no log-probabilities to train on"):
-        run_blocking(lambda: api.sample(SampleRequest((0,), 1, (), GREEDY)))
+        run_blocking(api.sample(SampleRequest((0,), 1, (), GREEDY)))
 
 
 def test_text_is_counted_and_cut_without_a_tokenizer() -> None:

@@ -49,14 +49,14 @@ class JoinedLinear(Linear):  # type: ignore[misc]  # PEFT ships no types for it
             whole: torch.Tensor = super().forward(x, *args, **kwargs)
             return whole
         base, down, up = self.base_layer, self.lora_A[name].weight, self.lora_B[name].weight
-        joined: torch.Tensor = AdapterStep.apply(x, base.weight, base.bias, down, up, self.scaling[name])
+        joined: torch.Tensor = AdapterStep.apply(x, base.weight, base.bias, down, up, self.scaling[name])  # type: ignore[no-untyped-call]
         return joined
 
     def _is_of_16_bits(self, x: torch.Tensor) -> bool:
         """In 32 bits nothing would be saved, and sums would be rounded in another order."""
         device, dtype = x.device.type, self.base_layer.weight.dtype
         computes_in = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype
-        return x.dtype == dtype == computes_in and dtype.itemsize == 2
+        return bool(x.dtype == dtype == computes_in and dtype.itemsize == 2)
 
 
 class AdapterStep(torch.autograd.Function):
