@@ -305,7 +305,7 @@ def _tools_of_run(run: str) -> dict[str, Any]:
     try:
         known = read_yaml(config_of_run(folder))
     except (OSError, BadSettings, ConfigError):
-        return {}
+        known = {}
     named = {name: known[name] for name in TOOL_SOURCES if isinstance(known, Mapping) and known.get(name)}
     inside = [f"{spec} ({name})" for name, spec in named.items() if lies_in(Path(run), name, str(spec))]
     if inside:

@@ -22,9 +22,9 @@ from toolgrpo.evaluation.verdict import Verdict, tools_and_tasks
 
 _UNKNOWN = "(names of no tool)"
 _COUNTED = {  # by a chat endpoint
-    "tokens read by the endpoint": "prompt_tokens",
-    "tokens written there": "completion_tokens",
-    "cost there": "cost",
+    "tokens read": "prompt_tokens",
+    "tokens written": "completion_tokens",
+    "cost": "cost",
 }
 _GOOD_ENDS = ("finished", "stop_tool")
 _HELP = {  # by the end of an episode, or the cause of a failed call
