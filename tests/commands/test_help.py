@@ -179,7 +179,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         ("train --keep b", {"best"}),
         ("train --engine vllm_", {"vllm_colocate", "vllm_server"}),
         ("train --tools_script to", set()),
-        ("evaluate --bas", {"--baseline"}),
+        ("evaluate --basel", {"--baseline"}),
         ("sft --max_turns", set()),
         ("train --loss_type n", set()),
         ("data --sho", {"--show"}),
