@@ -55,7 +55,7 @@ MOST = {
     "lines of tests": 42_500,
     "lines of benchmarks": 5_775,
     "lines of pages": 4_050,
-    "words of pages": 30_275,
+    "words of pages": 30_475,
 }
 SANDBOX = {"lines": 3_950, "lines of tests": 2_800}  # of confined-python, which is counted by itself
 
