@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolgrpo.draw.arguments import Drawer, Seen, bounds_in, listed_in, outputs, words_of
+from toolgrpo.draw.arguments import Drawer, Seen, outputs
+from toolgrpo.draw.hints import bounds_in, listed_in, words_of
 from toolgrpo.tools.arguments import ArgumentChecker
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 

@@ -26,7 +26,7 @@ LINES = {
     "chat": 2850,
     "commands": 6270,
     "data": 1540,
-    "draw": 1300,
+    "draw": 1330,
     "engines": 3940,
     "episode": 770,
     "evaluation": 1430,
@@ -46,8 +46,8 @@ LINES = {
     "(itself)": 800,
 }
 MOST = {
-    "modules": 232,
-    "modules with one importer": 43,
+    "modules": 233,
+    "modules with one importer": 44,
     "modules that a trainer imports": 129,
     "lines that a trainer imports": 23_200,
     "files that import TRL": 5,

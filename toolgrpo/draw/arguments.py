@@ -16,9 +16,23 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, timedelta
 from typing import Any
 
+from toolgrpo.draw.hints import (
+    ANY_WORD,
+    AS_IN,
+    RANGES,
+    SUM,
+    WORDS,
+    Range,
+    about_it,
+    alternatives,
+    bounds_in,
+    dated,
+    filled,
+    listed_in,
+    words_of,
+)
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 
 Arguments = dict[str, Any]
@@ -26,140 +40,6 @@ _MOST_KEPT = 400  # values of one name
 _MOST_READ = 20_000  # characters of a result
 _DEEPEST = 8  # levels of a value, for schemas that refer to themselves
 _STUCK = (8, 0.3)  # calls, and the share of answers below which a tool's own code is looked at
-
-_NUMBER = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
-_PERCENT = r"percent|per cent|%"
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Numbers from low to high, in steps."""
-
-    low: float
-    high: float
-    step: float
-
-
-_RANGES: tuple[tuple[str, Range], ...] = (  # by the words of a name and what is said of it; the first that fits
-    (r"correlation", Range(-0.8, 0.9, 0.1)),
-    (r"probability|fraction|proportion|quantile|\bshare of\b|\bratio|confidence|alpha\b", Range(0.05, 0.95, 0.05)),
-    (r"latitude|\blat\b", Range(-60, 65, 0.5)),
-    (r"longitude|\blon\b|\blng\b", Range(-170, 170, 0.5)),
-    (rf"volatility.*(?:{_PERCENT})", Range(8, 45, 1)),
-    (rf"(?:{_PERCENT})", Range(0.5, 12, 0.5)),
-    (r"\brate\b|\byield\b", Range(0.5, 9, 0.5)),
-    (r"^(?:\w+ )*year\b|year of|calendar year", Range(1990, 2025, 1)),
-    (r"^(?:\w+ )*month\b(?!s)", Range(1, 12, 1)),
-    (r"^(?:\w+ )*(?:day|dom)\b(?!s)(?! rate)", Range(1, 28, 1)),
-    (r"^(?:\w+ )*hour\b(?!s)", Range(0, 23, 1)),
-    (r"^(?:\w+ )*(?:minute|second)\b(?!s)", Range(0, 59, 1)),
-    (r"\bages?\b", Range(20, 95, 1)),
-    (r"\byears\b", Range(1, 30, 1)),
-    (r"\bmonths\b|monthly payments", Range(12, 360, 12)),
-    (r"\bdays\b|\bweeks\b|\bhours\b", Range(1, 60, 1)),
-    (r"\bminutes\b|\bseconds\b", Range(5, 300, 5)),
-    (r"shares|quantity|units\b", Range(5, 200, 5)),
-    (r"celsius|temperature|fahrenheit", Range(-10, 40, 1)),
-    (r"principal|balance|savings|salary|income|spending|contribution|loan|mortgage|capital", Range(1000, 200000, 500)),
-    (r"face value|\bcosts?\b|amount|money|budget|revenue|\bvalue of\b", Range(100, 10000, 100)),
-    (r"price|spot|strike|fee\b", Range(5, 200, 1)),
-    (r"weight|height|width|length|distance|radius|area|mass|speed", Range(1, 200, 1)),
-    (
-        r"count|limit|max|top\b|size|how many|\bk\b|depth|page|number of(?! the | an? )|decimals|digits|places",
-        Range(1, 10, 1),
-    ),
-)
-
-_WORDS: tuple[tuple[str, tuple[str, ...]], ...] = (  # likewise, for texts; `{n}` is a number
-    (r"e-?mail", ("anna@example.org", "ben@example.com", "info@example.org")),
-    (r"\burl\b|\buri\b|web address|link\b", ("https://example.org/", "https://example.com/page")),
-    (r"time ?zone|\btz\b", ("Europe/Oslo", "America/New_York", "Asia/Tokyo", "UTC", "Europe/Berlin", "Asia/Kolkata")),
-    (r"\bcity|\btown|\bplace\b|location|destination|origin", ("Oslo", "Paris", "Tokyo", "Berlin", "London", "Madrid")),
-    (r"country|nation", ("Norway", "France", "Japan", "Germany", "Brazil", "Canada", "Kenya")),
-    (r"currenc|\bfrom cur|\bto cur", ("USD", "EUR", "GBP", "JPY", "CHF", "NOK")),
-    (r"language|\blocale|\blang\b", ("en", "de", "fr", "es", "ja")),
-    (r"colou?r", ("red", "green", "blue", "yellow", "black")),
-    (r"\bisin\b", ("US0378331005", "US5949181045", "DE0007164600")),
-    (r"ticker|\bsymbol|stock", ("AAPL", "MSFT", "SAP", "TSLA", "IBM")),
-    (r"\bunits?\b", ("km", "m", "cm", "mile", "kg", "g", "pound", "celsius", "fahrenheit", "hour", "minute")),
-    (r"expression|formula|equation|arithmetic", ("({n} + {n}) * {n}", "{n} * {n} - {n}", "{n} + {n} / {n}", "{n} ** 2")),
-    (r"python|\bcode\b|program\b|script", ("print({n} * {n} + {n})", "sum(range({n}))", "sorted([{n}, {n}, {n}])[0]")),
-    (r"\bsql\b|select statement", ("SELECT {n} + {n}", "SELECT {n} * {n}")),
-    (r"regex|pattern", ("[aeiou]", r"\d+", "[A-Z]")),
-    (r"\bip\b", ("10.0.0.{n}", "192.168.1.{n}")),
-    (r"binary", ("1010", "1101", "100111", "1110001")),
-    (r"\bhex", ("ff", "1a3", "7e", "c0de")),
-    (r"roman", ("XIV", "MCMXC", "XLII", "IX")),
-    (r"phone", ("+47 22 12 34 {n}", "+1 555 01{n}")),
-    (r"company|employer|vendor|supplier", ("Acme", "Globex", "Initech", "Umbrella")),
-    (r"product|item\b", ("laptop", "desk", "lamp", "chair", "notebook")),
-    (r"person|author|user|first name|last name|customer|employee|student", ("Anna", "Ben", "Carla", "David", "Emma")),
-    (r"text|sentence|message|content|paragraph|title|string|phrase|document|comment|note", (
-        "the quick brown fox jumps over the lazy dog", "A journey of a thousand miles begins with one step",
-        "It was a bright cold day in April", "Rain is expected on {n} days", "never odd or even",
-        "She sells {n} shells by the shore")),
-    (r"path|file|folder|director", (".", "README.md", "notes.txt")),
-    (r"name|label|tag|word|\bkey\b|query|keyword|search|topic", ("level", "river", "garden", "planet", "winter", "apple")),
-)  # fmt: skip
-_ANY_WORD = ("river", "garden", "planet", "level", "winter", "music", "apple", "stone")
-
-_ONE_OF = re.compile(
-    r"\b(?:one of|available|choose from|allowed|valid|supported|options):? +(.+)", re.IGNORECASE | re.DOTALL
-)
-_LISTED = re.compile(
-    r"\b(?:known|choices|expected|holds|did you mean|are|use)(?: \w+){0,2}?:? +(.+)", re.IGNORECASE | re.DOTALL
-)
-_AS_IN = re.compile(r"(?:as in|such as|e\.g\.,?|for example,?|for instance,?|examples?:|like) +(.+)", re.IGNORECASE)
-_SUM = re.compile(r"sum (?:up )?to (?:1\b|one\b)")
-_QUOTED = re.compile(r"""(?:"([^"\n]{1,80})"|'([^'\n]{1,80})'|`([^`\n]{1,80})`)""")
-
-
-def words_of(name: str) -> list[str]:
-    """Return the words of a name in any case: `maxResults_per_page` is max results per page."""
-    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)] or [name]
-
-
-def bounds_in(text: str) -> tuple[float | None, float | None]:
-    """Return the least and the greatest number that a text about a number allows, as far as it says so."""
-    low = high = None
-    number = f"({_NUMBER})"
-    if found := re.search(rf"(?:between|from) {number} (?:and|to) {number}", text):
-        return float(found[1]), float(found[2])
-    if found := re.search(rf"[\[(] ?{number} ?, ?{number} ?[\])]|\b{number} ?(?:-|–|\.\.|to) ?{number}\b", text):
-        first, last = (float(one) for one in found.groups() if one is not None)
-        if first < last:
-            return first, last
-    if found := re.search(
-        rf"(?:at least|minimum(?: of)?|>=|≥|not less than|no less than|min\.?:?) ?{number}", text, re.I
-    ):
-        low = float(found[1])
-    elif found := re.search(rf"(?:greater than|more than|larger than|over|above|exceed|>) ?{number}", text):
-        low = float(found[1]) + (1 if "." not in found[1] else 0.1)
-    elif re.search(r"not(?: be)? negative|non-?negative", text, re.I):
-        low = 0.0
-    elif re.search(r"\bpositive(?!\))\b", text, re.I):
-        low = 0.01
-    if found := re.search(
-        rf"(?:at most|maximum(?: of)?|<=|≤|up to|no more than|not more than|max\.?:?) ?{number}", text, re.I
-    ):
-        high = float(found[1])
-    elif found := re.search(rf"(?:less than|smaller than|below|under|<) ?{number}", text):
-        high = float(found[1]) - (1 if "." not in found[1] else 0.1)
-    return low, high
-
-
-def listed_in(text: str, *cues: re.Pattern[str]) -> list[str]:
-    """Return the values that a text lists after a word such as "one of" or "as in"."""
-    found = next((one for cue in cues or (_ONE_OF, _LISTED) if (one := cue.search(text))), None)
-    if found is None:
-        return []
-    quoted = [next(filter(None, one)) for one in _QUOTED.findall(found[1])]
-    if quoted:
-        return quoted
-    listed = re.split(r"[.;\n)\]](?:\s|$)", found[1].lstrip("[({"))[0]
-    parts = [part.strip(" '\"`[](){}") for part in re.split(r",|\bor\b|\band\b|\|", listed)]
-    parts = [part for part in parts if 0 < len(part) <= 40 and len(part.split()) <= 4]
-    return parts if len(parts) > 1 or cues else []
 
 
 class Seen:
@@ -240,7 +120,7 @@ class Drawer:
         self._used: dict[str, list[tuple[str, str]]] = {}  # of each draw: where its values came from
         self._sources: list[tuple[str, str]] = []
         self._texts: list[str] = []  # of the arguments that are being drawn
-        self._sums_to_one = bool(_SUM.search(json.dumps(dict(spec.schema))))
+        self._sums_to_one = bool(SUM.search(json.dumps(dict(spec.schema))))
         self._length = 2
 
     def draw(self, fixed: Arguments | None = None) -> Arguments:
@@ -275,7 +155,7 @@ class Drawer:
         if ok:
             self.good.append(arguments)
             return
-        self._sums_to_one = self._sums_to_one or bool(_SUM.search(said))
+        self._sums_to_one = self._sums_to_one or bool(SUM.search(said))
         names = sorted(_names_in(self.spec.parameters), key=len, reverse=True)
         places = {name: found.start() for name in names if (found := re.search(rf"\b{re.escape(name)}\b", said))}
         for name, start in places.items():
@@ -363,8 +243,8 @@ class Drawer:
         return stuck or self._learned[name].answers[source] > 0
 
     def _number(self, name: str, schema: Mapping[str, Any], kind: str) -> Any:
-        about = _about(name, schema)
-        meant = next((one for words, one in _RANGES if re.search(words, about)), None)
+        about = about_it(name, schema)
+        meant = next((one for words, one in RANGES if re.search(words, about)), None)
         found = meant or Range(1, 100, 1)
         known, (low, high) = self._learned[name], bounds_in(str(schema.get("description") or ""))
         if low is not None and high is not None and found.step < high - low <= 200:
@@ -402,20 +282,20 @@ class Drawer:
         )
 
     def _text(self, name: str, schema: Mapping[str, Any]) -> str:
-        rng, about = self._rng, _about(name, schema)
+        rng, about = self._rng, about_it(name, schema)
         said = str(schema.get("description") or "")
-        if (made := _dated(about, schema, rng)) is not None:
+        if (made := dated(about, schema, rng)) is not None:
             return made
         own = f"{said} {self.spec.schema['function'].get('description', '')}" if self._only(name) else said
-        named = [one for one in listed_in(own, _AS_IN) if "..." not in one] or _alternatives(said)
-        words = [words for pattern, words in _WORDS if re.search(pattern, " ".join(words_of(name)))] or [
-            words for pattern, words in _WORDS if re.search(pattern, about)
+        named = [one for one in listed_in(own, AS_IN) if "..." not in one] or alternatives(said)
+        words = [words for pattern, words in WORDS if re.search(pattern, " ".join(words_of(name)))] or [
+            words for pattern, words in WORDS if re.search(pattern, about)
         ]
         sources = {
             "listed": list(self._learned[name].listed),
             "seen": self._seen.of(name, str),
             "named": [_other_numbers(one, rng) if re.search(r"\d.*[-+*/]", one) else one for one in named],
-            "words": [_filled(one, rng) for one in (words or [_ANY_WORD])[0]],
+            "words": [filled(one, rng) for one in (words or [ANY_WORD])[0]],
             "code": [str(one) for one in self.spec.literals if isinstance(one, str)] if self._opened(name, "code") else [],
             "inside": [word for text in self._texts for word in text.split()] if self._opened(name, "inside") else [],
         }  # fmt: skip
@@ -430,7 +310,7 @@ class Drawer:
         if schema.get("prefixItems"):
             return [self._value(name, one, depth) for one in schema["prefixItems"]]
         n = max(schema.get("minItems", 0), min(self._length, schema.get("maxItems", self._length)))
-        items, about = self._resolved(schema.get("items", {})), _about(name, schema)
+        items, about = self._resolved(schema.get("items", {})), about_it(name, schema)
         if items.get("type") == "array" and re.search("correlation|covariance|symmetric|distance", about):
             return self._symmetric(n, -0.3 if "correlation" in about else 1, 0.8 if "correlation" in about else 40)
         drawn = [
@@ -473,13 +353,8 @@ class Drawer:
         more = schema.get("additionalProperties")
         if not properties and more is not False:
             drawn = {key: self._value(key, more if isinstance(more, Mapping) else {"type": "string"}, depth)
-                     for key in self._rng.sample(_ANY_WORD, self._length)}  # fmt: skip
+                     for key in self._rng.sample(ANY_WORD, self._length)}  # fmt: skip
         return drawn
-
-
-def _about(name: str, schema: Mapping[str, Any]) -> str:
-    """Return the words of a name, then what is said of it, in lower case."""
-    return f"{' '.join(words_of(name))} . {schema.get('description') or ''}".lower()
 
 
 _BOUNDED = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const", "anyOf"}
@@ -495,8 +370,8 @@ def _let_rise(drawn: Arguments, properties: Mapping[str, Any]) -> None:
         if isinstance(value, str) and re.fullmatch(r"\d{4}-\d\d-\d\d.*", value):
             kinds["day"].append(name)
         elif type(value) in (int, float):
-            about = _about(name, schema)
-            kinds[next((words for words, _ in _RANGES if re.search(words, about)), "any")].append(name)
+            about = about_it(name, schema)
+            kinds[next((words for words, _ in RANGES if re.search(words, about)), "any")].append(name)
     for names in kinds.values():
         drawn |= dict(zip(names, sorted(drawn[name] for name in names), strict=True))
 
@@ -517,31 +392,6 @@ def _names_in(schema: Any) -> set[str]:
         elif isinstance(one, list):
             pending += one
     return found
-
-
-def _dated(about: str, schema: Mapping[str, Any], rng: random.Random) -> str | None:
-    """Return a date or a time where a text is to be one."""
-    form, day = schema.get("format"), date(2015, 1, 1) + timedelta(days=rng.randrange(4000))
-    clock = f"{rng.randrange(24):02}:{rng.choice((0, 15, 30, 45)):02}"
-    if form == "date-time" or re.search("yyyy-mm-ddthh|date ?time|timestamp", about):
-        return f"{day}T{clock}:00"
-    if form == "time" or re.search(r"hh:mm|24-hour", about):
-        return clock
-    if form == "date" or re.search(r"yyyy-mm-dd|iso date|\bdate\b|^(?:\w+ )*(?:day|on|birthday)\b", about):
-        return day.isoformat()
-    if form == "uuid":
-        return f"{rng.getrandbits(32):08x}-0000-4000-8000-{rng.getrandbits(48):012x}"
-    return f"{day:%Y-%m}" if "yyyy-mm" in about else None
-
-
-def _alternatives(said: str) -> list[str]:
-    """Return the words of a text that is nothing but alternatives: "md5, sha1 or sha256"."""
-    parts = re.split(r", or |, | or |\|", said.strip().rstrip("."))
-    return parts if len(parts) > 1 and not any(re.search(r"\s", part) for part in parts) else []
-
-
-def _filled(text: str, rng: random.Random) -> str:
-    return re.sub(r"\{n\}", lambda _: str(rng.randint(2, 30)), text)
 
 
 def _other_numbers(text: str, rng: random.Random) -> str:

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from toolgrpo.draw.arguments import Arguments, Drawer, Seen, outputs, words_of
+from toolgrpo.draw.arguments import Arguments, Drawer, Seen, outputs
+from toolgrpo.draw.hints import words_of
 from toolgrpo.episode.dropped import DropEpisode, EnvironmentLost
 from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.tools.plugin.tool_spec import ToolSpec

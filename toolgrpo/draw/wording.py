@@ -12,7 +12,7 @@ from decimal import Decimal
 from random import Random
 from typing import Any
 
-from toolgrpo.draw.arguments import words_of
+from toolgrpo.draw.hints import words_of
 from toolgrpo.draw.play import PlayedCall
 
 _VERB = re.compile(
