@@ -315,7 +315,7 @@ COMMANDS: Mapping[str, Command] = {
     for one in (
         Command(
             name="init",
-            purpose="write a task to begin with into a folder, or rows drawn from your tools",
+            purpose="write a task to begin with, or rows drawn from your tools",
             run="init:init",
             positional={"task": f"[{'|'.join(TASKS)}]", "folder": "[FOLDER]"},
             asks=f"say which task, and into which folder: toolgrpo init [{'|'.join(TASKS)}] [FOLDER]",
