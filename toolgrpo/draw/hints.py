@@ -1,4 +1,4 @@
-"""What names and texts say about the values of a parameter: ranges by words, bounds, lists, examples, dates. Pure.
+"""Hints of names and texts about the values of a parameter: ranges by words, bounds, lists, examples, dates. Pure.
 
 `arguments.py` draws by it. The tables are for parameters of which nothing else is known; the first row that fits counts.
 """
