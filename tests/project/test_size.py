@@ -54,8 +54,8 @@ MOST = {
     "fields of our own": 39,
     "lines of tests": 42_500,
     "lines of benchmarks": 5_775,
-    "lines of pages": 4_050,
-    "words of pages": 30_475,
+    "lines of pages": 4_075,
+    "words of pages": 30_575,
 }
 SANDBOX = {"lines": 3_950, "lines of tests": 2_800}  # of confined-python, which is counted by itself
 

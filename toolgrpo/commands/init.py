@@ -67,6 +67,7 @@ def _copy_skills(folder: Path) -> int:
 
 def _draw(folder: Path, tools: dict[str, str], given: Given) -> int:
     """Draw rows from tools into a new folder, and print what became of each tool."""
+    from toolgrpo.commands.plugins import tool_sources
     from toolgrpo.draw.play import DEADLINE_S
     from toolgrpo.draw.rows import draw_rows, write_folder  # brings the tools' weight, which a copy does not need
     from toolgrpo.tools.open_toolbox import load_tools
@@ -75,14 +76,8 @@ def _draw(folder: Path, tools: dict[str, str], given: Given) -> int:
     check_output_folder(folder, "the rows", "toolgrpo init FOLDER")
     hold_out = [name for name in str(given.values.get("hold_out") or "").split(",") if name]
     live = sys.stderr.isatty()
-    script = tools.get("tools_script")
-    open_toolbox = partial(
-        load_tools,
-        Path(script) if script else None,
-        environment=tools.get("environment"),
-        mcp_config=tools.get("mcp_config"),
-        tool_timeout_s=DEADLINE_S,
-    )
+    sources = tool_sources(tools)
+    open_toolbox = partial(load_tools, sources.pop("tools"), **sources, tool_timeout_s=DEADLINE_S)
 
     def say(text: str) -> None:
         if live:

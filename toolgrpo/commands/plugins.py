@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,16 @@ TOOL_SOURCES = ("tools_script", "tool_functions_module", "environment", "mcp_con
 
 def tool_flags(script: ScriptArguments | SFTArguments) -> dict[str, Any]:
     """Return what the flags of tools name, as `open_tools` takes it."""
-    file = script.tools_script  # or the bare name of a shipped one
-    module = script.tool_functions_module if isinstance(script, ScriptArguments) else None
+    return tool_sources({name: getattr(script, name, None) for name in TOOL_SOURCES})
+
+
+def tool_sources(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sources of tools under the names of their flags as `open_tools` takes them."""
+    file = named.get("tools_script")  # or the bare name of a shipped one
     return {
-        "tools": Path(file) if file else module,
-        "environment": script.environment,
-        "mcp_config": script.mcp_config,
+        "tools": Path(file) if file else named.get("tool_functions_module"),
+        "environment": named.get("environment"),
+        "mcp_config": named.get("mcp_config"),
     }
 
 

@@ -27,7 +27,7 @@ from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 from toolgrpo.build import load_tokenizer, markers_line
 from toolgrpo.commands.given import Given, config_of_run, keep_run_config, lies_in, resume_command, run_text
 from toolgrpo.commands.job import init_kwargs_of, shape_of, with_lora_modules
-from toolgrpo.commands.plugins import TOOL_SOURCES, tool_flags
+from toolgrpo.commands.plugins import TOOL_SOURCES, tool_flags, tool_sources
 from toolgrpo.commands.show import recording_in
 from toolgrpo.commands.table import SFTArguments, SFTOptions
 from toolgrpo.data.load import hub_ids
@@ -313,12 +313,7 @@ def _tools_of_run(run: str) -> dict[str, Any]:
             f"the tools of {run} are in that folder itself: {', '.join(inside)}. Read them, and if you trust them name them "
             f"with --tools_script, --environment or --mcp_config"
         )
-    file = named.get("tools_script")
-    return {
-        "tools": Path(file) if file else named.get("tool_functions_module"),
-        "environment": named.get("environment"),
-        "mcp_config": named.get("mcp_config"),
-    }
+    return tool_sources(named)
 
 
 def _examples(

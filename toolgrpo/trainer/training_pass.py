@@ -188,7 +188,7 @@ def open_pass(given: Parts, rows: Any, say: Callable[[str], None]) -> SharedPass
     """Return the training pass that the config asks for; on a CPU, cut to what fits into memory."""
     args: ToolGRPOConfig = given.config
     policy, free = given.policy, free_bytes()
-    if not policy.backend.splits_parameters:
+    if not (policy.backend.splits_parameters or args.torch_compile):  # a compiler joins them itself
         join_adapters(policy.model)
     shape = PassShape.of(policy.model, checkpointing=args.gradient_checkpointing)
     is_whole = policy.device.type == "cpu" and not policy.backend.splits_parameters
