@@ -1,9 +1,10 @@
 """1.0 for a final response that tells a person the tool's last result in a sentence, else 0.0.
 
 The sentence has a number of the result that the question did not have, and words; it has no tag, JSON or other markup,
-and it is not the result copied. Without a result there is nothing to say, so a made-up answer earns nothing. The result
-may stand in the prompt: a row may begin after the call. Beside `gold_calls` it is the second half of a job: call the
-right tool, and then stop and say what it returned.
+and it is not the result copied. Without a result there is nothing to say, so a made-up answer earns nothing, and so does
+a result from before the last question: an example in the prompt. The result may stand in the prompt after that question,
+for a row that begins after the call. Beside `gold_calls` it is the second half of a job: call the right tool, and then
+stop and say what it returned.
 """
 
 import re
@@ -20,9 +21,11 @@ def reward_func(completions, prompts, **kwargs):
 
 
 def _score(prompt, completion):
-    answer, result = final_answer(completion), last_tool_response([*prompt, *completion]) or ""
-    asked = " ".join(message["content"] for message in prompt if message["role"] == "user")
-    new = _numbers(result) - _numbers(asked)
+    messages = [*prompt, *completion]
+    last_question = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=0)
+    asked, *since = messages[last_question:]
+    answer, result = final_answer(completion), last_tool_response(since) or ""
+    new = _numbers(result) - _numbers(asked["content"])
     return float(bool(new & _numbers(answer)) and _is_sentence(answer, result))
 
 

@@ -4,8 +4,8 @@
                                                and worked examples of the embedded arithmetic
 
 Finance: each question names everything that its tool wants; its answer is the tool's whole response, which is what
-the reward `tool_result` compares, and its call stands in `gold_calls` for the reward of that name. Every fourth
-training row has that call and its result in its prompt already, and wants an answer and no call. Handbook: questions
+the reward `tool_result` compares, and its call stands in `gold_calls` for the reward of that name. Each stands after
+a worked question of another tool. Handbook: questions
 whose answers stand in the documents of recipes/data/handbook, in the answers of the small API of
 tools_funcs/handbook_tools.py, or have to be computed from them.
 """
@@ -62,30 +62,24 @@ def _arithmetic_examples() -> None:
 
 
 def _finance_files() -> None:
+    rng = random.Random(WORKED_SEED)
     for split, rows in _unlike(_finance, {"train": (TRAINING_SEED, 400), "heldout": (HELD_OUT_SEED, 240)}).items():
-        if split == "train":
-            rng = random.Random(WORKED_SEED)
-            rows = [_after_the_call(row, rng) if number % 4 == 3 else row for number, row in enumerate(rows)]
-        _write(HERE / f"financial_generated_{split}.jsonl", rows)
+        _write(HERE / f"financial_generated_{split}.jsonl", [_after_an_example(row, rng) for row in rows])
 
 
-def _after_the_call(row: Row, rng: random.Random) -> Row:
-    """The same question, begun: its call is made and has its result, and what is wanted now is no call but a sentence.
-
-    A worked question of another tool shows such a sentence: untrained, the model copies results instead.
-    """
-    worked = row
-    while worked["expected_tools"] == row["expected_tools"]:
-        worked = _finance(rng)
-    (name,) = worked["expected_tools"]
-    shown = [*_called(worked), {"role": "assistant", "content": _SAID[name](_NUMBER.findall(worked["answer"]))}]
-    return {"prompt": [*shown, *_called(row)], "answer": row["answer"], "expected_tools": [], "gold_calls": "[]"}
-
-
-def _called(row: Row) -> list[Row]:
-    """A question of finance, its call and the call's result."""
-    (call,) = json.loads(row["gold_calls"])
-    return _conversation(row["prompt"], [(call, row["answer"])])
+def _after_an_example(row: Row, rng: random.Random) -> Row:
+    """The same question after a worked one of another tool: untrained, the model copies results instead of telling them."""
+    example = row
+    while example["expected_tools"] == row["expected_tools"]:
+        example = _finance(rng)
+    (name,) = example["expected_tools"]
+    (call,) = json.loads(example["gold_calls"])
+    said = _SAID[name](_NUMBER.findall(example["answer"]))
+    shown = [
+        *_conversation(example["prompt"], [(call, example["answer"])]),
+        {"role": "assistant", "content": said},
+    ]
+    return {**row, "prompt": [*shown, {"role": "user", "content": row["prompt"]}]}
 
 
 def _conversation(question: str, calls: list[tuple[Row, str]]) -> list[Row]:
