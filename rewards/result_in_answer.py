@@ -14,6 +14,7 @@ from toolgrpo.rewards.numerals import all_numbers
 
 MARKUP = re.compile(r"[<>{}\[\]|`\\]|\*\*|^\s*(?:[#*-]\s|\w+:\s*$)", re.MULTILINE)
 FEWEST_WORDS = 3  # of the sentence's own, which the result does not have
+SMALL_WORDS = {"a", "and", "is", "the"}  # which make a sentence of it, in the result too or not
 
 
 def reward_func(completions, prompts, **kwargs):
@@ -30,7 +31,7 @@ def _score(prompt, completion):
 
 
 def _is_sentence(answer, result):
-    own_words = _words(answer) - _words(result)
+    own_words = _words(answer) - (_words(result) - SMALL_WORDS)
     copied = " ".join(result.split()) in " ".join(answer.split())
     return len(own_words) >= FEWEST_WORDS and not copied and not MARKUP.search(answer)
 

@@ -242,15 +242,15 @@ _FINANCE: dict[str, Callable[[random.Random], tuple[str, Row]]] = {
     "tax_lot_gains": _lots,
 }
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-_SAID: dict[str, Callable[[list[str]], str]] = {  # a sentence for a person, of the numbers of a tool's result
-    "loan_amortization": lambda n: f"You would pay {n[0]} a month, and {n[2]} of interest over the whole loan.",
-    "npv_irr": lambda n: f"Their net present value is {n[0]}, and their internal rate of return is {n[1]} %.",
-    "bond_price_yield": lambda n: f"The bond should cost {n[0]}, and its Macaulay duration is {n[2]} years.",
-    "option_price": lambda n: f"The option is worth {n[0]}; it moves by {n[1]} when the underlying moves by 1.",
-    "portfolio_risk": lambda n: f"You can expect {n[0]} % a year, with a volatility of {n[1]} %.",
-    "mortgage_refinance": lambda n: f"Your payment would change from {n[0]} to {n[1]} a month.",
-    "retirement_projection": lambda n: f"When you retire at {n[0]}, you would have {n[1]}.",
-    "tax_lot_gains": lambda n: f"You gain {n[2]} in all, and owe {n[3]} of tax on it.",
+_SAID: dict[str, Callable[[list[str]], str]] = {  # of the numbers of a tool's result; one frame, which fits every tool
+    "loan_amortization": lambda n: f"The payment is {n[0]}, and the total interest is {n[2]}.",
+    "npv_irr": lambda n: f"The net present value is {n[0]}, and the internal rate of return is {n[1]} %.",
+    "bond_price_yield": lambda n: f"The price is {n[0]}, and the Macaulay duration is {n[2]} years.",
+    "option_price": lambda n: f"The price is {n[0]}, and the delta is {n[1]}.",
+    "portfolio_risk": lambda n: f"The expected return is {n[0]} %, and the volatility is {n[1]} %.",
+    "mortgage_refinance": lambda n: f"The new payment is {n[1]}, and the monthly saving is {n[2]}.",
+    "retirement_projection": lambda n: f"The savings at {n[0]} are {n[1]}, and in today's money {n[2]}.",
+    "tax_lot_gains": lambda n: f"The total gain is {n[2]}, and the tax is {n[3]}.",
 }
 in_stock = import_file(TOOLS / "handbook_api.py").in_stock
 _FUNCTIONS = {
