@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -22,9 +23,11 @@ from toolgrpo.commands.check_lines import (
     CheckVerdict,
     add_budget,
     add_calls,
+    add_road,
     add_success,
     add_tried,
 )
+from toolgrpo.commands.given import same_flags
 from toolgrpo.commands.main import read
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.draw.play import ToolFault, Tried
@@ -55,6 +58,7 @@ def test_a_good_job_passes_everything_and_a_step_is_done(tmp_path: Path) -> None
     assert report.exit_code == 0 and report.count(CheckVerdict.FAILURE) == 0, shown
     whats = [line.what for line in report.lines]
     in_order = ["data", "tools", "reward", "model", "engine", "chat", "prompts", "calls", "length", "success", "step"]
+    assert whats[-1] == "road"
     assert [what for what in dict.fromkeys(whats) if what in in_order] == in_order
     numbers = {line.what: line.numbers for line in report.lines}
     assert 0 < numbers["weights"]["difference"] < 1e-4, "the engine drew from the weights of the step"
@@ -155,6 +159,44 @@ def test_a_task_without_a_success_is_named_beside_others_that_have_some() -> Non
 
 
 @pytest.mark.parametrize(
+    ("facts", "verdict", "said"),
+    [
+        ({"pass_1": 0.97, "mixed": 1}, CheckVerdict.WARNING, "leave it: 97 % of the episodes succeed"),
+        ({"mixed": 2}, CheckVerdict.PASS, "reinforce: in 2 of 16 groups some episodes succeed and some fail"),
+        ({"mixed": 2, "failed": Counter(bad_arguments=32)}, CheckVerdict.PASS, "reinforce: "),
+        (
+            {"mixed": 1, "failed": Counter(bad_arguments=12, raised=5)},
+            CheckVerdict.WARNING,
+            "fix the schema or the prompt",
+        ),
+        ({"mixed": 1, "failed": Counter(bad_arguments=11, raised=6)}, CheckVerdict.WARNING, "train on own successes"),
+        ({"mixed": 1, "failed": Counter(bad_arguments=15)}, CheckVerdict.WARNING, "train on own successes"),
+        ({"mixed": 0, "live": 1.0}, CheckVerdict.WARNING, "show worked calls: where a group fails, all of it fails"),
+        ({"mixed": 0, "calls": 0, "pass_1": 0.0}, CheckVerdict.WARNING, "show worked calls"),
+    ],
+)
+def test_the_last_line_says_which_road_fits(facts: dict[str, Any], verdict: CheckVerdict, said: str) -> None:
+    report = CheckReport(lambda line: None)
+    add_road(report, untrained(**facts), "--config my.yaml", "rows.jsonl", "my model", 5400.0)
+    (line,) = report.lines
+    assert line.verdict is verdict and line.said.startswith(said)
+    told = f"{line.said} {line.do}"
+    command = re.findall(r"toolgrpo (\w+)", told)
+    road = line.numbers["road"]
+    assert command == {"leave it": [], "reinforce": ["train"], "show worked calls": ["sft"]}.get(
+        road, ["evaluate", "sft" if road == "train on own successes" else "show"]
+    )
+    assert ("--config my.yaml" in told) == (road not in ("leave it", "show worked calls"))
+    assert ("sft --model_name_or_path 'my model'" in told) == ("sft" in command)
+
+
+def test_the_command_has_the_words_that_were_typed_and_no_secret() -> None:
+    same = ["--model_name_or_path", "my model", "--reward", "exact_match", "tool_use", "--bf16", "false"]
+    given = read("check", [*same, "--samples", "8", "--hub_token", "hf_abcdefghijklmnop"])
+    assert shlex.split(same_flags(given, without=["samples"])) == same
+
+
+@pytest.mark.parametrize(
     ("stops", "cap", "do"),
     [
         ({"length": 7, "finished": 25}, 2, "raise --max_turn_tokens (7)"),
@@ -196,7 +238,8 @@ def test_a_time_is_told_in_its_own_unit() -> None:
 def untrained(**changes: Any) -> Untrained:
     facts: dict[str, Any] = {name: Counter() for name in ("malformed", "failed", "stops")}
     facts |= {"n": 16, "k": 2, "episodes": 32, "calls": 32, "calling": 0.5, "rewards": (0.0, 1.0)}
-    return Untrained(**{**facts, "live": 0.5, "pass_1": 0.3, "pass_k": 0.5, "copied": 0, "never": {}, **changes})
+    facts |= {"live": 0.5, "mixed": 4, "pass_1": 0.3, "pass_k": 0.5, "copied": 0, "never": {}}
+    return Untrained(**{**facts, **changes})
 
 
 def test_lines_are_one_line_and_nothing_in_them_steers_a_terminal() -> None:

@@ -44,18 +44,12 @@ def question(row: dict[str, Any]) -> str:
     return next(message["content"] for message in reversed(messages) if message["role"] == "user")
 
 
-TURN = ("user", "assistant", "tool")
-
-
-def test_a_quarter_of_the_training_rows_of_finance_begins_after_the_call() -> None:
-    begun = [row for row in rows("financial_generated_train") if isinstance(row["prompt"], list)]
-    assert len(begun) == 100
-    for row in begun:
-        *worked, _, called, told = row["prompt"]
-        assert [message["role"] for message in row["prompt"]] == [*TURN, "assistant", *TURN]
-        assert worked[2]["name"] != told["name"], "the worked question is of another tool"
-        assert told["name"] == called["tool_calls"][0]["function"]["name"] and told["content"] == row["answer"]
-        assert row["expected_tools"] == [] and row["gold_calls"] == "[]", "what is wanted now is no call"
+def test_each_question_of_finance_stands_after_a_worked_one_of_another_tool() -> None:
+    for row in (*rows("financial_generated_train"), *rows("financial_generated_heldout")):
+        asked, called, told, _, _ = row["prompt"]
+        assert [message["role"] for message in row["prompt"]] == ["user", "assistant", "tool", "assistant", "user"]
+        assert called["tool_calls"][0]["function"]["name"] == told["name"] != row["expected_tools"][0]
+        assert asked["content"] != question(row)
 
 
 def test_no_question_is_both_trained_on_and_held_out() -> None:

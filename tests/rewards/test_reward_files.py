@@ -54,6 +54,7 @@ def test_math_reward() -> None:
     [
         ("You pay 395.21 a month.", 1.0),
         ("It comes to $61,652.72 in all.", 1.0),
+        ("The payment is 395.21, and the total paid is 61652.72.", 1.0),
         ("Each month you owe 395.21;\nthe total is 61652.72 after 13 years.", 1.0),
         ("payment 395.21, over 13 years, total paid 61652.72", 0.0),  # the result copied
         ("The result is: payment 395.21, over 13 years, total paid 61652.72", 0.0),
@@ -73,17 +74,18 @@ def test_what_the_tool_said_has_to_be_told_in_a_sentence(text: str, expected: fl
     asked = {"role": "user", "content": "What is the payment on 51000 over 13 years?"}
     result = {"role": "tool", "content": "payment 395.21, over 13 years, total paid 61652.72"}
     assert score("result_in_answer.py", text, episode(), prompts=[asked, result]) == expected
-    assert score("result_in_answer.py", text, episode(), prompts=[asked]) == 0.0, "no tool has said it"
+    for unanswered in ([asked], [asked, result, asked]):
+        assert score("result_in_answer.py", text, episode(), prompts=unanswered) == 0.0, "no tool has said it"
 
 
 def test_the_worked_questions_of_the_recipe_end_as_the_reward_wants() -> None:
     reward = load_reward(REPOSITORY / "rewards" / "result_in_answer.py")
     rows = [json.loads(line) for line in (REPOSITORY / "recipes/data/financial_generated_train.jsonl").open()]
-    shown = [row["prompt"] for row in rows if isinstance(row["prompt"], list)]
-    assert len(shown) == 100
-    assert (
-        reward(completions=[prompt[3:4] for prompt in shown], prompts=[prompt[:3] for prompt in shown]) == [1.0] * 100
-    )
+    shown = [row["prompt"] for row in rows]
+    scores = reward(completions=[prompt[3:4] for prompt in shown], prompts=[prompt[:3] for prompt in shown])
+    assert scores == [1.0] * len(rows)
+    copied = reward(completions=[prompt[3:4] for prompt in shown], prompts=shown)
+    assert copied == [0.0] * len(rows), "the answer of the example, to another question"
 
 
 @pytest.mark.parametrize(

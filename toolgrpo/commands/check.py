@@ -11,6 +11,7 @@ prompts                their lengths against the engine's window and the episode
 samples                k episodes of some questions: calls, mistakes, results, success, live groups
 training step          one, with its weights handed to the engine, and the two compared
 memory, time           estimated, and measured in what ran
+road                   what fits such a model: reinforce it, show it, let it learn from its successes, or none of these
 
 A model behind a chat endpoint (`--engine chat_api`) is asked for the samples, and nothing of a training is looked at.
 
@@ -44,11 +45,12 @@ from toolgrpo.commands.check_lines import (
     add_budget,
     add_calls,
     add_prompts,
+    add_road,
     add_step,
     add_success,
     add_tried,
 )
-from toolgrpo.commands.given import Given
+from toolgrpo.commands.given import Given, same_flags
 from toolgrpo.commands.job import HELDOUT_ROWS, TRAINING_ROWS, Job, init_kwargs_of
 from toolgrpo.commands.loaded_model import model_without_weights
 from toolgrpo.commands.plugins import tool_flags
@@ -61,7 +63,7 @@ from toolgrpo.engines.build import planned_engine
 from toolgrpo.engines.vllm_options import vllm_available
 from toolgrpo.errors import ConfigError, ModelError, SandboxError, ToolGRPOError
 from toolgrpo.evaluation.agreement import differences, drawn_tokens, largest_rounding
-from toolgrpo.evaluation.before_training import WRITINGS, nonsense, rehearse, score_made_up, untrained_facts
+from toolgrpo.evaluation.before_training import WRITINGS, Untrained, nonsense, rehearse, score_made_up, untrained_facts
 from toolgrpo.evaluation.grading import grade
 from toolgrpo.observe.trackers import has_wandb_login
 from toolgrpo.rewards import Reward, check_gold
@@ -192,8 +194,9 @@ class CheckRun(Preflight):
         config: ToolGRPOConfig,
         model: ModelConfig,
         terminal: Terminal,
+        same: str = "",  # the flags of this check that a training would take
     ) -> None:
-        self.check, self.config, self.terminal = check, config, terminal
+        self.check, self.config, self.terminal, self.same = check, config, terminal, same
         self._folder = tempfile.TemporaryDirectory(prefix="toolgrpo-check-")
         # One step of what would be trained, at a learning rate that moves the weights, and nothing kept.
         one_step = config.changed(
@@ -248,12 +251,14 @@ class CheckRun(Preflight):
                     stage = "prompts"
                     self.with_model(trainer, rows)
                     stage = "samples"
-                    sampled_s = self._samples(trainer, rows, rewards)
+                    facts, sampled_s = self._samples(trainer, rows, rewards)
                     stage = "step"
+                    whole_run_s = None
                     if self.check.step:
-                        self._step(trainer, rows)
+                        whole_run_s = self._step(trainer, rows)
                     else:
                         self._estimate_time(trainer.args.generation_batch_size, sampled_s)
+                    add_road(self.report, facts, self.same, self.job.dataset_spec, self.job.model_name, whole_run_s)
                 finally:
                     trainer.close()
             except ToolGRPOError as error:
@@ -363,8 +368,8 @@ class CheckRun(Preflight):
 
     # what is drawn
 
-    def _samples(self, trainer: ToolGRPOTrainer, rows: Dataset, rewards: Sequence[Reward]) -> float:
-        """Draw some episodes from the untrained model; return the seconds per episode."""
+    def _samples(self, trainer: ToolGRPOTrainer, rows: Dataset, rewards: Sequence[Reward]) -> tuple[Untrained, float]:
+        """Draw some episodes from the untrained model; return what they are, and the seconds per episode."""
         chosen, started = self._chosen(rows), time.monotonic()
         with self.terminal.busy(f"{len(chosen)} episodes"):
             batch = trainer.measure(chosen, label="check")
@@ -373,10 +378,10 @@ class CheckRun(Preflight):
         encode = trainer.processing_class
         names = None if trainer.toolbox is None else trainer.toolbox.names
         limits = trainer.args.episode_limits()
-        self._add_samples(batch, names, rewards, lambda text: len(encode(text)["input_ids"]), limits)
+        facts = self._add_samples(batch, names, rewards, lambda text: len(encode(text)["input_ids"]), limits)
         if not self.check.step:
             self._agreement(trainer, batch, "handed over")
-        return seconds
+        return facts, seconds
 
     def _chosen(self, rows: Dataset) -> list[dict[str, Any]]:
         """Return some rows, evenly spread, each as often as it is played."""
@@ -391,7 +396,7 @@ class CheckRun(Preflight):
         rewards: Sequence[Reward],
         length: Callable[[str], int],
         limits: EpisodeLimits,
-    ) -> None:
+    ) -> Untrained:
         facts = untrained_facts(batch, self.check.samples)
         if tool_names is not None:
             add_calls(self.report, facts, batch, tool_names)
@@ -400,6 +405,7 @@ class CheckRun(Preflight):
         for reward in rewards:
             if said := reward.reads_marker_in_vain([episode.rewards.get(reward.name) for episode in batch.episodes]):
                 self.report.add("reward", said, warning="Such a search finds nothing, in any episode")
+        return facts
 
     def _at_endpoint(self, rows: Dataset, tools: ToolProvider | None, rewards: Sequence[Reward]) -> None:
         """Let a model behind a chat endpoint play the samples."""
@@ -427,7 +433,8 @@ class CheckRun(Preflight):
 
     # what is trained
 
-    def _step(self, trainer: ToolGRPOTrainer, rows: Dataset) -> None:
+    def _step(self, trainer: ToolGRPOTrainer, rows: Dataset) -> float | None:
+        """Do one step; return the seconds of the whole run, if it is known how many steps it has."""
         started = time.monotonic()
         with self.terminal.busy("one training step"):
             trainer.train()
@@ -447,6 +454,7 @@ class CheckRun(Preflight):
         self.report.add("memory", f"measured: at most {peak:.2f} GiB {where}", peak_gib=peak)
         said = f"measured: {step_s:.1f} s for a step, the first being the slowest{whole}"
         self.report.add("time", said, step_s=step_s)
+        return steps * step_s if steps > 0 else None
 
     def _agreement(self, trainer: ToolGRPOTrainer, batch: RolloutBatch, when: str) -> None:
         """Compare the trainer's log-probabilities with the engine's."""
@@ -464,7 +472,8 @@ class CheckRun(Preflight):
 def run_check(given: Given, terminal: Terminal) -> int:
     """Run the command."""
     parsed = check_arguments(given)
-    report = CheckRun(*parsed, terminal).run()
+    same = same_flags(given, without=CheckArguments.__dataclass_fields__)
+    report = CheckRun(*parsed, terminal, same).run()
     if parsed[0].json:
         terminal.stream.write(report.as_json() + "\n")
     terminal.say(f"{report.closing()} (log: {terminal.log_file})")

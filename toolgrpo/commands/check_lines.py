@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,11 +20,13 @@ from rich.text import Text
 
 from toolgrpo.draw.play import Tried
 from toolgrpo.evaluation.before_training import Untrained, spread
+from toolgrpo.evaluation.measures import wilson_interval
+from toolgrpo.evaluation.road import Road, main_cause, road_of
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
 from toolgrpo.observe.doctor import why_broken
 from toolgrpo.observe.metrics import cut_in_turn
 from toolgrpo.rollout import EpisodeLimits, RolloutBatch
-from toolgrpo.support.plain_text import plain
+from toolgrpo.support.plain_text import counted, duration, plain
 from toolgrpo.support.shipped_files import page_here
 
 
@@ -188,18 +191,46 @@ def add_success(report: CheckReport, facts: Untrained) -> None:
         f"{min(facts.rewards):g} to {max(facts.rewards):g}; they differ in {_percent(facts.live)} of the groups"
     )
     warning = ""
-    if facts.all_failed:
-        warning = "There is nothing to reinforce: easier rows, a larger model, or the form first (toolgrpo sft)"
-    elif facts.all_solved:
-        warning = "There is nothing left to learn: take harder rows"
-    elif facts.never:
+    if facts.never:
         of = ", ".join(f"{task} ({n})" for task, n in facts.never.items())
         said += f"; not one episode succeeds of task {of}"
         warning = "Groups of these teach nothing yet: show them first (toolgrpo sft), or begin with easier ones"
-    elif facts.live == 0:
-        warning = "Larger groups (--num_generations) find what differs"
     numbers: dict[str, Any] = {"pass_1": facts.pass_1, "pass_k": facts.pass_k, "k": facts.k, "live": facts.live}
     report.add("success", said, warning=warning, **numbers)
+
+
+def add_road(
+    report: CheckReport, facts: Untrained, same: str, rows: str, model: str, whole_run_s: float | None
+) -> None:
+    """Say which road to a trained model fits, and the command that begins it; `same` are the flags of this check."""
+    road, (low, high) = road_of(facts), wilson_interval(facts.mixed, facts.n)
+    groups = f"in {facts.mixed} of {counted(facts.n, 'group')} some episodes succeed and some fail"
+    cause, numbers = main_cause(facts), {"mixed": facts.mixed, "groups": facts.n, "low": low, "high": high}
+    rows, sft = shlex.quote(rows), f"toolgrpo sft --model_name_or_path {shlex.quote(model)}"
+    said, do = {
+        Road.LEAVE: (f"{_percent(facts.pass_1)} of the episodes succeed", "Take harder rows, if there are any"),
+        Road.REINFORCE: (
+            f"{groups}, so {_percent(low)} to {_percent(high)} of all"
+            + ("" if whole_run_s is None else f"; the whole run takes about {duration(whole_run_s)}")
+            + f": toolgrpo train {same}",
+            "",
+        ),
+        Road.MEND: (
+            f"hardly a success, and most calls that go wrong do so for one cause, {cause}",
+            f"Read them: toolgrpo evaluate {same} --output_dir outputs/calls; toolgrpo show outputs/calls/model --cause {cause}",
+        ),
+        Road.OWN: (
+            f"{groups}, which is rare",
+            f"Draw more, and learn from them: toolgrpo evaluate {same} --eval_dataset_id_or_path {rows} --samples 16 "
+            f"--output_dir outputs/own; {sft} --from_run outputs/own",
+        ),
+        Road.SHOW: (
+            "where a group fails, all of it fails, and there is nothing to reinforce",
+            f"Take easier rows, or {sft} --dataset_id_or_path WORKED.jsonl; a larger model can play them "
+            f"({page_here('where-every-try-fails', page='docs/background/dead_groups.md')})",
+        ),
+    }[road]
+    report.add("road", f"{road}: {said}", warning=do, road=road.value, whole_run_s=whole_run_s, **numbers)
 
 
 def add_step(report: CheckReport, logged: Mapping[str, float], step_s: float, rollout_s: float) -> None:

@@ -385,6 +385,16 @@ def resume_command(command: str, output_dir: Path) -> str:
     return f"{start} {command} --config {shlex.quote(str(output_dir / RUN_FILE))} --resume_from_checkpoint auto"
 
 
+def same_flags(given: Given, without: Collection[str]) -> str:
+    """Return the file and the words that were given, as they are typed, without those of some names."""
+    words = [] if given.file is None else ["--config", str(given.file)]
+    for name, value in without_secrets(given.values).items():
+        if name not in given.places and name not in without:
+            several = value if isinstance(value, list | tuple) else [value]
+            words += [f"--{name}", *(str(one).lower() if isinstance(one, bool) else str(one) for one in several)]
+    return shlex.join(words)
+
+
 def config_of_run(folder: Path) -> Path:
     """Return the file of the run whose recording is here, or in the folder above."""
     for place in (folder, folder.parent):

@@ -22,7 +22,6 @@ from toolgrpo.episode.token_ledger import Ledger
 from toolgrpo.episode.tool_calls import RUNNABLE, AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.episode.trajectory import Message, StopReason, Trajectory, Turn, copies_result
 from toolgrpo.evaluation.grading import Grader, grade
-from toolgrpo.evaluation.measures import pass_at_k
 from toolgrpo.learning.advantages import is_dead
 from toolgrpo.rewards.gold import GoldEpisode, as_answer, as_boxed_answer, as_program, as_result_and_answer
 from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
@@ -125,18 +124,11 @@ class Untrained:
     stops: Counter[str]
     rewards: tuple[float, ...]
     live: float  # share of the groups whose rewards differ
+    mixed: int  # groups in which some episodes succeed and some fail
     pass_1: float
     pass_k: float
     copied: int  # episodes that end with a copy of their last result
     never: Mapping[str, int]  # tasks of which no episode succeeds, and how many there were, beside others that do
-
-    @property
-    def all_failed(self) -> bool:
-        return self.live == 0 and self.pass_k == 0
-
-    @property
-    def all_solved(self) -> bool:
-        return self.live == 0 and self.pass_1 == 1
 
 
 def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
@@ -145,6 +137,7 @@ def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
     attempts = [attempt for trajectory in batch.trajectories for attempt in trajectory.attempts]
     results = [result for trajectory in batch.trajectories for result in trajectory.results]
     malformed = Counter(a.status.value for a in attempts if a.status not in RUNNABLE)
+    solved = [sum(bool(one.success) for one in group) for group in groups]
     return Untrained(
         n=len(groups),
         k=k,
@@ -156,8 +149,9 @@ def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
         stops=Counter(t.stop_reason.value for t in batch.trajectories),
         rewards=tuple(total for total in batch.totals if total is not None),
         live=fmean(not is_dead([episode.total for episode in group]) for group in groups),
+        mixed=sum(0 < n < len(group) for n, group in zip(solved, groups, strict=True)),
         pass_1=fmean(batch.successes),
-        pass_k=fmean(pass_at_k(sum(bool(one.success) for one in group), len(group), len(group)) for group in groups),
+        pass_k=fmean(n > 0 for n in solved),
         copied=sum(copies_result(trajectory.messages) for trajectory in batch.trajectories),
         never=_never_solved(batch.episodes),
     )
