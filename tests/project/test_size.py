@@ -24,12 +24,12 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2850,
-    "commands": 6270,
+    "commands": 6320,
     "data": 1540,
     "draw": 1330,
     "engines": 3940,
     "episode": 770,
-    "evaluation": 1430,
+    "evaluation": 1460,
     "gateway": 2300,
     "learning": 790,
     "models": 420,
@@ -52,10 +52,10 @@ MOST = {
     "lines that a trainer imports": 23_200,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 42_500,
+    "lines of tests": 42_530,
     "lines of benchmarks": 5_775,
     "lines of pages": 4_075,
-    "words of pages": 30_575,
+    "words of pages": 30_600,
 }
 SANDBOX = {"lines": 3_950, "lines of tests": 2_800}  # of confined-python, which is counted by itself
 

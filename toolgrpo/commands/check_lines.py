@@ -19,9 +19,8 @@ from typing import Any
 from rich.text import Text
 
 from toolgrpo.draw.play import Tried
-from toolgrpo.evaluation.before_training import Untrained, spread
+from toolgrpo.evaluation.before_training import Road, Untrained, main_cause, road_of, spread
 from toolgrpo.evaluation.measures import wilson_interval
-from toolgrpo.evaluation.road import Road, main_cause, road_of
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
 from toolgrpo.observe.doctor import why_broken
 from toolgrpo.observe.metrics import cut_in_turn
@@ -205,7 +204,8 @@ def add_road(
     """Say which road to a trained model fits, and the command that begins it; `same` are the flags of this check."""
     road, (low, high) = road_of(facts), wilson_interval(facts.mixed, facts.n)
     groups = f"in {facts.mixed} of {counted(facts.n, 'group')} some episodes succeed and some fail"
-    cause, numbers = main_cause(facts), {"mixed": facts.mixed, "groups": facts.n, "low": low, "high": high}
+    cause = main_cause(facts)
+    numbers: dict[str, Any] = {"mixed": facts.mixed, "groups": facts.n, "low": low, "high": high}
     rows, sft = shlex.quote(rows), f"toolgrpo sft --model_name_or_path {shlex.quote(model)}"
     said, do = {
         Road.LEAVE: (f"{_percent(facts.pass_1)} of the episodes succeed", "Take harder rows, if there are any"),

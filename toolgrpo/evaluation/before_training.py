@@ -1,12 +1,12 @@
-"""Assess a training before it begins: score made-up episodes with its rewards, and summarize k
-episodes per row from the untrained model.
+"""Assess a training before it begins: score made-up episodes with its rewards, summarize k episodes
+per row from the untrained model, and name the road to a trained one that fits them.
 
 Made-up episodes are asked about before any model is loaded: gold answers, however they may be
 written, nonsense, and what a model writes in its first steps, on which a reward that raises would
 end a run.
 
 Not covered: what an honest reward of a made-up episode would be (a wrong number is no error);
-rewards that look at the state of an environment; reward models.
+rewards that look at the state of an environment; reward models; whether the road arrives.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from itertools import islice
 from statistics import fmean, median
 
@@ -30,6 +31,11 @@ from toolgrpo.tools.base import ToolProvider
 
 _ENOUGH = 8  # episodes of a task, to say of it that none succeeds
 _REHEARSED = 3  # rows
+# Of a road: chosen, not measured.
+_SOLVED = 0.95  # of the episodes
+_MIXED = 0.1  # of the groups
+_BROKEN = 0.5  # of the calls
+_ONE_CAUSE = 0.7  # of those
 
 WRITINGS: Mapping[str, GoldEpisode] = {
     "alone": as_answer,
@@ -166,6 +172,36 @@ def _never_solved(episodes: Sequence[Scored]) -> dict[str, int]:
             asked[str(task)] += 1
             solved[str(task)] += bool(episode.success)
     return {task: n for task, n in asked.items() if n >= _ENOUGH and not solved[task]} if solved.total() else {}
+
+
+class Road(StrEnum):
+    """A way to a trained model, for the first in this order whose condition holds."""
+
+    LEAVE = "leave it"  # nearly every episode succeeds
+    REINFORCE = "reinforce"  # in a tenth of the groups or more some episodes succeed and some fail
+    MEND = "fix the schema or the prompt"  # half of the calls go wrong, most of them for one cause
+    OWN = "train on own successes"  # in few groups some succeed and some fail
+    SHOW = "show worked calls"  # where a group fails, all of it fails
+
+
+def road_of(facts: Untrained) -> Road:
+    """Return the road that fits, by successes: groups that differ only in what they earn on the way may learn that alone."""
+    if facts.pass_1 >= _SOLVED:
+        return Road.LEAVE
+    if facts.mixed >= _MIXED * facts.n:
+        return Road.REINFORCE
+    if main_cause(facts) is not None:
+        return Road.MEND
+    return Road.OWN if facts.mixed else Road.SHOW
+
+
+def main_cause(facts: Untrained) -> str | None:
+    """Return what is wrong with most calls that went wrong, if as many went wrong as went well."""
+    wrong = facts.malformed + facts.failed
+    if not wrong or wrong.total() < _BROKEN * facts.calls:
+        return None
+    ((cause, count),) = wrong.most_common(1)
+    return cause if count >= _ONE_CAUSE * wrong.total() else None
 
 
 def spread(values: Sequence[float]) -> str:
