@@ -22,11 +22,10 @@ def reward_func(completions, prompts, **kwargs):
 
 
 def _score(prompt, completion):
-    messages = [*prompt, *completion]
-    last_question = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=0)
-    asked, *since = messages[last_question:]
-    answer, result = final_answer(completion), last_tool_response(since) or ""
-    new = _numbers(result) - _numbers(asked["content"])
+    last_question = max((at for at, message in enumerate(prompt) if message["role"] == "user"), default=-1)
+    answer, result = final_answer(completion), last_tool_response([*prompt[last_question + 1 :], *completion]) or ""
+    asked = prompt[last_question]["content"] if last_question >= 0 else ""
+    new = _numbers(result) - _numbers(asked)
     return float(bool(new & _numbers(answer)) and _is_sentence(answer, result))
 
 

@@ -5,9 +5,8 @@
 
 Finance: each question names everything that its tool wants; its answer is the tool's whole response, which is what
 the reward `tool_result` compares, and its call stands in `gold_calls` for the reward of that name. Each stands after
-a worked question of another tool. Handbook: questions
-whose answers stand in the documents of recipes/data/handbook, in the answers of the small API of
-tools_funcs/handbook_tools.py, or have to be computed from them.
+a worked question of another tool. Handbook: questions whose answers stand in the documents of recipes/data/handbook, in
+the answers of the small API of tools_funcs/handbook_tools.py, or have to be computed from them.
 """
 
 from __future__ import annotations

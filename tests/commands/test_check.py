@@ -27,8 +27,9 @@ from toolgrpo.commands.check_lines import (
     add_success,
     add_tried,
 )
-from toolgrpo.commands.given import same_flags
+from toolgrpo.commands.given import same_command
 from toolgrpo.commands.main import read
+from toolgrpo.commands.table import flags_of
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.draw.play import ToolFault, Tried
 from toolgrpo.episode.trajectory import StopReason
@@ -177,7 +178,7 @@ def test_a_task_without_a_success_is_named_beside_others_that_have_some() -> Non
 )
 def test_the_last_line_says_which_road_fits(facts: dict[str, Any], verdict: CheckVerdict, said: str) -> None:
     report = CheckReport(lambda line: None)
-    add_road(report, untrained(**facts), "--config my.yaml", "rows.jsonl", "my model", 5400.0)
+    add_road(report, untrained(**facts), "toolgrpo train t", "toolgrpo evaluate e", "rows.jsonl", "my model", 5400.0)
     (line,) = report.lines
     assert line.verdict is verdict and line.said.startswith(said)
     told = f"{line.said} {line.do}"
@@ -186,14 +187,25 @@ def test_the_last_line_says_which_road_fits(facts: dict[str, Any], verdict: Chec
     assert command == {"leave it": [], "reinforce": ["train"], "show worked calls": ["sft"]}.get(
         road, ["evaluate", "sft" if road == "train on own successes" else "show"]
     )
-    assert ("--config my.yaml" in told) == (road not in ("leave it", "show worked calls"))
     assert ("sft --model_name_or_path 'my model'" in told) == ("sft" in command)
 
 
-def test_the_command_has_the_words_that_were_typed_and_no_secret() -> None:
-    same = ["--model_name_or_path", "my model", "--reward", "exact_match", "tool_use", "--bf16", "false"]
-    given = read("check", [*same, "--samples", "8", "--hub_token", "hf_abcdefghijklmnop"])
-    assert shlex.split(same_flags(given, without=["samples"])) == same
+def test_the_commands_have_what_was_typed_as_far_as_they_take_it_and_no_secret() -> None:
+    kept = [
+        "--model_name_or_path",
+        "my model",
+        "--dataset_id_or_path",
+        "arithmetic",
+        "--reward",
+        "exact_match",
+        "tool_use",
+    ]
+    kept += ["--bf16", "false", "--context", '{"strategy": "drop_results"}']
+    given = read("check", [*kept, "--learning_rate", "0.1", "--samples", "8", "--hub_token", "hf_abcdefghijklmnop"])
+    for command, more in (("train", ["--learning_rate", "0.1"]), ("evaluate", [])):
+        line = same_command(given, command, flags_of(command), without=["samples"])
+        assert shlex.split(line) == ["toolgrpo", command, *kept, *more]
+        assert not read(command, [*kept, *more]).complaints
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ MOST = {
     "lines that a trainer imports": 23_200,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 42_530,
+    "lines of tests": 42_540,
     "lines of benchmarks": 5_775,
     "lines of pages": 4_075,
     "words of pages": 30_600,

@@ -50,11 +50,11 @@ from toolgrpo.commands.check_lines import (
     add_success,
     add_tried,
 )
-from toolgrpo.commands.given import Given, same_flags
+from toolgrpo.commands.given import Given, same_command
 from toolgrpo.commands.job import HELDOUT_ROWS, TRAINING_ROWS, Job, init_kwargs_of
 from toolgrpo.commands.loaded_model import model_without_weights
 from toolgrpo.commands.plugins import tool_flags
-from toolgrpo.commands.table import CheckArguments
+from toolgrpo.commands.table import CheckArguments, flags_of
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.rows import n_trained_on, trained_on_line
 from toolgrpo.draw.play import DEADLINE_S, try_tools
@@ -194,9 +194,9 @@ class CheckRun(Preflight):
         config: ToolGRPOConfig,
         model: ModelConfig,
         terminal: Terminal,
-        same: str = "",  # the flags of this check that a training would take
+        begin: tuple[str, str] = ("toolgrpo train", "toolgrpo evaluate"),  # with what this check was given
     ) -> None:
-        self.check, self.config, self.terminal, self.same = check, config, terminal, same
+        self.check, self.config, self.terminal, self.begin = check, config, terminal, begin
         self._folder = tempfile.TemporaryDirectory(prefix="toolgrpo-check-")
         # One step of what would be trained, at a learning rate that moves the weights, and nothing kept.
         one_step = config.changed(
@@ -258,7 +258,7 @@ class CheckRun(Preflight):
                         whole_run_s = self._step(trainer, rows)
                     else:
                         self._estimate_time(trainer.args.generation_batch_size, sampled_s)
-                    add_road(self.report, facts, self.same, self.job.dataset_spec, self.job.model_name, whole_run_s)
+                    add_road(self.report, facts, *self.begin, self.job.dataset_spec, self.job.model_name, whole_run_s)
                 finally:
                     trainer.close()
             except ToolGRPOError as error:
@@ -472,8 +472,10 @@ class CheckRun(Preflight):
 def run_check(given: Given, terminal: Terminal) -> int:
     """Run the command."""
     parsed = check_arguments(given)
-    same = same_flags(given, without=CheckArguments.__dataclass_fields__)
-    report = CheckRun(*parsed, terminal, same).run()
+    train = same_command(given, "train", flags_of("train"))
+    chosen = ("output_dir", "samples", "eval_dataset_id_or_path")  # by the line
+    evaluate = same_command(given, "evaluate", flags_of("evaluate"), without=chosen)
+    report = CheckRun(*parsed, terminal, (train, evaluate)).run()
     if parsed[0].json:
         terminal.stream.write(report.as_json() + "\n")
     terminal.say(f"{report.closing()} (log: {terminal.log_file})")

@@ -199,9 +199,9 @@ def add_success(report: CheckReport, facts: Untrained) -> None:
 
 
 def add_road(
-    report: CheckReport, facts: Untrained, same: str, rows: str, model: str, whole_run_s: float | None
+    report: CheckReport, facts: Untrained, train: str, evaluate: str, rows: str, model: str, whole_run_s: float | None
 ) -> None:
-    """Say which road to a trained model fits, and the command that begins it; `same` are the flags of this check."""
+    """Say which road to a trained model fits, and the command that begins it: `train` and `evaluate` with what the check was given."""
     road, (low, high) = road_of(facts), wilson_interval(facts.mixed, facts.n)
     groups = f"in {facts.mixed} of {counted(facts.n, 'group')} some episodes succeed and some fail"
     cause = main_cause(facts)
@@ -212,16 +212,16 @@ def add_road(
         Road.REINFORCE: (
             f"{groups}, so {_percent(low)} to {_percent(high)} of all"
             + ("" if whole_run_s is None else f"; the whole run takes about {duration(whole_run_s)}")
-            + f": toolgrpo train {same}",
+            + f": {train}",
             "",
         ),
         Road.MEND: (
             f"hardly a success, and most calls that go wrong do so for one cause, {cause}",
-            f"Read them: toolgrpo evaluate {same} --output_dir outputs/calls; toolgrpo show outputs/calls/model --cause {cause}",
+            f"Read them: {evaluate} --output_dir outputs/calls; toolgrpo show outputs/calls/model --cause {cause}",
         ),
         Road.OWN: (
             f"{groups}, which is rare",
-            f"Draw more, and learn from them: toolgrpo evaluate {same} --eval_dataset_id_or_path {rows} --samples 16 "
+            f"Draw more, and learn from them: {evaluate} --eval_dataset_id_or_path {rows} --samples 16 "
             f"--output_dir outputs/own; {sft} --from_run outputs/own",
         ),
         Road.SHOW: (

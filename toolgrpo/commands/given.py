@@ -385,11 +385,12 @@ def resume_command(command: str, output_dir: Path) -> str:
     return f"{start} {command} --config {shlex.quote(str(output_dir / RUN_FILE))} --resume_from_checkpoint auto"
 
 
-def same_flags(given: Given, without: Collection[str]) -> str:
-    """Return the file and the words that were given, as they are typed, without those of some names."""
-    words = [] if given.file is None else ["--config", str(given.file)]
+def same_command(given: Given, command: str, flags: Mapping[str, Flag], without: Collection[str] = ()) -> str:
+    """Return the line that starts another command with what was given, as far as its `flags` take it."""
+    words = ["toolgrpo", command] + ([] if given.file is None else ["--config", str(given.file)])
     for name, value in without_secrets(given.values).items():
-        if name not in given.places and name not in without:
+        taken = name in flags and not flags[name].of_training and name not in without
+        if taken and name not in given.places:
             several = value if isinstance(value, list | tuple) else [value]
             words += [f"--{name}", *(str(one).lower() if isinstance(one, bool) else str(one) for one in several)]
     return shlex.join(words)
