@@ -126,6 +126,16 @@ def test_an_episode_as_a_conversation(folder: Path) -> None:
         assert text in shown, text
 
 
+def test_what_an_environment_said_first_stands_behind_the_prompt() -> None:
+    from toolgrpo.observe.episode_view import conversation_lines
+
+    tools = ScriptedTools({}, observation=lambda row: " (seen)")
+    played = run_episode(ScriptedEngine([ByteChat.say("3")]), tools, question="How many?")
+    prompt = [{"role": "user", "content": "How many?"}]
+    record = {**played.to_record(), "episode": 1, "step": 0, "group": 0, "prompt": prompt, "reward_given": 1.0}
+    assert "user: How many? (seen)" in "\n".join(line.plain for line in conversation_lines(record))
+
+
 def test_where_a_segment_begins() -> None:
     from toolgrpo.observe.episode_view import conversation, tokens
 

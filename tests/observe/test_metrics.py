@@ -107,6 +107,14 @@ def test_each_of_a_few_tools_has_metrics_and_of_a_catalogue_those_that_were_call
     assert calls == {f"tools/{name}/calls": count for name, count in expected.items()}
 
 
+def test_a_tool_that_no_row_offers_has_no_metrics() -> None:
+    rows = [{"prompt": "q", "tools": ["tool0"]}, {"prompt": "q", "tools": ["tool0"], "hidden_tools": ["tool1"]}]
+    drawn = RolloutBatch(episodes=tuple(Scored(row, trajectory(1, 0, (), StopReason.FINISHED)) for row in rows))
+    known = Known(["tool0", "tool1", "tool2"], EpisodeLimits(max_completion_length=9))
+    names = {name for name in rollout_metrics(drawn, known) if name.startswith("tools/") and name.endswith("/calls")}
+    assert names == {"tools/tool0/calls", "tools/tool1/calls"}
+
+
 @pytest.mark.parametrize(("n_calls", "told"), [(0, {"no_tool_calls"}), (60, set())])
 def test_the_doctor_sees_a_catalogue_that_is_not_called_and_does_not_list_it(n_calls: int, told: set[str]) -> None:
     logs = [{**metrics_of_catalogue(400, *[CALLED] * n_calls), "step": step, "reward": 0.5} for step in range(1, 21)]

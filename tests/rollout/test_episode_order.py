@@ -307,7 +307,7 @@ def test_an_environment_speaks_first_and_gives_the_reward() -> None:
     tools = ScriptedTools({"add": lambda a, b: "3"}, observation=lambda row: " (seen)", reward=lambda row: 0.5)
     trajectory, _ = run(["3"], tools=tools)
     assert "user:q (seen)" in ByteChat.text(trajectory.prompt_ids)
-    assert trajectory.reward == 0.5
+    assert trajectory.reward == 0.5 and trajectory.metadata == {"observation": " (seen)"}, "for who reads the recording"
 
 
 def test_without_tools_a_call_is_only_text() -> None:

@@ -80,6 +80,16 @@ def test_a_conversation_is_shown_the_tools_that_its_row_was() -> None:
     assert names == [["a", "b", "c"], ["a", "b"], ["a", "b"], ["a"]]
 
 
+def test_what_an_environment_said_first_stands_in_the_example_and_tells_questions_apart() -> None:
+    def opened(said: str) -> dict[str, Any]:
+        return record("How many?", ("query", {"sql": said}, said), metadata={"observation": f"\n\nTables: {said}"})
+
+    found = run_examples([opened("a"), opened("b"), opened("a")])
+    first = [one["messages"][0]["content"] for one in found.conversations]
+    assert first == ["How many?\n\nTables: a", "How many?\n\nTables: b"]
+    assert [one["n_prompt"] for one in found.conversations] == [1, 1], "what stands before is not learnt"
+
+
 @pytest.mark.e2e
 def test_a_student_learns_from_a_run_in_its_own_format(mini_nano: Path, tmp_path: Path) -> None:
     def sft(*flags: str) -> str:

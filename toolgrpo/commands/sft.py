@@ -361,7 +361,9 @@ def _examples_of_run(
         )
     kept = []
     for one in found.conversations:
-        example = encode(_opened(one["messages"], sft.system_prompt), offered(schemas, one) or None)
+        messages = _opened(one["messages"], sft.system_prompt)
+        n_prompt = len(messages) - len(one["messages"]) + one["n_prompt"]
+        example = encode(messages, offered(schemas, one) or None, n_prompt)
         if len(example.ids) <= max_length:
             examples.append(example)
             kept.append(one)

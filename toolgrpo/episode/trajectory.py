@@ -30,6 +30,12 @@ Message = dict[str, Any]
 """
 
 
+def with_observation(messages: Sequence[Message], observation: str) -> list[Message]:
+    """Append the first observation of an environment to the last message of a prompt."""
+    last = messages[-1]
+    return [*messages[:-1], {**last, "content": f"{last.get('content') or ''}{observation}"}]
+
+
 class StopReason(StrEnum):
     """Why an episode ended; each has exactly one."""
 

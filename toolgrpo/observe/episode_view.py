@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toolgrpo.episode.tool_calls import RUNNABLE
-from toolgrpo.observe.records import is_counted, results_of, shown_step
+from toolgrpo.observe.records import is_counted, results_of, shown_prompt, shown_step
 from toolgrpo.support.plain_text import plain
 
 Record = Mapping[str, Any]
@@ -94,7 +94,7 @@ def conversation(record: Record) -> Group:
 
 def conversation_lines(record: Record) -> list[Text]:
     lines = [_headline(record), Text()]
-    for message in record["prompt"]:
+    for message in shown_prompt(record):
         lines.append(_said(str(message.get("role")), message.get("content"), "cyan"))
     end = 0
     for number, turn in enumerate(record["turns"], start=1):

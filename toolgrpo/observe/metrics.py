@@ -33,6 +33,7 @@ from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.observers import Observer
+from toolgrpo.rollout.row_parts import may_call
 
 EACH_TOOL = 32
 """Up to so many tools have metrics in every batch; of a larger catalogue only those that were called."""
@@ -166,6 +167,9 @@ def rollout_metrics(batch: RolloutBatch, known: Known | None = None) -> Metrics:
     finished = [t.n_sampled for t in trajectories if t.stop_reason in (StopReason.FINISHED, StopReason.STOP_TOOL)]
     stops = Counter(t.stop_reason for t in trajectories)
     unmarked = sum(attempt.status in WITHOUT_MARKERS for t in trajectories for attempt in t.attempts)
+    offered = (
+        [] if known is None else [tool for tool in known.tools if any(may_call(e.row, tool) for e in batch.episodes)]
+    )
     idle_share = times.engine_idle_s / times.duration_s if times.duration_s > 0 else 0.0
     return {
         "completions/mean_length": Metric(sum(sampled) / n),
@@ -185,7 +189,7 @@ def rollout_metrics(batch: RolloutBatch, known: Known | None = None) -> Metrics:
         "infrastructure/failed_episodes": Metric(sum(map(failed_by_infrastructure, trajectories)) / n),
         **({} if known is None else limit_metrics(trajectories, known.limits)),
         **({} if known is None or known.cache is None else {"engine/cache_demand": Metric(known.cache.demand, max)}),
-        **tool_metrics(trajectories, () if known is None else known.tools),
+        **tool_metrics(trajectories, offered),
         "tools/unmarked": Metric(float(unmarked), sum),  # answered or run, as `unmarked_calls` says
     }
 
@@ -199,7 +203,7 @@ def _surprise(trajectories: Sequence[Trajectory]) -> Metrics:
 def tool_metrics(trajectories: Sequence[Trajectory], offered: Sequence[str] = ()) -> Metrics:
     """Return calls and failures, per tool and by cause, latency percentiles, and turns that look like calls.
 
-    Tools that are offered, and all causes, are there whether they occurred or not.
+    Tools that a row offers, and all causes, are there whether they occurred or not.
     """
     results = [result for trajectory in trajectories for result in trajectory.results]
     n_calls = len(results)

@@ -27,7 +27,7 @@ from pydantic_core import core_schema as shapes
 
 from toolgrpo.episode.dropped import Drop
 from toolgrpo.episode.segments import SegmentStart, check_starts
-from toolgrpo.episode.trajectory import Trajectory, Turn
+from toolgrpo.episode.trajectory import Trajectory, Turn, with_observation
 from toolgrpo.observe.line_file import Line, lines_of, parts
 from toolgrpo.support.plain_text import counted, plain
 
@@ -101,6 +101,13 @@ def shown_step(record: Mapping[str, Any]) -> int:
 def row_of(record: Mapping[str, Any]) -> Record:
     """Return the row that an episode came from, with its prompt, as a rollout takes it."""
     return {"prompt": record["prompt"], **record["row"]}
+
+
+def shown_prompt(record: Mapping[str, Any]) -> list[Any]:
+    """Return the prompt as the model was shown it: behind that of the row, what an environment said first."""
+    observation = (record.get("metadata") or {}).get("observation")
+    prompt: list[Any] = record["prompt"]
+    return with_observation(prompt, observation) if prompt and isinstance(observation, str) else prompt
 
 
 def results_of(record: Mapping[str, Any]) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from toolgrpo.episode.tool_calls import RUNNABLE
 from toolgrpo.episode.trajectory import copies_result, is_void_record
-from toolgrpo.observe.records import ids_checksum, is_counted
+from toolgrpo.observe.records import ids_checksum, is_counted, shown_prompt
 
 TEXT_LIMIT = 20_000  # characters
 
@@ -141,8 +141,8 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def bounded_prompt(record: Record) -> dict[str, Any]:
-    """Return the prompt and the other columns of the row."""
-    return {"m": _bounded(record["prompt"]), "row": _bounded(record["row"])}
+    """Return the prompt as it was shown, and the other columns of the row."""
+    return {"m": _bounded(shown_prompt(record)), "row": _bounded(record["row"])}
 
 
 def episode_tokens(record: Record, seen: Record | None) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
 from toolgrpo.episode.dropped import Drop, DropCause, DropEpisode
 from toolgrpo.episode.token_ledger import Ledger
 from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
-from toolgrpo.episode.trajectory import Message, StopReason, Trajectory, Turn
+from toolgrpo.episode.trajectory import Message, StopReason, Trajectory, Turn, with_observation
 from toolgrpo.errors import InfrastructureError
 from toolgrpo.rollout.compaction import History
 from toolgrpo.rollout.limits import Room, TokenCutter, TurnBudget
@@ -70,12 +70,6 @@ def refusal(name: str | None, budget: int | None) -> ToolResult:
         name=name,
         error=ToolErrorKind.LIMIT,
     )
-
-
-def with_observation(messages: list[Message], observation: str) -> list[Message]:
-    """Append the first observation of an environment to the last message of the prompt."""
-    last = messages[-1]
-    return [*messages[:-1], {**last, "content": f"{last['content']}{observation}"}]
 
 
 def turn_said(ledger: Ledger, sample: Sample, parsed: ParsedTurn, *, started_s: float, duration_s: float) -> Turn:
@@ -302,6 +296,7 @@ class EpisodeRun:
     def _open_ledger(self, session: ToolSession | None) -> Ledger:
         if session is not None and session.observation:
             self.messages = with_observation(self.messages, session.observation)
+            self.metadata["observation"] = session.observation
         chat, thinking = self.parts.chat, self.episode.enable_thinking
         prompt = chat.prompt(self.messages, self.schemas, enable_thinking=thinking)
         # A bridge is rendered behind the same prompt: a template may write a result otherwise after another one.

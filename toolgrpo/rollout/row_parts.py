@@ -59,6 +59,12 @@ def offered_tools(tools: ToolProvider | None, row: Mapping[str, Any]) -> ToolPro
     return _Offered(tools, frozenset(shown) - frozenset(hidden), frozenset(hidden))
 
 
+def may_call(row: Mapping[str, Any], tool: str) -> bool:
+    """Return whether an episode of this row has a tool, shown or hidden."""
+    names = row.get("tools")
+    return names is None or tool in names or tool in (row.get("hidden_tools") or ())
+
+
 def check_tool_names(
     tools: ToolProvider | None, names: Iterable[str], column: str = "tools", row: str = "a row"
 ) -> None:

@@ -121,8 +121,8 @@ class ConversationEncoder:
             )
         self.chat = found
 
-    def __call__(self, messages: Sequence[Message], schemas: Schemas | None = None) -> Example:
-        """Return the tokens of a conversation.
+    def __call__(self, messages: Sequence[Message], schemas: Schemas | None = None, n_prompt: int = 0) -> Example:
+        """Return the tokens of a conversation. Turns among its first `n_prompt` messages are shown, and not trained on.
 
         Raises `ChatFormatError` where its template cannot print it.
         """
@@ -133,7 +133,7 @@ class ConversationEncoder:
         asked: Sequence[Message] = ()  # the prompt
         last: int | None = None  # the assistant turn before
         for index, message in enumerate(messages):
-            if message["role"] != "assistant":
+            if message["role"] != "assistant" or index < n_prompt:
                 continue
             turn = self._turn(messages, index, tools)
             if last is None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.episode.trajectory import Message
+from toolgrpo.observe.records import shown_prompt
 
 _ENDS_OF_WORDS = re.compile(r"[.,;:?!'\"]+(?=\s|$)|(?<!\S)['\"]+")
 
@@ -26,7 +27,7 @@ _ENDS_OF_WORDS = re.compile(r"[.,;:?!'\"]+(?=\s|$)|(?<!\S)['\"]+")
 class RunExamples:
     """The conversations of a run, and why its other episodes are none."""
 
-    conversations: list[dict[str, Any]] = field(default_factory=list)  # messages, and names of tools or None
+    conversations: list[dict[str, Any]] = field(default_factory=list)  # messages, how many of them are the prompt, and names of tools or None
     n_episodes: int = 0
     left_out: Counter[str] = field(default_factory=Counter)  # by the reason
 
@@ -41,7 +42,8 @@ def run_examples(records: Iterable[Mapping[str, Any]], *, near: bool = True) -> 
     for record in records:
         found.n_episodes += 1
         messages, attempts = record["messages"], [one for turn in record["turns"] for one in turn["attempts"]]
-        conversation = [*record["prompt"], *map(_without_ids, messages)]
+        prompt = shown_prompt(record)
+        conversation = [*prompt, *map(_without_ids, messages)]
         question = _question(record) if near else json.dumps(conversation)
         made = _calls(record) if near else question
         if not record.get("success"):
@@ -59,7 +61,7 @@ def run_examples(records: Iterable[Mapping[str, Any]], *, near: bool = True) -> 
         else:
             row = record["row"]
             names = {"offered": row.get("tools"), "hidden": row.get("hidden_tools") or []}
-            found.conversations.append({"messages": conversation, **names})
+            found.conversations.append({"messages": conversation, "n_prompt": len(prompt), **names})
             questions.add(question)
             calls.update([made] if attempts else [])
     return found
@@ -74,7 +76,7 @@ def offered(schemas: Iterable[Mapping[str, Any]], conversation: Mapping[str, Any
 
 def _question(record: Mapping[str, Any]) -> str:
     """Return what the user says in the whole conversation, in a form that spelling does not change."""
-    users = [_text(one) for one in (*record["prompt"], *record["messages"]) if one["role"] == "user"]
+    users = [_text(one) for one in (*shown_prompt(record), *record["messages"]) if one["role"] == "user"]
     return " ".join(_ENDS_OF_WORDS.sub("", "\n".join(users)).casefold().split())
 
 
