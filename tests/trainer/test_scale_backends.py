@@ -1,8 +1,7 @@
 """Two real processes over gloo: DDP, FSDP2, ZeRO-2 and ZeRO-3, each launched with its file in recipes/accelerate/.
 
 All runs of a backend share one launch; the last of DDP's is killed and the last of the others' fails, on purpose. FSDP2 on
-a CPU needs `tests.support.fsdp`; nothing else is bent. All of ZeRO-2, which splits less than ZeRO-3, is slow; a short
-form of it is not.
+a CPU needs `tests.support.fsdp`; nothing else is bent. All of ZeRO is slow; a short form of each stage is not.
 """
 
 from __future__ import annotations
@@ -114,6 +113,7 @@ MORE_JOBS = {
     "zero2": {"failing": {"fail_in_process": 0}},
     "zero3": {"failing": {"fail_in_process": 1}},
 }
+IN_SHORT = {"zero2": ("decoded",), "zero3": ("padded", "shared", "every_row", "live_rows", "decoded")}
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +130,9 @@ def launches(launcher: Any, tiny_model: Path, tmp_path_factory: pytest.TempPathF
     return get
 
 
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow if name == "zero2" else ()) for name in BACKENDS])
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow if name in IN_SHORT else ()) for name in BACKENDS])
 def backend(request: pytest.FixtureRequest, launches: Callable[[str], Launch]) -> tuple[str, Launch]:
-    if request.param.startswith("zero"):
+    if request.param in IN_SHORT:
         pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
     return request.param, launches(request.param)
 
@@ -141,11 +141,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(TIMEOUT_S + 80)]
 
 
 def test_it_is_the_backend_that_was_asked_for(backend: tuple[str, Launch]) -> None:
-    name, runs = backend
+    check_backend(*backend)
+
+
+def check_backend(name: str, runs: Launch) -> None:
     kind, zero_stage, fsdp_version = BACKENDS[name]
     parts = []
     for process in (0, 1):
-        got = runs.result("padded", process)
+        got = runs.result("decoded", process)
         assert (got["kind"], got["zero_stage"], got["fsdp_version"], got["n_processes"]) == (
             kind,
             zero_stage,
@@ -215,7 +218,10 @@ def test_only_one_process_prints(launches: Callable[[str], Launch]) -> None:
 
 
 def test_shared_prompts_give_the_losses_and_gradients_of_the_padded_pass(backend: tuple[str, Launch]) -> None:
-    _, runs = backend
+    check_shared_prompts(backend[1])
+
+
+def check_shared_prompts(runs: Launch) -> None:
     padded, shared = runs.result("padded"), runs.result("shared")
     assert max(abs(loss) for loss in padded["losses"]) > 1e-3
     assert shared["losses"] == pytest.approx(padded["losses"], rel=1e-3, abs=1e-6)
@@ -224,7 +230,10 @@ def test_shared_prompts_give_the_losses_and_gradients_of_the_padded_pass(backend
 
 def test_a_process_without_live_rows_keeps_step_with_the_others(backend: tuple[str, Launch]) -> None:
     """The old policy's pass and the training pass, in two steps over one batch each."""
-    _, runs = backend
+    check_live_rows(backend[1])
+
+
+def check_live_rows(runs: Launch) -> None:
     whole, live = runs.result("every_row"), runs.result("live_rows")
     assert min(whole["skipped"]) == max(whole["skipped"]) == 0 and max(live["skipped"]) >= 0.5
     assert live["losses"] == pytest.approx(whole["losses"], rel=1e-3, abs=1e-6)
@@ -364,15 +373,12 @@ def check_vllm(runs: Launch) -> None:
     assert runs.result("vllm", 0)["weights"] == runs.result("vllm", 1)["weights"]
 
 
-@pytest.mark.parametrize("name", ["fsdp2", "zero3"])
-def test_a_process_that_fails_ends_the_run_with_its_own_error(launches: Callable[[str], Launch], name: str) -> None:
+def test_a_process_that_fails_ends_the_run_with_its_own_error(launches: Callable[[str], Launch]) -> None:
     """And not with a time-out of the others: gloo would give up after half an hour, long after this test.
 
     The other process says whose fault it was (`test_failures`), unless the launcher ends it before it can.
     """
-    if name.startswith("zero"):
-        pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
-    check_failure(launches(name))
+    check_failure(launches("fsdp2"))
 
 
 def test_a_rollout_may_take_longer_than_a_collective_call(launches: Callable[[str], Launch]) -> None:
@@ -381,13 +387,17 @@ def test_a_rollout_may_take_longer_than_a_collective_call(launches: Callable[[st
     assert runs.result("slow")["weights"] == runs.result("slow", 1)["weights"]
 
 
-def test_zero2_in_short(launcher: Any, tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", IN_SHORT)
+def test_zero_in_short(launcher: Any, name: str, tiny_model: Path, tmp_path: Path) -> None:
     pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
-    jobs = {"decoded": JOBS["decoded"], **MORE_JOBS["zero2"]}
-    runs = launch(launcher, tmp_path, tiny_model, "zero2", jobs)
-    assert (runs.result("decoded")["kind"], runs.result("decoded")["zero_stage"]) == ("DEEPSPEED", 2)
+    jobs = {**{job: JOBS[job] for job in IN_SHORT[name]}, **MORE_JOBS[name]}
+    runs = launch(launcher, tmp_path, tiny_model, name, jobs)
+    check_backend(name, runs)
     check_one_model(runs)
     check_failure(runs)
+    if "shared" in jobs:
+        check_shared_prompts(runs)
+        check_live_rows(runs)
 
 
 def check_failure(runs: Launch) -> None:
