@@ -64,7 +64,7 @@ def earned(
 ) -> list[float]:
     earned = []
     for completion, prompt, right, trajectory in zip(completions, prompts, answer, trajectories, strict=True):
-        question = " ".join(str(message["content"]) for message in prompt if message["role"] == "user")
+        question = next(str(message["content"]) for message in reversed(prompt) if message["role"] == "user")
         told = [str(message["content"]) for message in completion if message["role"] == "tool"]
         episode = _Episode(final_answer(completion), question, right, told, list(_shown_by(trajectory)))
         reached = [0.0]

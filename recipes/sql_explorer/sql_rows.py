@@ -2,6 +2,7 @@
 
     python recipes/sql_explorer/sql_rows.py recipes/sql_explorer           train.jsonl (400), heldout.jsonl (240)
     python recipes/sql_explorer/sql_rows.py outputs/sql --rung schema --tier "one table" trap
+    python recipes/sql_explorer/sql_rows.py outputs/sql --example          each question after two worked ones
     python recipes/sql_explorer/sql_rows.py outputs/sql --worked           also worked.jsonl, for `toolgrpo sft`
 
 A row has a question, its answer, the name of its database, and the rung of the ladder: what the model is told of the database
@@ -32,6 +33,11 @@ ROWS = {"train": 400, "heldout": 240}
 EACH_KIND = {"train": 2, "heldout": 1}  # databases of a kind
 _MOST_ALIKE = 3  # rows with one answer
 _TRIES = 3000
+_EXAMPLE = "hotel-3"  # a database of neither split
+_EXAMPLE_ASKED = {  # by tier, each with a mistake and its repair or without
+    ("one table", True): "What is the total quantity of all bookings?",
+    ("trap", False): "What is the worth in euros of all bookings booked in 2021?",
+}
 Row = dict[str, Any]
 
 
@@ -122,6 +128,19 @@ def _mistaken(task: Task) -> str:
     return _with_other_table(task)
 
 
+def example(rung: str, box: Toolbox) -> list[Row]:
+    """Return two worked questions about one database, as somebody would write them by hand: the same for every row."""
+    company, rng = Company(_EXAMPLE), random.Random(_EXAMPLE)
+    database = company.connect()
+    messages: list[Row] = []
+    for (tier, mistaken), question in _EXAMPLE_ASKED.items():
+        drawn = (ask(company, database, tier, rng) for _ in range(_TRIES))
+        asked = next(one for one in drawn if one and one.question == question)
+        said = worked(Task(company, rung, tier, asked), box, mistaken)
+        messages += said if not messages else [{**said[0], "content": question}, *said[1:]]
+    return messages
+
+
 def write(path: Path, rows: Iterable[Row]) -> None:
     lines = [json.dumps(row) + "\n" for row in rows]
     path.write_text("".join(lines), encoding="utf-8", newline="\n")
@@ -133,19 +152,25 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rung", nargs="+", choices=RUNGS, default=list(RUNGS))
     parser.add_argument("--tier", nargs="+", choices=TIERS, default=list(TIERS))
+    parser.add_argument("--example", action="store_true")
     parser.add_argument("--worked", action="store_true")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    for split in ROWS:
-        drawn = tasks(split, given.rung, given.tier)
-        write(given.folder / f"{split}.jsonl", (task.row() for task in drawn))
-        if given.worked and split == "train":
-            with load_tools(HERE / "sql_environment.py") as box:
+    with load_tools(HERE / "sql_environment.py") as box:
+        examples = {rung: example(rung, box) if given.example else [] for rung in given.rung}
+        for split in ROWS:
+            drawn = tasks(split, given.rung, given.tier)
+            write(given.folder / f"{split}.jsonl", (_after(examples[task.rung], task.row()) for task in drawn))
+            if given.worked and split == "train":
                 schemas = {schema["function"]["name"]: schema for schema in box.schemas}
                 conversations = [worked(task, box, mistaken=number % 3 == 2) for number, task in enumerate(drawn)]
-            shown = [{"tools": [schemas[name] for name in RUNGS[task.rung]]} for task in drawn]
-            rows = [{"messages": said, **tools} for said, tools in zip(conversations, shown, strict=True)]
-            write(given.folder / "worked.jsonl", rows)
+                shown = [{"tools": [schemas[name] for name in RUNGS[task.rung]]} for task in drawn]
+                rows = [{"messages": said, **tools} for said, tools in zip(conversations, shown, strict=True)]
+                write(given.folder / "worked.jsonl", rows)
+
+
+def _after(example: list[Row], row: Row) -> Row:
+    return {**row, "prompt": [*example, {"role": "user", "content": row["prompt"]}]} if example else row
 
 
 if __name__ == "__main__":
