@@ -3,11 +3,11 @@
     python recipes/sql_explorer/sql_rows.py recipes/sql_explorer           train.jsonl (400), heldout.jsonl (240)
     python recipes/sql_explorer/sql_rows.py outputs/sql --rung schema --tier "one table" trap
     python recipes/sql_explorer/sql_rows.py outputs/sql --example          each question after two worked ones
-    python recipes/sql_explorer/sql_rows.py outputs/sql --worked           also worked.jsonl, for `toolgrpo sft`
+    python recipes/sql_explorer/sql_rows.py outputs/sql --worked           also worked.jsonl, for `toolgrpo sft`; or: --worked clean
 
 A row has a question, its answer, the name of its database, and the rung of the ladder: what the model is told of the database
 at the start, and so which tools it needs. It has no query and no call. Those are in worked.jsonl only: one conversation for
-each training row as it should go, every third one with a mistake and its repair.
+each training row as it should go, every third one with a mistake and its repair, or with `clean` none.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--rung", nargs="+", choices=RUNGS, default=list(RUNGS))
     parser.add_argument("--tier", nargs="+", choices=TIERS, default=list(TIERS))
     parser.add_argument("--example", action="store_true")
-    parser.add_argument("--worked", action="store_true")
+    parser.add_argument("--worked", nargs="?", const="mistakes", choices=("mistakes", "clean"))
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     with load_tools(HERE / "sql_environment.py") as box:
@@ -163,7 +163,8 @@ def main() -> None:
             write(given.folder / f"{split}.jsonl", (_after(examples[task.rung], task.row()) for task in drawn))
             if given.worked and split == "train":
                 schemas = {schema["function"]["name"]: schema for schema in box.schemas}
-                conversations = [worked(task, box, mistaken=number % 3 == 2) for number, task in enumerate(drawn)]
+                mistaken = [number % 3 == 2 and given.worked == "mistakes" for number in range(len(drawn))]
+                conversations = [worked(task, box, how) for task, how in zip(drawn, mistaken, strict=True)]
                 shown = [{"tools": [schemas[name] for name in RUNGS[task.rung]]} for task in drawn]
                 rows = [{"messages": said, **tools} for said, tools in zip(conversations, shown, strict=True)]
                 write(given.folder / "worked.jsonl", rows)

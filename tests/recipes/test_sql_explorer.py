@@ -21,6 +21,7 @@ RECIPE = ROOT / "recipes" / "sql_explorer"
 CASES = yaml.safe_load((ROOT / "tests" / "fixtures" / "recipes" / "sql_explorer.yaml").read_text())
 checks = import_file(RECIPE / "check_rows.py")
 HOTEL = {"database": "hotel-1", "rung": "schema", "tools": ["query"]}
+ROWS = ("train", "heldout")
 pytestmark = pytest.mark.e2e
 
 
@@ -50,6 +51,17 @@ def test_each_kind_of_row_earns_all_when_it_is_played_right_and_none_is_guessed(
         assert [checks.play_worked(task, box, mistaken=True) for task in of_each] == [1.0] * 12
     assert max(checks.rightly_guessed().values()) <= 12, "5 % of the held-out rows"
     assert not checks.shared_names(), "not even a column, a city or a word of a comment"
+
+
+def test_the_worked_questions_of_a_prompt_are_of_a_database_of_neither_split(box: Toolbox) -> None:
+    rows = import_file(RECIPE / "sql_rows.py")
+    for rung, first in (("schema", "query"), ("nothing", "query"), ("tables", "describe")):
+        shown = rows.example(rung, box)
+        assert [m["role"] for m in shown].count("user") == 2 and shown[-1]["role"] == "assistant"
+        assert sum("no such" in m["content"] for m in shown if m["role"] == "tool") == 1
+        assert shown[1]["tool_calls"][0]["function"]["name"] == first
+    named = {json.loads(line)["database"] for split in ROWS for line in (RECIPE / f"{split}.jsonl").open()}
+    assert "hotel-2" in named and "hotel-3" not in named
 
 
 def test_a_query_is_answered_and_bounded(box: Toolbox) -> None:

@@ -69,7 +69,9 @@ def test_a_user_who_speaks_again_is_part_of_the_conversation(tokenizer: Any) -> 
     example = ConversationEncoder(tokenizer)(messages)
     assert _learnt(tokenizer, example) == ["The answer is 7.<|im_end|>", "The answer is 2.<|im_end|>"]
     after_an_example = ConversationEncoder(tokenizer)(messages, n_prompt=3)
-    assert after_an_example.ids == example.ids and _learnt(tokenizer, after_an_example) == ["The answer is 2.<|im_end|>"]
+    assert after_an_example.ids == example.ids and _learnt(tokenizer, after_an_example) == [
+        "The answer is 2.<|im_end|>"
+    ]
 
 
 def test_a_tokenizer_without_a_template_is_refused(tokenizer: Any) -> None:

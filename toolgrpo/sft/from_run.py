@@ -27,7 +27,9 @@ _ENDS_OF_WORDS = re.compile(r"[.,;:?!'\"]+(?=\s|$)|(?<!\S)['\"]+")
 class RunExamples:
     """The conversations of a run, and why its other episodes are none."""
 
-    conversations: list[dict[str, Any]] = field(default_factory=list)  # messages, how many of them are the prompt, and names of tools or None
+    conversations: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # messages, how many of them are the prompt, and names of tools or None
     n_episodes: int = 0
     left_out: Counter[str] = field(default_factory=Counter)  # by the reason
 
