@@ -88,7 +88,9 @@ class ScriptArguments(Options, theme="tools"):
         wrong="{name} must be a share of the rows, at least 0 and below 1; got {value}",
         theme="evaluation",
     )
-    eval_questions: int = option(0, "Number of held-out rows to measure; 0: none, or all of eval_share.", theme="evaluation", **at_least(0))
+    eval_questions: int = option(
+        0, "Number of held-out rows to measure; 0: none, or all of eval_share.", theme="evaluation", **at_least(0)
+    )
     skip_bad_rows: bool = option(
         False, "Leave bad rows out and report how many, instead of stopping at the first.", theme="data"
     )
