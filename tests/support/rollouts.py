@@ -27,8 +27,11 @@ def scripted_rollouts(
 
 
 def no_rollout_thread() -> bool:
-    """Say if no thread of rollouts that run ahead is left."""
-    return not any(thread.name.startswith("toolgrpo-rollouts") for thread in threading.enumerate())
+    """Say if no thread of rollouts that run ahead is left; one that another test gave up has a while to end."""
+    left = [thread for thread in threading.enumerate() if thread.name.startswith("toolgrpo-rollouts")]
+    for thread in left:
+        thread.join(20.0)
+    return not any(thread.is_alive() for thread in left)
 
 
 def run_together(episodes: Iterable[Episode], runner: EpisodeRunner) -> RolloutBatch:
