@@ -13,6 +13,7 @@ import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -42,8 +43,8 @@ def play(row: Row, turns: list[str], box: Toolbox, **limits: Any) -> Trajectory:
     return run_episode(engine, box, question=row["prompt"], row=row, **limits)
 
 
-def earns(row: Row, episode: Trajectory) -> float:
-    prompt = [{"role": "user", "content": row["prompt"]}]
+def earns(row: Row, episode: Trajectory, before: Sequence[Row] = ()) -> float:
+    prompt = [*before, {"role": "user", "content": row["prompt"]}]
     given = {"prompts": [prompt], "answer": [row["answer"]], "trajectories": [episode]}
     (earned,) = _REWARD(completions=[list(episode.messages)], **given)
     assert isinstance(earned, float)

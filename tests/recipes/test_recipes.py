@@ -127,8 +127,8 @@ def test_a_recipe_trains(path: Path, roomy_nano: Path, tmp_path: Path, monkeypat
             *("--config", str(path), "--model_name_or_path", str(roomy_nano), "--output_dir", str(out)),
             *("--dataset_id_or_path", offline_data(recipe["dataset_id_or_path"], tmp_path)),
             *("--eval_questions", "0", "--eval_share", "0"),  # nothing is measured
-            *("--max_steps", "2", "--max_completion_length", "40", "--max_turns", "2"),
-            *("--engine", "transformers", *ON_A_CPU, "--dtype", "float32", "--save_strategy", "no"),
+            *("--max_steps", "2", "--max_completion_length", "40", "--engine", "transformers"),
+            *(*ON_A_CPU, "--dtype", "float32", "--save_strategy", "no"),
             *("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "1", "--num_generations", "2"),
         ]
     )

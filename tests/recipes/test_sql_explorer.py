@@ -60,6 +60,10 @@ def test_the_worked_questions_of_a_prompt_are_of_a_database_of_neither_split(box
         assert [m["role"] for m in shown].count("user") == 2 and shown[-1]["role"] == "assistant"
         assert sum("no such" in m["content"] for m in shown if m["role"] == "tool") == 1
         assert shown[1]["tool_calls"][0]["function"]["name"] == first
+        row = {"prompt": "How many?", "answer": "64", **HOTEL}
+        after = rows._after(shown, row)
+        assert after == {**row, "prompt": [*shown, {"role": "user", "content": "How many?"}]}
+        assert rows._after([], row) == row
     named = {json.loads(line)["database"] for split in ROWS for line in (RECIPE / f"{split}.jsonl").open()}
     assert "hotel-2" in named and "hotel-3" not in named
 
@@ -87,3 +91,10 @@ def test_an_answer_is_paid_that_was_seen_and_is_said(
     assert checks.earns(row, checks.play(row, [*calls, final], box)) == earned
     if calls:
         assert checks.earns(row, checks.play(row, [*calls, final], box, max_turns=len(calls))) == 0.0, "no end"
+
+
+def test_a_number_of_a_worked_question_is_no_part_of_the_question(box: Toolbox) -> None:
+    row = {"prompt": "What is the number of bookings?", "answer": "290", **HOTEL}
+    episode = checks.play(row, ['call query {"sql": "SELECT COUNT(*) FROM booking"}', "There are 290 bookings."], box)
+    before = [{"role": "user", "content": "Are there 290 rooms?"}, {"role": "assistant", "content": "No, there are 3."}]
+    assert checks.earns(row, episode) == checks.earns(row, episode, before) == 1.0

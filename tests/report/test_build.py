@@ -18,9 +18,12 @@ import pytest
 from tests.support.recorded_run import record_run
 from toolgrpo.commands.main import main
 from toolgrpo.errors import ConfigError
+from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.report.build import build_report, run_findings, step_sums
 from toolgrpo.report.episode_data import TEXT_LIMIT
+from toolgrpo.rollout.batch import RolloutBatch, Scored
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
 
 
 class Page(HTMLParser):
@@ -106,6 +109,23 @@ def test_everything_that_was_recorded_is_in_the_page(run: Path, tmp_path: Path) 
     assert {one["label"] for one in page.lines("measured")} == {"before (greedy)", "after (greedy)"}
     dead = next(one for one in steps if one["mode"] == "train" and one["step"] == 0)
     assert dead["groups"] == [1, 1, 0] and dead["causes"] == {"raised": 1}
+
+
+def test_an_episode_has_the_prompt_that_its_own_environment_made(tmp_path: Path) -> None:
+    tools = ScriptedTools({}, observation=lambda row: str(row["said"]))
+    played = [
+        run_episode(ScriptedEngine([ByteChat.say("3")]), tools, question="q", row={"said": said})
+        for said in (" (a)", " (a)", " (b)")
+    ]
+    recorder = EpisodeRecorder(tmp_path / "episodes.jsonl")
+    recorder.batch_done(RolloutBatch(episodes=tuple(Scored({"prompt": "q"}, one) for one in played), group_size=3))
+    recorder.close()
+    page = page_of(build_report([tmp_path], tmp_path / "report.html").path)
+    ((chunk,),) = [page.steps_with_episodes()]
+    texts = page.value(chunk["texts"])
+    (shared,) = [prompt["m"][0]["content"] for prompt in texts["prompts"].values()]
+    own = [episode["m"][0]["content"] for episode in texts["episodes"] if "m" in episode]
+    assert (shared, own) == ("q (a)", ["q (b)"])
 
 
 def test_a_finding_quotes_what_a_failing_tool_answered_and_leads_to_such_calls() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import traceback
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,11 +29,12 @@ def scripted_rollouts(
 
 
 def no_rollout_thread() -> bool:
-    """Say if no thread of rollouts that run ahead is left; one that another test gave up has a while to end."""
+    """Say if no thread of rollouts that run ahead is left; where one stands is printed."""
     left = [thread for thread in threading.enumerate() if thread.name.startswith("toolgrpo-rollouts")]
     for thread in left:
-        thread.join(20.0)
-    return not any(thread.is_alive() for thread in left)
+        frame = sys._current_frames().get(thread.ident or 0)
+        print(f"{thread.name} is left at", *traceback.format_stack(frame))
+    return not left
 
 
 def run_together(episodes: Iterable[Episode], runner: EpisodeRunner) -> RolloutBatch:

@@ -175,10 +175,11 @@ def _pieces(
     """Return the texts and the tokens of a step; what its episodes share stands there once."""
     prompts: dict[str, Any] = {}
     prompt_ids: dict[str, list[int]] = {}
-    tokens = []
+    texts, tokens = [], []
     for record in batch:
-        name = str(record.get("prompt_id"))
-        prompts.setdefault(name, bounded_prompt(record))
+        name, prompt, text = str(record.get("prompt_id")), bounded_prompt(record), episode_texts(record)
+        shared = prompts.setdefault(name, prompt)
+        texts.append(text if prompt["m"] == shared["m"] else {**text, "m": prompt["m"]})
         own = record["prompt_ids"]
         prompt_ids.setdefault(name, own)
         piece = episode_tokens(record, seen.get(record.get("episode", -1)))
@@ -186,7 +187,7 @@ def _pieces(
         token_ids.update(own)
         token_ids.update(piece["i"])
     return (
-        {"prompts": prompts, "episodes": [episode_texts(record) for record in batch]},
+        {"prompts": prompts, "episodes": texts},
         {"prompts": prompt_ids, "episodes": tokens},
     )
 

@@ -29,7 +29,7 @@ class RunExamples:
 
     conversations: list[dict[str, Any]] = field(
         default_factory=list
-    )  # messages, how many of them are the prompt, and names of tools or None
+    )  # messages, of them a prompt; names of tools or None
     n_episodes: int = 0
     left_out: Counter[str] = field(default_factory=Counter)  # by the reason
 

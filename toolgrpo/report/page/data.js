@@ -123,7 +123,7 @@ async function episodeOf(row) {
   const texts = await piece(REPORT.rows.chunk[row]);
   const episode = texts.episodes[REPORT.rows.place[row]];
   const prompt = texts.prompts[REPORT.prompts[REPORT.rows.q[row]][0]] || { m: [], row: {} };
-  return { ...episode, row, at: atOf(row), prompt: prompt.m, columns: prompt.row };
+  return { ...episode, row, at: atOf(row), prompt: episode.m || prompt.m, columns: prompt.row };
 }
 
 // The tokens of an episode: one object each. `sampled` ones have what the engine and the trainer said.
