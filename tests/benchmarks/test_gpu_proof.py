@@ -133,7 +133,7 @@ def test_without_a_gpu_the_script_says_so(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err == f"{NEEDS}\n"
 
 
-@pytest.mark.parametrize("lengths", ["full", "spread"])
+@pytest.mark.parametrize("lengths", ["spread", pytest.param("full", marks=pytest.mark.slow)])
 def test_one_attention_call_a_layer_asks_a_host_for_a_tenth_more_than_trls_pass_at_most(lengths: str) -> None:
     """Of twelve layers; `pytest -s` shows the number."""
     model, ids, mask = build(Case(60, 10, 8, lengths, hidden=256, layers=12, vocabulary=97))

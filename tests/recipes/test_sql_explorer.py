@@ -32,7 +32,7 @@ def box() -> Iterator[Toolbox]:
 
 
 def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
-    command = [sys.executable, str(RECIPE / "sql_rows.py"), str(tmp_path), "--worked"]
+    command = [sys.executable, str(RECIPE / "sql_rows.py"), str(tmp_path)]
     subprocess.run(command, check=True, timeout=300, env={"PYTHONHASHSEED": "1"})
     for split, n, n_databases, each in (("train", 400, 40, 10), ("heldout", 240, 12, 20)):
         assert (tmp_path / f"{split}.jsonl").read_text() == (RECIPE / f"{split}.jsonl").read_text()
@@ -40,6 +40,11 @@ def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
         assert {tuple(row) for row in written} == {("prompt", "answer", "database", "rung", "tools", "task")}
         assert Counter(Counter(row["database"] for row in written).values()) == {each: n_databases}
         assert all(n // 12 <= of_task <= n // 12 + 1 for of_task in Counter(row["task"] for row in written).values())
+
+
+@pytest.mark.slow
+def test_a_worked_conversation_is_written_for_each_row(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, str(RECIPE / "sql_rows.py"), str(tmp_path), "--worked"], check=True, timeout=300)
     worked = read_conversations(tmp_path / "worked.jsonl")
     told = [" ".join(m["content"] for m in row["messages"] if m["role"] == "tool") for row in worked]
     assert len(worked) == 400 and 100 < sum("Error: query: " in text for text in told) < 134

@@ -319,7 +319,7 @@ LENGTHS = [pytest.param(SHORT, id="short"), pytest.param(LONG, id="as long as a 
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("reader", TEXT_READERS)
 def test_text_is_read_in_linear_time_and_without_an_error(reader: str, n: int) -> None:
-    check(TEXT_READERS[reader], text_cases(*((FRAMES[:4], 10) if n == SHORT else (FRAMES[4:7], 30))), n)
+    check(TEXT_READERS[reader], text_cases(*((FRAMES[:2], 10) if n == SHORT else (FRAMES[2:7], 30))), n)
 
 
 @pytest.mark.parametrize("n", LENGTHS)

@@ -18,14 +18,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.skipif(not sys.platform.startswith("l
 
 
 @pytest.mark.timeout(5400)
-@pytest.mark.parametrize("steps", [40, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [25, pytest.param(500, marks=pytest.mark.slow)])
 def test_a_run_is_flat_from_its_second_fifth_to_its_last(tiny_qwen3: Any, tmp_path: Path, steps: int) -> None:
-    """With real tool workers, the transformers engine, recording, and a checkpoint in every tenth step.
+    """With real tool workers, the transformers engine, recording, and a checkpoint in every fifth step.
 
     A file that is open for a moment is no leak.
     """
     tiny_qwen3(0).save_pretrained(tmp_path / "model")
-    saving = {"save_strategy": "steps", "save_steps": 10, "save_total_limit": 1}
+    saving = {"save_strategy": "steps", "save_steps": 5, "save_total_limit": 1}
     config = {"max_steps": steps, "use_cpu": True, **saving}
     job = {"out": str(tmp_path / "out"), "model": str(tmp_path / "model"), "engine": "transformers", "config": config}
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
