@@ -213,6 +213,18 @@ def test_nothing_is_written_over_what_is_something_else(
     assert {path.name: path.read_bytes() for path in place.iterdir()} == before
 
 
+def test_a_worked_question_of_a_prompt_is_not_learnt_again(folder: Path, tmp_path: Path) -> None:
+    recorded = folder / "episodes.jsonl"
+    worked = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    lines = [json.loads(line) for line in recorded.read_text().splitlines()]
+    changed = [{**line, "prompt": [*worked, *line["prompt"]]} for line in lines]
+    recorded.write_text("".join(json.dumps(line) + "\n" for line in changed))
+    for _ in range(2):
+        show(folder, "--successes", "--as_examples", tmp_path / "rows.jsonl")
+    (row,) = read_conversations(tmp_path / "rows.jsonl")
+    assert row["n_prompt"] == 3 and row["messages"][1]["content"] == "4"
+
+
 def test_its_own_kind_is_written_again(folder: Path, tmp_path: Path) -> None:
     examples, page = tmp_path / "rows.jsonl", tmp_path / "new" / "page.html"
     for _ in range(2):

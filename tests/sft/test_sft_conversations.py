@@ -86,6 +86,7 @@ def test_a_tokenizer_without_a_template_is_refused(tokenizer: Any) -> None:
         ('{"messages": [{"role": "user", "content": "a"}]}', "line 2: no assistant message"),
         ('{"prompt": "a", "gold_calls": []}', "line 2: no conversation.*into such: .*dead_groups.md#where-every"),
         ('{"messages": "hello"}', "line 2: no conversation"),
+        ('{"prompt": [{"role": "assistant", "content": "a"}], "completion": []}', "line 2: no assistant message"),
         ("{", "line 2"),
     ],
 )
@@ -97,11 +98,12 @@ def test_a_bad_row_says_where_it_stands(tmp_path: Path, line: str, message: str)
         read_conversations(file)
 
 
-def test_prompt_and_completion_are_a_conversation_too(tmp_path: Path) -> None:
+def test_prompt_and_completion_are_a_conversation_too_whose_prompt_is_only_shown(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     row = {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}
     file.write_text(json.dumps(row) + "\n")
-    assert [m["role"] for m in read_conversations(file)[0]["messages"]] == ["user", "assistant"]
+    (read,) = read_conversations(file)
+    assert [m["role"] for m in read["messages"]] == ["user", "assistant"] and read["n_prompt"] == 1
     (tmp_path / "test.jsonl").write_text(json.dumps({"messages": [*row["prompt"], *row["completion"]] * 2}) + "\n")
     file.rename(tmp_path / "train.jsonl")
     assert [len(read_conversations(tmp_path, split)[0]["messages"]) for split in ("train", "test")] == [2, 4]
@@ -116,6 +118,10 @@ def test_a_mixture_gives_the_conversations_of_its_tasks_by_weight_with_their_ope
     mixture.write_text("system_prompt: Be short.\n" + tasks)
     rows = [[message["content"] for message in row["messages"]] for row in read_conversations(mixture)]
     assert sorted(rows) == [["Be short.", "sums", "ok"]] * 6 + [["Be short.", "words", "ok"]] * 3
+    pair = {"prompt": said[:1], "completion": said[1:]}
+    (tmp_path / "words.jsonl").write_text((json.dumps(pair) + "\n") * 4)
+    read = {(row["messages"][1]["content"], row["n_prompt"]) for row in read_conversations(mixture)}
+    assert read == {("sums", 1), ("words", 2)}, "the opening is not learnt either"
     mixture.write_text(tasks + "  tools: [add]\n")
     with pytest.raises(DataError, match=r"words\.jsonl.*`toolgrpo sft`"):
         read_conversations(mixture)

@@ -1,9 +1,7 @@
-"""Supervised training of a chat model on conversations, from arguments to a saved model:
-what `recipes/sft.py` does.
+"""Supervised training of a chat model on conversations, from arguments to a saved model: what `recipes/sft.py` does.
 
-TRL's `SFTTrainer` trains, on tokens and labels that are made here: the same rendering and the same
-mask as in reinforcement learning, so what it brings (bf16, LoRA, gradient checkpointing, several
-processes, DeepSpeed and FSDP, checkpoints) can be used.
+TRL's `SFTTrainer` trains, on tokens and labels that are made here: the same rendering and the same mask as in reinforcement
+learning, so what it brings (bf16, LoRA, gradient checkpointing, several processes, DeepSpeed and FSDP, checkpoints) works.
 
 Not covered: packing several conversations into one sequence, which TRL does with FlashAttention.
 """
@@ -32,7 +30,6 @@ from toolgrpo.commands.show import recording_in
 from toolgrpo.commands.table import SFTArguments, SFTOptions
 from toolgrpo.data.load import hub_ids
 from toolgrpo.engines.policy import Backend, compute_dtype
-from toolgrpo.episode.trajectory import Message
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.models import check_weights, folder_of, name_base_whole
 from toolgrpo.models.adapter_step import join_adapters
@@ -41,7 +38,7 @@ from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.progress import StepProgress, library_bars_off
 from toolgrpo.observe.records import iter_episodes
 from toolgrpo.options import options_of, with_fields_of
-from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversations
+from toolgrpo.sft.encoder import ConversationEncoder, Example, Schemas, read_conversations
 from toolgrpo.sft.from_run import offered, run_examples
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.support.process_setup import map_large_blocks
@@ -327,7 +324,7 @@ def _examples(
         return _examples_of_run(sft, encode, max_length, schemas, say)
     examples = []
     for index, row in enumerate(read_conversations(str(sft.dataset_id_or_path), sft.dataset_split)):
-        example = encode(_opened(row["messages"], sft.system_prompt), row["tools"] or schemas or None)
+        example = _encoded(encode, row, row["tools"] or schemas, sft.system_prompt)
         if len(example.ids) > max_length:
             raise DataError(
                 f"{sft.dataset_id_or_path}: conversation {index + 1} has {len(example.ids)} tokens, but max_length "
@@ -337,10 +334,12 @@ def _examples(
     return examples
 
 
-def _opened(messages: Sequence[Message], system_prompt: str | None) -> Sequence[Message]:
-    if not system_prompt or messages[0]["role"] == "system":
-        return messages
-    return [{"role": "system", "content": system_prompt}, *messages]
+def _encoded(
+    encode: ConversationEncoder, one: Mapping[str, Any], schemas: Schemas, system_prompt: str | None
+) -> Example:
+    opened = system_prompt and one["messages"][0]["role"] != "system"
+    opening = [{"role": "system", "content": system_prompt}] if opened else []
+    return encode([*opening, *one["messages"]], schemas or None, len(opening) + one["n_prompt"])
 
 
 def _examples_of_run(
@@ -361,9 +360,7 @@ def _examples_of_run(
         )
     kept = []
     for one in found.conversations:
-        messages = _opened(one["messages"], sft.system_prompt)
-        n_prompt = len(messages) - len(one["messages"]) + one["n_prompt"]
-        example = encode(messages, offered(schemas, one) or None, n_prompt)
+        example = _encoded(encode, one, offered(schemas, one), sft.system_prompt)
         if len(example.ids) <= max_length:
             examples.append(example)
             kept.append(one)

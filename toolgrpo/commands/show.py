@@ -129,17 +129,21 @@ def _write_examples(folder: Path, asked: ShowArguments, console: Console) -> Non
     """Write each different conversation once; `toolgrpo sft --from_run` takes near ones once too."""
     path = Path(str(asked.as_examples))
     check_output(path, "the examples", "--as_examples", CONVERSATIONS)
-    found = run_examples(_matching(folder, asked.step, asked.cause), near=False)
-    if not found.conversations:
+    if not (found := run_examples(_matching(folder, asked.step, asked.cause), near=False)).conversations:
         raise ConfigError(f"no episode in {folder} is an example: {found}")
     with storage_errors(f"the examples {path}", path.parent):
-        lines = [json_line({"messages": one["messages"]}) for one in found.conversations]
+        lines = [json_line(_as_row(one["messages"], one["n_prompt"])) for one in found.conversations]
         path.write_text("".join(lines), encoding="utf-8")
     _say(console, f"{path}: {found}")
     _say(
-        console,
-        f"next: toolgrpo sft --model MODEL --dataset_id_or_path {path} --output_dir DIR, with the tools of the run",
+        console, f"next: toolgrpo sft --model MODEL --dataset_id_or_path {path} --output_dir DIR, with the run's tools"
     )
+
+
+def _as_row(said: list[Any], n: int) -> dict[str, Any]:
+    """Return a conversation as a row of `toolgrpo sft`; what an assistant says in its prompt, its first `n`, is not learnt."""
+    shown = any(message["role"] == "assistant" for message in said[:n])
+    return {"completion": said[n:], "prompt": said[:n]} if shown else {"messages": said}
 
 
 def _of_last_step(folder: Path) -> list[dict[str, Any]]:

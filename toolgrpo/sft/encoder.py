@@ -7,8 +7,8 @@ words in which its calls are read later, and a token that the model is taught to
 would have sampled.
 
 A row is `{"messages": [...]}` or `{"prompt": [...], "completion": [...]}` in the OpenAI form;
-`tools` may hold schemas of its own. With prompt and completion, too, every assistant turn is
-trained on.
+`tools` may hold schemas of its own. Every assistant turn of messages or of a completion is trained
+on; those of a prompt, such as a worked question, are only shown.
 
 Not covered: templates that print a turn differently from what their own header begins; they are
 refused.
@@ -49,8 +49,8 @@ class Example:
 
 
 def read_conversations(path: str | Path, split: str = "train", limit: int | None = None) -> list[dict[str, Any]]:
-    """Read the rows of a file, of a data set of the hub or of a mixture as {"messages": ..., "tools": schemas or None}; a bad
-    row is an error. At most `limit` are read.
+    """Read the rows of a file, of a data set of the hub or of a mixture as {"messages": ..., "n_prompt": how many of them are
+    only shown, "tools": schemas or None}; a bad row is an error. At most `limit` are read.
     """
     if str(path).endswith((".jsonl", ".json", ".ndjson")) and not located(path).is_file():
         raise DataError(no_conversations(Path(path)))
@@ -70,10 +70,12 @@ def _mixed(path: Path, split: str) -> Iterator[dict[str, Any]]:
         )
 
     def load(spec: str, *, on_bad_row: OnBadRow, split: str = split, columns: object = None) -> Iterator[Row]:
-        return ({"prompt": row["messages"], "schemas": row["tools"]} for row in _checked(spec, split))
+        return ({"prompt": row["messages"], "conversation": row} for row in _checked(spec, split))
 
     for row in mixture.rows(load, limit=None, seed=0, on_bad_row=raise_bad_row):
-        yield {"messages": row["prompt"], "tools": row["schemas"]}
+        read, messages = row["conversation"], row["prompt"]
+        n_opening = len(messages) - len(read["messages"])
+        yield {**read, "messages": messages, "n_prompt": n_opening + read["n_prompt"]}
 
 
 def _checked(spec: str, split: str) -> Iterator[dict[str, Any]]:
@@ -81,9 +83,9 @@ def _checked(spec: str, split: str) -> Iterator[dict[str, Any]]:
         if row.columns is None:
             raise DataError(f"{row.where}: {row.problem}")
         columns = row.columns
-        messages = columns.get("messages")
+        messages, n_prompt = columns.get("messages"), 0
         if messages is None and isinstance(columns.get("prompt"), list) and isinstance(columns.get("completion"), list):
-            messages = [*columns["prompt"], *columns["completion"]]
+            messages, n_prompt = [*columns["prompt"], *columns["completion"]], len(columns["prompt"])
         if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
             page = page_here("where-every-try-fails", "docs/background/dead_groups.md")
             raise DataError(
@@ -91,9 +93,9 @@ def _checked(spec: str, split: str) -> Iterator[dict[str, Any]]:
                 f"messages with a role, got the columns {', '.join(columns)}"
                 + (f"; rows with `gold_calls` can be made into such: {page}" if "gold_calls" in columns else "")
             )
-        if not any(message["role"] == "assistant" for message in messages):
+        if not any(message["role"] == "assistant" for message in messages[n_prompt:]):
             raise DataError(f"{row.where}: no assistant message, so there is nothing to learn from")
-        yield {"messages": messages, "tools": columns.get("tools")}
+        yield {"messages": messages, "n_prompt": n_prompt, "tools": columns.get("tools")}
 
 
 _QUESTION: Message = {"role": "user", "content": "q"}

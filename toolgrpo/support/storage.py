@@ -47,7 +47,7 @@ def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
 
 # What a user names to write to. A file begins so, or it is something else, which is not overwritten.
 A_REPORT = r"<!doctype html>.*toolgrpo report</title>"
-CONVERSATIONS = r'\{"messages": \['
+CONVERSATIONS = r'\{"(?:messages|completion)": \['
 AN_EVALUATION = r'\{\s*"data": '
 _HEAD_BYTES = 8192
 
