@@ -122,6 +122,18 @@ def test_a_reward_that_cannot_tell_gold_from_nonsense_fails_unless_only_a_call_m
     assert ("call no tool" in run.report.lines[-1].do) == (verdict is CheckVerdict.WARNING)
 
 
+@pytest.mark.parametrize(("paid", "verdict"), [("gold_calls", CheckVerdict.PASS), ("tool_use", CheckVerdict.WARNING)])
+def test_answers_without_calls_need_no_full_marks_where_the_calls_of_the_row_are_paid(
+    tmp_path: Path, paid: str, verdict: CheckVerdict
+) -> None:
+    flags = ["--model_name_or_path=nano", "--dataset_id_or_path=arithmetic", f"--output_dir={tmp_path / 'out'}"]
+    parsed = check_arguments(read("check", [*flags, "--reward", "tool_result", paid, "--reward_weights", "0.5", "0.5"]))
+    run = CheckRun(*parsed, Terminal(None, io.StringIO(), quiet=False))
+    called = {"name": "add", "arguments": {"a": 1, "b": 2}}
+    run.made_up([{"prompt": "1 + 2?", "answer": "3", "gold_calls": [called]}], run.job.rewards(), calls=True)
+    assert run.report.lines[-1].verdict is verdict and "score 0.50, nonsense 0.00" in run.report.lines[-1].said
+
+
 @pytest.mark.parametrize(
     ("malformed", "failed", "calls", "verdict", "said"),
     [
