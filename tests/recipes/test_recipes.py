@@ -31,7 +31,9 @@ from toolgrpo.errors import ToolGRPOError
 from toolgrpo.observe.records import read_episodes
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = sorted(path for folder in ("configs", "sql_explorer") for path in (ROOT / "recipes" / folder).glob("*.yaml"))
+CONFIGS = sorted(
+    path for folder in ("configs", "sources", "sql_explorer") for path in (ROOT / "recipes" / folder).glob("*.yaml")
+)
 REAL = ROOT.parent / "shared" / "data"
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 ON_A_CPU = ("--bf16", "false", "--use_cpu", "true")
@@ -61,6 +63,10 @@ def flat(path: Path) -> dict[str, Any]:
 
 def offline_data(spec: str, folder: Path) -> str:
     """The same format from disk, for a recipe that would ask the hub; of a mixture, a copy in this folder."""
+    if spec.startswith("outputs/sources/"):  # a script writes these
+        rows = ROOT / "recipes" / "sources" / "source_rows.py"
+        subprocess.run([sys.executable, str(rows), str(folder)], check=True, timeout=60)
+        return str(folder / Path(spec).name)
     ours = {"gsm8k": "gsm8k_30", "mbpp": "mbpp_10", "aime": "aime_10"}
     real = {"gsm8k": REAL / "gsm8k_train_40.jsonl", "mbpp": REAL / "mbpp_sanitized_30.jsonl"}
     if spec == "recipes/data/mbpp_with_examples.yaml":

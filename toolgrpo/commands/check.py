@@ -161,9 +161,7 @@ class Preflight:
             warning = "These answers call no tool: fine if only a call earns something, which the samples of toolgrpo check show"
         elif bad >= good:
             failure = "A reward that cannot tell them apart teaches nothing"
-        elif good < threshold and not any(
-            reward.name == "gold_calls" for reward in rewards
-        ):  # these answers call nothing
+        elif good < threshold and "gold_calls" not in [reward.name for reward in rewards]:
             said += f": below success_threshold {threshold:g}"
             warning = "Fine if full marks need more than the answer, such as certain calls"
         self.report.add("reward", said, warning=warning, failure=failure, good=good, bad=bad)
