@@ -5,36 +5,30 @@ The sentence names no other value that a system showed, so that naming all of th
 
 import re
 
-from toolgrpo.rewards import calls, final_answer
+from toolgrpo.rewards import calls, final_answer, gives_answer
 
 BILLED, PRICE = "cedar", 0.8
 MARKUP = re.compile(r"[<>{}\[\]|`\\]|\*\*")
 FEWEST_WORDS = 2  # of the sentence's own
 
 
-def reward_func(completions, answer, trajectories, log_metric, **kwargs):
-    scores, n_right, n_billed = [], 0, 0
-    for completion, right, trajectory in zip(completions, answer, trajectories, strict=True):
-        made = calls(trajectory)
-        said = is_said(final_answer(completion), right, [str(call.result) for call in made if call.ok])
-        billed = sum(call.name == BILLED for call in made)
-        scores.append(said * round(max(0.0, 1 - PRICE * billed), 2))
-        n_right, n_billed = n_right + said, n_billed + billed
-    log_metric("sources/right", n_right / len(scores))
-    log_metric("sources/billed", n_billed / len(scores))
-    return scores
+def reward_func(completions, answer, trajectories, **kwargs):
+    return [earned(*episode) for episode in zip(completions, answer, trajectories, strict=True)]
 
 
-def is_said(final, right, shown):
-    others = [value for value in shown if not _holds(right, value)]
-    own_words = set(_words(final)) - set(_words(right))
-    sentence = len(own_words) >= FEWEST_WORDS and not MARKUP.search(final)
-    return sentence and right in shown and _holds(final, right) and not any(_holds(final, value) for value in others)
+def earned(completion, right, trajectory):
+    made = calls(trajectory)
+    shown = {str(call.result) for call in made if call.ok}
+    said = right in shown and is_sentence(final_answer(completion), right)
+    if not said or [value for value in shown if gives_answer(completion, value)] != [right]:
+        return 0.0
+    return round(max(0.0, 1 - PRICE * sum(call.name == BILLED for call in made)), 2)
 
 
-def _words(text):
-    return re.findall(r"\d+(?:\.\d+)?|[^\W\d_]+", text.casefold())
+def is_sentence(final, right):
+    own_words = words(final) - words(right)
+    return len(own_words) >= FEWEST_WORDS and not MARKUP.search(final)
 
 
-def _holds(text, value):
-    return f" {' '.join(_words(value))} " in f" {' '.join(_words(text))} "
+def words(text):
+    return set(re.findall(r"[^\W\d_]+", text.casefold()))

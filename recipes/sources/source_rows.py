@@ -5,9 +5,9 @@
 worked.jsonl shows how the systems are asked, in questions about fields that all three have right; which is asked is drawn.
 """
 
+import argparse
 import json
 import random
-import sys
 from pathlib import Path
 
 from source_tools import ARTICLES, TODAY, WAYS
@@ -42,11 +42,11 @@ def worked(article, field, system):
     ]
 
 
-def drawn(split, rng, articles):
+def drawn(n, rng, articles):
     asked = [(field, words.format(name), name) for name in articles for field, all in ASKED.items() for words in all]
     rng.shuffle(asked)
     of_field = {field: [one for one in asked if one[0] == field] for field in ASKED}
-    for number in range(ROWS[split]):
+    for number in range(n):
         field, question, name = of_field[list(ASKED)[number % len(ASKED)]].pop()
         yield {"prompt": question, "answer": TODAY[name][field], "task": field}
 
@@ -60,11 +60,13 @@ def main(folder):
     articles = rng.sample(ARTICLES, len(ARTICLES))
     folder.mkdir(parents=True, exist_ok=True)
     for split, its in ARTICLES_OF.items():
-        write(folder / f"{split}.jsonl", drawn(split, rng, articles[its]))
+        write(folder / f"{split}.jsonl", drawn(ROWS[split], rng, articles[its]))
     shown = [(article, field) for article in articles[ARTICLES_OF["train"]] for field in WORKED]
     chosen = rng.sample(shown, ROWS["worked"])
     write(folder / "worked.jsonl", ({"messages": worked(*one, rng.choice(list(WAYS)))} for one in chosen))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    main(parser.parse_args().folder)

@@ -224,5 +224,5 @@ def test_four_times_the_turn_is_at_most_four_times_the_work(name: str) -> None:
     pieces = [*syntax(chat), *calls, "<parameter=a>", "<parameter=a></parameter>", "[{(", '{"a":', "\\'"]
     for piece in pieces:
         for opening in ("", first, f"{first}<function=f>", f"{first}[f(a="):
-            once, four = (work(chat, chat.encode(opening + piece * n)) for n in (15, 60))
+            once, four = (work(chat, chat.encode(opening + piece * n)) for n in (25, 100))
             assert four <= 4.3 * once, f"{opening!r} and then {piece!r} again and again"  # quadratic would be 16

@@ -126,9 +126,7 @@ class Fetch:
         from transformers.convert_slow_tokenizer import TikTokenConverter
 
         assert base64.b64decode(ranks.split(maxsplit=1)[0])
-        os.environ["TIKTOKEN_CACHE_DIR"] = (
-            ""  # else it keeps a copy in the temporary folder, and gives that for the next file here
-        )
+        os.environ["TIKTOKEN_CACHE_DIR"] = ""  # else the next file of this name is answered with a copy of this one
         file = self.work / "ranks.tiktoken"
         file.write_bytes(ranks)
         backend = TikTokenConverter(str(file), pattern=pattern).converted()

@@ -60,5 +60,5 @@ def test_only_a_right_sentence_is_paid_and_a_billed_look_up_costs(
     made = [SimpleNamespace(name=name, ok=True, result=tools.ask(name, "amber bench", "price")) for name in called]
     monkeypatch.setattr(reward, "calls", lambda trajectory: made)
     completion = [{"role": "assistant", "content": final}]
-    scores = reward.reward_func([completion], ["80.31"], [None], lambda name, value: None)
+    scores = reward.reward_func([completion], ["80.31"], [None])
     assert scores == [pytest.approx(earned)]

@@ -42,12 +42,15 @@ def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
         assert all(n // 12 <= of_task <= n // 12 + 1 for of_task in Counter(row["task"] for row in written).values())
 
 
-@pytest.mark.slow
-def test_a_worked_conversation_is_written_for_each_row(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, str(RECIPE / "sql_rows.py"), str(tmp_path), "--worked"], check=True, timeout=300)
+@pytest.mark.parametrize("n", [24, pytest.param(400, marks=pytest.mark.slow)])
+def test_a_worked_conversation_is_written_for_each_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    rows = import_file(RECIPE / "sql_rows.py")
+    monkeypatch.setitem(rows.ROWS, "train", n)
+    monkeypatch.setattr(sys, "argv", ["sql_rows.py", str(tmp_path), "--worked"])
+    rows.main()
     worked = read_conversations(tmp_path / "worked.jsonl")
     told = [" ".join(m["content"] for m in row["messages"] if m["role"] == "tool") for row in worked]
-    assert len(worked) == 400 and 100 < sum("Error: query: " in text for text in told) < 134
+    assert len(worked) == n and n // 4 <= sum("Error: query: " in text for text in told) <= n // 3
 
 
 def test_each_kind_of_row_earns_all_when_it_is_played_right_and_none_is_guessed(box: Toolbox) -> None:

@@ -34,5 +34,6 @@ def test_a_run_is_flat_from_its_second_fifth_to_its_last(tiny_qwen3: Any, tmp_pa
     assert result["steps"] == steps
     early, late = slice(steps // 5, 2 * steps // 5), slice(4 * steps // 5, steps)
     rss_mib, files = result["rss_mib"], result["open_files"]
-    assert statistics.median(rss_mib[late]) - statistics.median(rss_mib[early]) < 25, rss_mib
+    most_mib = min(25, 0.625 * steps)  # in a short run a MiB a step
+    assert statistics.median(rss_mib[late]) - statistics.median(rss_mib[early]) < most_mib, rss_mib
     assert min(files[late]) <= max(files[early]), files

@@ -162,6 +162,7 @@ class Preflight:
         elif bad >= good:
             failure = "A reward that cannot tell them apart teaches nothing"
         elif good < threshold and "gold_calls" not in [reward.name for reward in rewards]:
+            # with gold_calls it is as it should be: these answers call nothing
             said += f": below success_threshold {threshold:g}"
             warning = "Fine if full marks need more than the answer, such as certain calls"
         self.report.add("reward", said, warning=warning, failure=failure, good=good, bad=bad)

@@ -334,11 +334,8 @@ def _examples(
     return examples
 
 
-def _encoded(
-    encode: ConversationEncoder, one: Mapping[str, Any], schemas: Schemas, system_prompt: str | None
-) -> Example:
-    opened = system_prompt and one["messages"][0]["role"] != "system"
-    opening = [{"role": "system", "content": system_prompt}] if opened else []
+def _encoded(encode: ConversationEncoder, one: Mapping[str, Any], schemas: Schemas, system: str | None) -> Example:
+    opening = [{"role": "system", "content": system}] if system and one["messages"][0]["role"] != "system" else []
     return encode([*opening, *one["messages"]], schemas or None, len(opening) + one["n_prompt"])
 
 

@@ -129,7 +129,8 @@ def _write_examples(folder: Path, asked: ShowArguments, console: Console) -> Non
     """Write each different conversation once; `toolgrpo sft --from_run` takes near ones once too."""
     path = Path(str(asked.as_examples))
     check_output(path, "the examples", "--as_examples", CONVERSATIONS)
-    if not (found := run_examples(_matching(folder, asked.step, asked.cause), near=False)).conversations:
+    found = run_examples(_matching(folder, asked.step, asked.cause), near=False)
+    if not found.conversations:
         raise ConfigError(f"no episode in {folder} is an example: {found}")
     with storage_errors(f"the examples {path}", path.parent):
         lines = [json_line(_as_row(one["messages"], one["n_prompt"])) for one in found.conversations]
