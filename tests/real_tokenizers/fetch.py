@@ -139,11 +139,11 @@ class Fetch:
         """The chat templates and vocabularies of the source distribution."""
         out = self.work / "llama"
         if not out.exists():
+            out.mkdir()
             with tarfile.open(self.pypi("llama_cpp_python")) as tar:
                 for member in tar:
-                    if member.isfile() and LLAMA_CPP.search(member.name):
-                        member.name = Path(member.name).name
-                        tar.extract(member, out, filter="data")
+                    if LLAMA_CPP.search(member.name) and (file := tar.extractfile(member)) is not None:
+                        (out / Path(member.name).name).write_bytes(file.read())
         return out
 
     def smollm2(self) -> None:
