@@ -51,6 +51,12 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+CHAT_ADDRESS: dict[str, Any] = {  # what an `option` that is the address of a chat endpoint is told of its values
+    "allowed": lambda url: url is None or re.fullmatch(CHAT_URL, url),
+    "wrong": "{name} must be an address such as https://HOST/v1, without a password, a query or a slash at its end; got {value}",
+}
+
+
 def at_least(least: int) -> dict[str, Any]:
     """Return what an `option` that is such a number, or None where that is its default, is told of its values."""
     return {
@@ -211,9 +217,7 @@ class GenerationOptions(Options, theme="engine"):
     base_url: str | None = option(
         None,
         "Address of an OpenAI-compatible endpoint, up to /v1, which plays the episodes (engine chat_api).",
-        allowed=lambda url: url is None or bool(re.fullmatch(CHAT_URL, url)),
-        wrong="{name} must be an address such as https://HOST/v1, without a password, a query or a slash at its end; got "
-        "{value}",
+        **CHAT_ADDRESS,
     )
     vllm_server_urls: list[str] | None = option(None, "URLs of running `vllm serve` processes (engine vllm_server).")
     vllm_lora_sync: str = option(

@@ -310,6 +310,7 @@ def replace_weights(subject: Subject, weights: dict[str, torch.Tensor]) -> None:
 # Joining, leaving, limits
 
 MANY = 32
+TRIES = 5  # where the machine halts this process for a while, it sees all answers of a server at once
 
 
 async def started(engine: Engine, requests: list[SampleRequest]) -> list[asyncio.Task[Sample]]:
@@ -323,30 +324,30 @@ async def started(engine: Engine, requests: list[SampleRequest]) -> list[asyncio
 def test_a_short_request_joins_running_long_ones_and_ends_before_them(subject: Subject) -> None:
     """With so many long ones that decoding them takes hundreds of times longer: a barrier answers the short one last."""
 
-    async def work() -> tuple[bool, list[Sample]]:
+    async def all_ended_first() -> bool:
         long = await started(subject.engine, [ask(ids=[n + 1], max_tokens=450) for n in range(MANY)])
-        return all(task.done() for task in long), await asyncio.gather(*long)
+        ended = all(task.done() for task in long)
+        assert [len(sample.ids) for sample in await asyncio.gather(*long)] == [450] * MANY
+        return ended
 
-    all_ended_first, samples = during_a_rollout(subject.engine, work)
-    assert not all_ended_first
-    assert [len(sample.ids) for sample in samples] == [450] * MANY
+    assert not all(during_a_rollout(subject.engine, all_ended_first) for _ in range(TRIES))
 
 
 def test_a_cancelled_request_leaves_the_engine_and_its_siblings_go_on(subject: Subject) -> None:
-    async def work() -> Sample:
+    async def work() -> Sample | None:
         long = [ask(ids=[n + 1], max_tokens=500) for n in range(MANY)]
         *doomed, sibling = await started(subject.engine, [*long, ask(max_tokens=30)])
         cancelled = [task for task in doomed if task.cancel()]
-        assert cancelled, "all had ended before the one of a single token"
         outcomes = await asyncio.gather(*cancelled, return_exceptions=True)
-        assert {type(outcome) for outcome in outcomes} == {asyncio.CancelledError}
+        assert {type(outcome) for outcome in outcomes} <= {asyncio.CancelledError}
         sample = await sibling
         await subject.engine.sample(ask(ids=[8], max_tokens=40))  # the doomed ones would still be decoding after it
         if subject.open_requests is not None:  # that a server aborts them is shown in tests/e2e
             assert subject.open_requests() == 0
-        return sample
+        return sample if cancelled else None
 
-    sibling = during_a_rollout(subject.engine, work)
+    sibling = next(filter(None, (during_a_rollout(subject.engine, work) for _ in range(TRIES))), None)
+    assert sibling, "all had ended before the one of a single token"
     assert sibling.ids == sample_together(subject.engine, ask(max_tokens=30))[0].ids
 
 
@@ -359,10 +360,10 @@ def test_closing_fails_what_is_open_and_leaves_nothing(subject: Subject) -> None
         async with asyncio.timeout(200):
             return await asyncio.gather(*still_open, return_exceptions=True)
 
-    outcomes = asyncio.run(main())
-    ended = [outcome for outcome in outcomes if isinstance(outcome, Sample)]  # whose answers were on their way
-    assert all(len(sample.ids) == 500 for sample in ended) and len(ended) < MANY
-    assert {type(outcome) for outcome in outcomes} <= {EngineError, Sample}
+    tries = (asyncio.run(main()) for _ in range(TRIES))
+    outcomes = next(some for some in tries if any(isinstance(one, EngineError) for one in some))
+    assert {type(outcome) for outcome in outcomes} <= {EngineError, Sample}  # answers may have been on their way
+    assert {len(outcome.ids) for outcome in outcomes if isinstance(outcome, Sample)} <= {500}
     if subject.open_requests is not None:
         assert subject.open_requests() == 0
     assert len(sample_together(subject.engine, ask())[0].ids) == 12

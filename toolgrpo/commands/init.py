@@ -33,7 +33,7 @@ def init(given: Given) -> int:
                 f"toolgrpo init --{next(iter(tools))} {next(iter(tools.values()))} FOLDER"
             )
         return _draw(Path(words[0]), tools, given)
-    for name in ("hold_out", "allow_writes"):
+    for name in ("hold_out", "allow_writes", "writer", "writer_model"):
         if given.values.get(name):
             raise ConfigError(
                 f"--{name} is about tools to draw rows from, and none are named; add --tools_script FILE.py"
@@ -70,8 +70,12 @@ def _draw(folder: Path, tools: dict[str, str], given: Given) -> int:
     from toolgrpo.commands.plugins import tool_sources
     from toolgrpo.draw.play import DEADLINE_S
     from toolgrpo.draw.rows import draw_rows, write_folder  # brings the tools' weight, which a copy does not need
+    from toolgrpo.draw.writer import Writer
     from toolgrpo.tools.open_toolbox import load_tools
 
+    url, model = (given.values.get(name) for name in ("writer", "writer_model"))
+    if bool(url) is not bool(model):
+        raise ConfigError("--writer URL and --writer_model NAME belong together: the address, and what it is asked for")
     new = not folder.exists()
     check_output_folder(folder, "the rows", "toolgrpo init FOLDER")
     hold_out = [name for name in str(given.values.get("hold_out") or "").split(",") if name]
@@ -83,15 +87,19 @@ def _draw(folder: Path, tools: dict[str, str], given: Given) -> int:
         if live:
             print(f"\r\x1b[K{plain(text)}", end="", file=sys.stderr, flush=True)
 
+    writer = Writer(url, model, say) if url and model else None
     try:
+        if writer is not None:
+            print(writer.look())
         drawn = draw_rows(
             open_toolbox,
             hold_out=hold_out,
             allow_writes=bool(given.values.get("allow_writes")),
             say=say,
+            reword=writer,
         )
         say("")
-        for line in drawn.table():
+        for line in [*drawn.table(), *(writer.told() if writer else ())]:
             print(plain(line))
         config = write_folder(drawn, folder, tools, hold_out)
     except ToolGRPOError:

@@ -17,6 +17,7 @@ from toolgrpo.commands.flags import Flag, Source, flags_of_classes, flags_of_sou
 from toolgrpo.commands.given import Given
 from toolgrpo.errors import ConfigError
 from toolgrpo.options import (
+    CHAT_ADDRESS,
     THEMES,
     DrawingOptions,
     LearningOptions,
@@ -105,6 +106,13 @@ class InitArguments(Options, theme="written"):
     mcp_config: str | None = option(None, "The same, from the MCP servers of an mcp.json.", theme="rows")
     hold_out: str | None = option(None, "Tool whose rows are all held out, or several: a,b.", theme="rows")
     allow_writes: bool = allow_writes_option("rows")
+    writer: str | None = option(
+        None,
+        "Address of an OpenAI-compatible endpoint, up to /v1, which words the questions.",
+        theme="rows",
+        **CHAT_ADDRESS,
+    )
+    writer_model: str | None = option(None, "Model that it is asked for.", theme="rows")
 
 
 @dataclass(frozen=True, kw_only=True)

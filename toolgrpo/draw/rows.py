@@ -51,8 +51,12 @@ def draw_rows(
     n_rows: int = ROWS,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
+    reword: Callable[[Sequence[tuple[Program, str]], random.Random], list[str]] | None = None,
 ) -> ToolRows:
-    """Draw calls, chain some, run all of them again in workers of their own, and ask for them in plain words."""
+    """Draw calls, chain some, run all of them again in workers of their own, and ask for them in plain words.
+
+    `reword` may put the questions into other words.
+    """
     rng = random.Random(seed)
     with open_toolbox() as toolbox:
         unknown = [name for name in hold_out if name not in toolbox.names]
@@ -70,7 +74,7 @@ def draw_rows(
     for name, why in changing.items():
         played[name].out = why
     train, held_out = _split(same, rng, n_rows, hold_out)
-    return ToolRows(*_worded(train, held_out, rng), played)
+    return ToolRows(*_worded(train, held_out, rng, reword), played)
 
 
 def _both(singles: Sequence[Program], rng: random.Random, n: int) -> list[Program]:
@@ -130,20 +134,22 @@ def _key(program: Program) -> str:
     return json.dumps([call.as_gold for call in program], sort_keys=True)
 
 
-def _worded(train: Sequence[Program], held_out: Sequence[Program], rng: random.Random) -> tuple[list[Row], list[Row]]:
-    prompts: set[str] = set()
-
-    def rows(programs: Sequence[Program], held_out: bool) -> list[Row]:
-        made = []
+def _worded(
+    train: Sequence[Program],
+    held_out: Sequence[Program],
+    rng: random.Random,
+    reword: Callable[[Sequence[tuple[Program, str]], random.Random], list[str]] | None,
+) -> tuple[list[Row], list[Row]]:
+    asked: dict[str, tuple[Program, bool]] = {}
+    for programs, away in ((train, False), (held_out, True)):
         for program in rng.sample(programs, len(programs)):
-            asked = question(program, rng, held_out=held_out)
-            if asked not in prompts:
-                prompts.add(asked)
-                gold = json.dumps([call.as_gold for call in program], ensure_ascii=False)
-                made.append({"prompt": asked, "answer": program[-1].result, "task": _task(program), "gold_calls": gold})
-        return made
-
-    return rows(train, False), rows(held_out, True)
+            asked.setdefault(question(program, rng, held_out=away), (program, away))
+    said = reword([(program, text) for text, (program, _) in asked.items()], rng) if reword else list(asked)
+    rows: tuple[list[Row], list[Row]] = ([], [])
+    for text, (program, away) in zip(said, asked.values(), strict=True):
+        gold = json.dumps([call.as_gold for call in program], ensure_ascii=False)
+        rows[away].append({"prompt": text, "answer": program[-1].result, "task": _task(program), "gold_calls": gold})
+    return rows
 
 
 # What is written.

@@ -103,6 +103,7 @@ class ChatAPI:
     model: str
     timeout_s: float  # of a request with all its tries
     limit_name: str = "max_tokens"  # of a reply; OpenAI's newer models know another name only
+    flag: str = "--base_url"  # that named it
     name: str = CHAT_API
     max_model_len: int = 1 << 30  # its window is not known
     gives_logprobs: bool = False
@@ -181,16 +182,16 @@ class ChatAPI:
             return ConfigError(f"{where} refuses {sent} {KEY_VARIABLE}: {failed}")
         if status in (404, 405) or (status is not None and 300 <= status < 400):
             return ConfigError(
-                f"{where} does not know the model {self.model!r}, or --base_url is not its address up to /v1: {failed}"
+                f"{where} does not know the model {self.model!r}, or {self.flag} is not its address up to /v1: {failed}"
             )
         if status is not None:
             cause = " with these tools and sampling options" if tools else ""
             return ConfigError(f"{where} refuses to be asked for {self.model!r}{cause}: {failed}")
         if str(failed).startswith("no turn in its reply"):
             return ConfigError(
-                f"{where} is no OpenAI-compatible one, or --base_url is not its address up to /v1: {failed}"
+                f"{where} is no OpenAI-compatible one, or {self.flag} is not its address up to /v1: {failed}"
             )
-        return EngineError(f"{where} gives no reply: {failed}; start it, correct --base_url, or try again later")
+        return EngineError(f"{where} gives no reply: {failed}; start it, correct {self.flag}, or try again later")
 
     def _endpoint(self, timeout_s: float) -> ChatEndpoint:
         return ChatEndpoint(self.base_url, KEY_VARIABLE, timeout_s)
