@@ -68,7 +68,7 @@ def check(tiny_qwen3: Any, folder: Path, *, n_kills: int, steps: int, timeout_s:
 def test_a_run_killed_at_random_moments_loses_nothing_and_two_signals_end_it_at_once(
     tiny_qwen3: Any, tmp_path: Path
 ) -> None:
-    killed_at = check(tiny_qwen3, tmp_path, n_kills=4, steps=12)
+    killed_at = check(tiny_qwen3, tmp_path, n_kills=3, steps=9)
     assert killed_at, "no attempt was killed before it ended"
 
 
