@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -71,6 +72,9 @@ def _temporary_folder() -> None:
 def _remove(folder: str, owner: int) -> None:
     if os.getpid() == owner:  # a forked process may run this, too
         shutil.rmtree(folder, ignore_errors=True)
+        for kept in Path(os.environ["PYTEST_DEBUG_TEMPROOT"]).glob("pytest-of-*"):
+            with suppress(OSError):
+                kept.rmdir()  # pytest leaves its folder empty where nothing failed
 
 
 @pytest.fixture(scope="session")
