@@ -33,13 +33,17 @@ FAULTS = (
 
 
 def fds_and_private_kb(host: int) -> tuple[int, int]:
-    """Sum up over a host and all below it; again if one of them ends meanwhile."""
+    """Sum up over a host and all below it, where this user may look; again if one of them ends meanwhile."""
     while True:
+        fds, private = 0, 0
         try:
-            found = [psutil.Process(pid) for pid in family_of(host)]
-            return sum(one.num_fds() for one in found), sum(one.memory_full_info().uss for one in found) // 1024
+            for pid in family_of(host):
+                with suppress(psutil.AccessDenied):  # one that took another user's rights
+                    fds += psutil.Process(pid).num_fds()
+                    private += psutil.Process(pid).memory_full_info().uss
         except psutil.NoSuchProcess:
             continue
+        return fds, private // 1024
 
 
 class Client(threading.Thread):

@@ -17,13 +17,15 @@ LONG = "n" * 250  # nested 40 times this is far beyond what a path may have
 def nest(top: Path, name: str, depth: int, mode: int = 0o700) -> None:
     """Folders one in the other, with a file in each."""
     fd = os.open(top, os.O_RDONLY)
-    for _ in range(depth):
+    for level in range(depth):
         os.mkdir(name, 0o700, dir_fd=fd)
         inner = os.open(name, os.O_RDONLY, dir_fd=fd)
         os.close(os.open("file", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=inner))
-        os.fchmod(inner, mode)
+        if level:
+            os.fchmod(fd, mode)  # when it is full: not everybody is root
         os.close(fd)
         fd = inner
+    os.fchmod(fd, mode)
     os.close(fd)
 
 
@@ -65,8 +67,8 @@ def test_it_is_measured_and_wiped(tmp_path: Path, what: str) -> None:
     (outside / "kept").write_text("kept")
     folder = tmp_path / "scratch"
     folder.mkdir()
-    LEFT[what](folder)
     (folder / "out").symlink_to(outside)
+    LEFT[what](folder)
     scratch.holds_more_than(str(folder), 1 << 30)
     scratch.empty(str(folder))
     assert os.listdir(folder) == [] and (outside / "kept").exists()

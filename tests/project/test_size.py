@@ -52,12 +52,12 @@ MOST = {
     "lines that a trainer imports": 23_220,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 42_855,
+    "lines of tests": 42_858,
     "lines of benchmarks": 5_775,
     "lines of pages": 4_105,
     "words of pages": 30_900,
 }
-SANDBOX = {"lines": 3_950, "lines of tests": 2_800}  # of confined-python, which is counted by itself
+SANDBOX = {"lines": 3_950, "lines of tests": 2_805}  # of confined-python, which is counted by itself
 
 
 def lines_of(path: Path) -> int:
