@@ -6,8 +6,10 @@ twice, over the real package where it is and over a stand-in that repeats the me
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from process_tree import wait_for
 from websockets.sync.client import connect
 
 from toolgrpo.episode.dropped import DropCause
@@ -155,6 +158,11 @@ def test_a_server_is_played_until_it_says_that_all_is_done(numbers: str) -> None
             assert session.observation == "\n\nBetween 0 and 15."
 
 
+def refuses(url: str) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) == errno.ECONNREFUSED
+
+
 def test_a_server_that_hangs_or_dies_costs_episodes_and_gives_no_reward(
     numbers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +172,7 @@ def test_a_server_that_hangs_or_dies_costs_episodes_and_gives_no_reward(
             full = play(box, guess(7))
         hung = play(box, guess(3), guess(98), "never said")
         died = play(box, guess(3), guess(99), "never said")
+        wait_for(lambda: refuses(numbers))  # its connections close first
         gone = play(box, guess(3))
     for done, cause, words in (
         (full, DropCause.ENVIRONMENT, "had no free session for 3 s: let its max_concurrent_envs be"),
