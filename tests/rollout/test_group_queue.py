@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from process_tree import wait_for
 
 from tests.support.rollouts import no_rollout_thread, scripted_rollouts
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
@@ -25,8 +26,10 @@ class TurnstileEngine(ScriptedEngine):
     def __init__(self, script: Any) -> None:
         super().__init__(script)
         self.open_to: set[str] = set()
+        self.asked: list[str] = []
 
     async def sample(self, request: SampleRequest) -> Sample:
+        self.asked.append(ByteChat.text(request.ids))
         while not any(name in ByteChat.text(request.ids) for name in self.open_to):
             await asyncio.sleep(0.002)
         return await super().sample(request)
@@ -92,6 +95,7 @@ def test_a_group_ahead_goes_on_and_is_the_next_steps_with_the_weights_that_came_
     first = world.take(0, "ab")
     assert (named(first), first.staleness) == ("ab", (0, 0))
     assert world.queue.places == (2,), "only the group ahead stays in the queue"
+    wait_for(lambda: sum("<c>" in text for text in world.engine.asked) == GROUP)  # begun with the first weights
     second = world.take(1, "cde")
     assert named(second) == "cd" and second.staleness == (1, 0)
     ahead, _ = second.sets
