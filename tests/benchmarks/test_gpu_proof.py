@@ -93,6 +93,7 @@ def test_a_budget_is_kept_and_the_next_call_goes_on(tmp_path: Path, monkeypatch:
         prove(asked, replace(HERE, tiny=False), tmp_path, 0)
 
 
+@pytest.mark.slow
 def test_a_part_that_was_cut_short_keeps_its_figures() -> None:
     known = Figure("prompt 120, 4 x 20 full: its host calls, of the padded pass's", 7.0)
     row = run_part("speed", HERE, 900, [known])

@@ -52,7 +52,7 @@ MOST = {
     "lines that a trainer imports": 23_220,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 42_871,
+    "lines of tests": 42_873,
     "lines of benchmarks": 5_775,
     "lines of pages": 4_105,
     "words of pages": 30_900,
