@@ -7,6 +7,7 @@ passes. `--hypothesis-profile=default` draws others.
 from __future__ import annotations
 
 import atexit
+import getpass
 import importlib.util
 import json
 import os
@@ -72,9 +73,8 @@ def _temporary_folder() -> None:
 def _remove(folder: str, owner: int) -> None:
     if os.getpid() == owner:  # a forked process may run this, too
         shutil.rmtree(folder, ignore_errors=True)
-        for kept in Path(os.environ["PYTEST_DEBUG_TEMPROOT"]).glob("pytest-of-*"):
-            with suppress(OSError):
-                kept.rmdir()  # pytest leaves its folder empty where nothing failed
+        with suppress(OSError, KeyError):  # pytest leaves its own folder empty where nothing failed
+            Path(os.environ["PYTEST_DEBUG_TEMPROOT"], f"pytest-of-{getpass.getuser()}").rmdir()
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,10 @@ from tests.draw.test_folder import MATH
 from tests.draw.test_wording import call
 from tests.support.chat_server import Says, answer, question_of, serving
 from toolgrpo.commands.main import main
+from toolgrpo.draw import writer
 from toolgrpo.draw.writer import fault_of_wording
 from toolgrpo.engines.base import KEY_VARIABLE
+from toolgrpo.rollout.chat_api import AT_ONCE
 
 OURS = 'Work out the payment: 12000 and "New York", with 5.5 % and roll costs yes.'
 PAID = call("f", "F.", {"principal": 12000, "at": "New York", "rate": 5.5, "roll": True}, result="361.2")
@@ -35,7 +37,7 @@ PAID = call("f", "F.", {"principal": 12000, "at": "New York", "rate": 5.5, "roll
     ],
 )
 def test_a_wording_asks_for_the_same(new: str, fault: str) -> None:
-    assert fault_of_wording([PAID], OURS, new) == fault  # type: ignore[arg-type]
+    assert fault_of_wording((PAID,), OURS, new) == fault
 
 
 def test_it_may_leave_out_what_the_call_before_answers_and_not_say_the_answer() -> None:
@@ -79,6 +81,20 @@ def test_rows_are_worded_and_the_others_keep_our_words(
     for row in rows:
         of = {call["name"] for call in json.loads(row["gold_calls"])}
         assert row in worded or (of & {"divide", "subtract"} and "something" not in row["prompt"])
+
+
+def test_an_endpoint_that_is_lost_later_costs_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(writer, "_TIMEOUT_S", 1.0)
+    with serving(lambda body: answer("OK") if question_of(body) == "Say OK." else (0, b"")) as endpoint:
+        words = ["--writer", endpoint.url, "--writer_model", "large"]
+        assert main(["init", "--tools_script", MATH, *words, "rows"]) == 0
+    said = capsys.readouterr().out
+    assert "0 of 200 questions are worded by large; 200 keep our words: " in said
+    assert "the endpoint was given up (" in said and "no reply (" in said
+    assert len({str(body) for body in endpoint.asked}) <= 2 * AT_ONCE, "the others are not waited for"
 
 
 @pytest.mark.parametrize(

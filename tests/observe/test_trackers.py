@@ -78,7 +78,6 @@ def test_tensorboard_and_wandb_offline_have_scalars_config_versions_and_rollouts
     assert row["rewards"] == f"checked_reward {row['reward']:g}"
 
 
-@pytest.mark.slow  # the same callback as the two above, and 15 s to import
 @pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed")
 def test_trackio_has_them_too(tiny_qwen3: Any, tmp_path: Path) -> None:
     """In a process of its own: trackio reads its folder from the environment when it is first imported."""

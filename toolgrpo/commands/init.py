@@ -90,7 +90,7 @@ def _draw(folder: Path, tools: dict[str, str], given: Given) -> int:
     writer = Writer(url, model, say) if url and model else None
     try:
         if writer is not None:
-            print(writer.look())
+            print(plain(writer.look()))
         drawn = draw_rows(
             open_toolbox,
             hold_out=hold_out,

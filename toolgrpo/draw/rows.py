@@ -21,6 +21,8 @@ ROWS = 200  # of both files together
 _HELD_OUT = 0.2  # of the rows, and of the compositions
 _BUDGET_S = 25.0  # of drawing calls
 Row = dict[str, Any]
+Reword = Callable[[Sequence[tuple[Program, str]], random.Random], list[str]]
+"""Puts the questions for these programs into other words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,9 @@ def draw_rows(
     n_rows: int = ROWS,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
-    reword: Callable[[Sequence[tuple[Program, str]], random.Random], list[str]] | None = None,
+    reword: Reword | None = None,
 ) -> ToolRows:
-    """Draw calls, chain some, run all of them again in workers of their own, and ask for them in plain words.
-
-    `reword` may put the questions into other words.
-    """
+    """Draw calls, chain some, run all of them again in workers of their own, and ask for them in plain words."""
     rng = random.Random(seed)
     with open_toolbox() as toolbox:
         unknown = [name for name in hold_out if name not in toolbox.names]
@@ -135,10 +134,7 @@ def _key(program: Program) -> str:
 
 
 def _worded(
-    train: Sequence[Program],
-    held_out: Sequence[Program],
-    rng: random.Random,
-    reword: Callable[[Sequence[tuple[Program, str]], random.Random], list[str]] | None,
+    train: Sequence[Program], held_out: Sequence[Program], rng: random.Random, reword: Reword | None
 ) -> tuple[list[Row], list[Row]]:
     asked: dict[str, tuple[Program, bool]] = {}
     for programs, away in ((train, False), (held_out, True)):

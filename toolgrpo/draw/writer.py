@@ -39,7 +39,8 @@ class Writer:
 
     def __init__(self, url: str, model: str, say: Callable[[str], None] = lambda text: None) -> None:
         self._api, self._say = ChatAPI(url, model, _TIMEOUT_S, flag="--writer"), say
-        self._n_asked, self._gone = 0, ""  # why the endpoint is asked no more
+        self._n_asked = 0
+        self._silent = 0  # requests without a reply since the last one with
         self._missed: Counter[str] = Counter()  # questions that keep our words, by the reason
 
     def look(self) -> str:
@@ -88,14 +89,14 @@ class Writer:
             {"role": "system", "content": _TASK.format(manner=manner)},
             {"role": "user", "content": text},
         ]
-        why = self._gone
-        for _ in range(0 if self._gone else _TRIES):
+        why = "the endpoint was given up"
+        for _ in range(_TRIES if self._silent < AT_ONCE else 0):
             try:
                 turn = (await self._api.say(messages, (), _MOST_TOKENS, _OPTIONS)).parsed
             except EndpointFailed as failed:
-                why = f"no reply ({failed})"
-                self._gone = why if failed.status is None else ""  # it had all its tries
+                why, self._silent = f"no reply ({failed})", self._silent + (failed.status is None)
                 break
+            self._silent = 0
             new = " ".join(turn.content.rpartition("</think>")[2].split())
             why = fault_of_wording(program, text, new) if turn.closed else "the reply has no end"
             if not why:
@@ -117,10 +118,14 @@ def fault_of_wording(program: Program, text: str, new: str) -> str:
         if name not in call.links
         for leaf in _leaves(one)
     ]
-    if not all(re.search(rf"(?<!\w){re.escape(leaf)}(?!\w)", new) for leaf in leaves):
+    if not all(_stands(leaf, new) for leaf in leaves):
         return "a value is missing"
     answer = program[-1].result.strip()
-    return "it has the answer" if answer and answer in new and answer not in text else ""
+    return "it has the answer" if answer and _stands(answer, new) and not _stands(answer, text) else ""
+
+
+def _stands(said: str, text: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(said)}(?!\w)", text) is not None
 
 
 def _numbers(text: str) -> Counter[Decimal]:
@@ -128,9 +133,11 @@ def _numbers(text: str) -> Counter[Decimal]:
 
 
 def _leaves(value: Any) -> Iterator[str]:
-    """Yield the texts, and the yes and no, in a value as our wording has them; its numbers are compared by themselves."""
+    """Yield the texts in a value, and yes, no and nothing as our wording has them; numbers are compared by themselves."""
     if isinstance(value, dict | list):
         for one in value.values() if isinstance(value, dict) else value:
             yield from _leaves(one)
-    elif isinstance(value, str) or value is None or isinstance(value, bool):
-        yield written(value).strip('"')
+    elif isinstance(value, str):
+        yield value
+    elif value is None or isinstance(value, bool):
+        yield written(value)
