@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from toolgrpo.commands.check import CheckRun, check_arguments
+from toolgrpo.commands.check import CheckRun, check_arguments, first_commands
 from toolgrpo.commands.check_lines import (
     CheckLine,
     CheckReport,
@@ -27,6 +27,7 @@ from toolgrpo.commands.check_lines import (
     add_success,
     add_tried,
 )
+from toolgrpo.commands.evaluate import evaluation_arguments
 from toolgrpo.commands.given import same_command
 from toolgrpo.commands.main import read
 from toolgrpo.commands.table import flags_of
@@ -190,7 +191,7 @@ def test_a_task_without_a_success_is_named_beside_others_that_have_some() -> Non
 )
 def test_the_last_line_says_which_road_fits(facts: dict[str, Any], verdict: CheckVerdict, said: str) -> None:
     report = CheckReport(lambda line: None)
-    add_road(report, untrained(**facts), "toolgrpo train t", "toolgrpo evaluate e", "rows.jsonl", "my model", 5400.0)
+    add_road(report, untrained(**facts), "toolgrpo train t", "toolgrpo evaluate e", "toolgrpo sft s", 5400.0)
     (line,) = report.lines
     assert line.verdict is verdict and line.said.startswith(said)
     told = f"{line.said} {line.do}"
@@ -199,7 +200,6 @@ def test_the_last_line_says_which_road_fits(facts: dict[str, Any], verdict: Chec
     assert command == {"leave it": [], "reinforce": ["train"], "show worked calls": ["sft"]}.get(
         road, ["evaluate", "sft" if road == "train on own successes" else "show"]
     )
-    assert ("sft --model_name_or_path 'my model'" in told) == ("sft" in command)
 
 
 def test_the_commands_have_what_was_typed_as_far_as_they_take_it_and_no_secret() -> None:
@@ -218,6 +218,21 @@ def test_the_commands_have_what_was_typed_as_far_as_they_take_it_and_no_secret()
         line = same_command(given, command, flags_of(command), without=["samples"])
         assert shlex.split(line) == ["toolgrpo", command, *kept, *more]
         assert not read(command, [*kept, *more]).complaints
+
+
+@pytest.mark.parametrize("held_out", ["eval_split: heldout", "eval_share: 0.2", "eval_dataset_id_or_path: chains"])
+def test_what_is_drawn_to_learn_from_is_trained_on_and_examples_come_with_the_tools(
+    tmp_path: Path, held_out: str
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"{(ROOT / 'recipes/configs/nano.yaml').read_text()}  {held_out}\n")
+    given = read("check", ["--config", str(file), "--dataset_split", "easy"])
+    train, draw, teach = map(shlex.split, first_commands(given, check_arguments(given)[1]))
+    assert train == ["toolgrpo", "train", "--config", str(file), "--dataset_split", "easy"]
+    _, script, *_ = evaluation_arguments(read("evaluate", draw[2:]))
+    assert script.heldout_source() == ("arithmetic", "easy") and not script.eval_share
+    shown = read("sft", [*teach[2:], "--from_run", str(tmp_path)])
+    assert not shown.complaints and shown.values["tools_script"] == "tools_funcs/arithmetic_tools.py"
 
 
 @pytest.mark.parametrize(

@@ -326,3 +326,28 @@ def test_a_row_is_named_by_file_and_line_in_every_selection(tmp_path: Path, kind
         == {0: place}
     )
     assert places_of([dict(row) for row in loaded], [2]) == {2: "row 3"}
+
+
+@pytest.mark.parametrize("text", ["", "true", "False"])
+def test_cells_of_a_table_are_read_as_what_their_columns_mean(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text(f'prompt,enable_thinking,expected_tools\nq,{text},"[""add""]"\nr,,\n')
+    first, second = load_tasks(file)
+    assert first["enable_thinking"] is {"true": True, "False": False}.get(text) and first["expected_tools"] == ["add"]
+    assert second["enable_thinking"] is None and second["expected_tools"] is None
+
+
+@pytest.mark.parametrize("cell", ["yes,", "2,", ",add"])
+def test_cells_that_mean_nothing_are_named_with_their_line(tmp_path: Path, cell: str) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text(f"prompt,enable_thinking,expected_tools\nq,{cell}\n")
+    with pytest.raises(DataError, match=r"rows\.csv.*the column '(enable_thinking|expected_tools)' must be"):
+        load_tasks(file)
+
+
+def test_a_folder_of_rows_may_hold_the_runs_that_were_trained_on_them(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "output"):
+        folder.mkdir(exist_ok=True)
+        (folder / "heldout.jsonl").write_text(json.dumps({"prompt": folder.name}) + "\n")
+    (row,) = load_tasks(tmp_path, split="heldout")
+    assert row["prompt"][0]["content"] == tmp_path.name

@@ -104,6 +104,14 @@ def test_a_dotted_path_is_a_reward_of_the_working_folder(tmp_path: Path, monkeyp
         ("the  capital is\nNEW york", "New York", 1.0),
         ("Yorkshire", "York", 0.0),
         ("C++ it is", "c++", 1.0),
+        ("It costs $12,500.", "12500", 1.0),
+        ("It costs 4.50 euros.", "4.5", 1.0),
+        ("It is \u22127.", "-7", 1.0),
+        ("10-7 is 3", "-7", 0.0),
+        ("It is 7/10", "7", 0.0),
+        ("Agent 007", "7", 1.0),
+        ("Agent 7", "007", 0.0),
+        ("about 7%", "7 %", 0.0),
     ],
 )
 def test_exact_match(text: str, answer: str, expected: float) -> None:
@@ -125,6 +133,8 @@ def test_exact_match(text: str, answer: str, expected: float) -> None:
         ("-$5", -5),
         ("$-5", -5),
         ("\u22127", -7),
+        ("Total \u2013 42", 42),
+        ("Answer:\n- $42", 42),
         ("10-5", 5),
         ("72%", 72),
         ("72 km", 72),
@@ -174,6 +184,8 @@ def test_gsm8k_takes_bare_answers_and_its_own_text() -> None:
         ("x^2+1", "x^2+1", 0.0),
         (r"\boxed{\left(1, 2\right)}", "(1,2)", 1.0),
         (r"\boxed{74}, not 73", "73", 0.0),
+        *((rf"\boxed{{{odd}}}", "12", 0.0) for odd in (r"\sqrt{12}", "2^{12}", "10, 12", r"12\pi")),
+        (r"\boxed{12 \text{ cm}^{2}}", "12", 1.0),
     ],
 )
 def test_math(text: str, answer: str, expected: float) -> None:

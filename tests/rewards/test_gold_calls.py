@@ -61,6 +61,22 @@ def test_the_formula(made: tuple[Any, ...], expected: float) -> None:
     assert score(json.dumps([ADD, MULTIPLY]), *made) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("gold", "made", "same"),
+    [
+        (0.0525, 0.052500000000000005, True),  # as a column of calls comes back from the files that keep rows
+        (5, 5.0, True),
+        ("5", 5, True),
+        (1234567890123456789, 1234567890123456700, False),
+        ("1234567890123456789", 1234567890123456789, True),
+        (0.0525, 0.05251, False),
+        (1, True, False),
+    ],
+)
+def test_numbers_are_equal_however_they_are_written_and_kept(gold: Any, made: Any, same: bool) -> None:
+    assert (score([call("npv", rate=gold)], call("npv", rate=made)) == 1.0) == same
+
+
 def test_pairs_are_those_that_are_worth_most_not_the_first_that_fit() -> None:
     gold = [call("f", a=1, b=2), call("f", a=1, b=3)]
     made = [call("f", a=1, b=3), call("f", a=9, b=2)]  # greedily, the first gold call takes the first call

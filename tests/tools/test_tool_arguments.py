@@ -56,6 +56,7 @@ CHECKER = ArgumentChecker("sample", function_schema(sample, "sample", "here")["f
         ("items", "[1, 2]", [1, 2]),
         ("items", ["1", 2.0], [1, 2]),
         ("items", None, None),
+        ("items", "null", None),
         ("table", '{"a": 1}', {"a": 1}),
         ("table", {"a": "1.5"}, {"a": 1.5}),
         ("either", "3", "3"),

@@ -52,7 +52,10 @@ def unmarked_call(
     raw, value, before = found
     if not is_call(value) or _NAMED.search(before):
         return None
-    (read,) = json_attempts(raw, value, _NO_FORM)
+    try:
+        (read,) = json_attempts(raw, value, _NO_FORM)
+    except ValueError:  # no single call, or one with a number that JSON has not
+        return None
     if read.status is not AttemptStatus.OK or not _fits(read, schemas) or any(_same(read, call) for call in made):
         return None
     if form is None:

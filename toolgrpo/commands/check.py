@@ -22,6 +22,7 @@ the model will learn.
 from __future__ import annotations
 
 import resource
+import shlex
 import sys
 import tempfile
 import time
@@ -53,7 +54,7 @@ from toolgrpo.commands.check_lines import (
 from toolgrpo.commands.given import Given, same_command
 from toolgrpo.commands.job import HELDOUT_ROWS, TRAINING_ROWS, Job, init_kwargs_of
 from toolgrpo.commands.loaded_model import model_without_weights
-from toolgrpo.commands.plugins import tool_flags
+from toolgrpo.commands.plugins import TOOL_SOURCES, tool_flags
 from toolgrpo.commands.table import CheckArguments, flags_of
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.rows import n_trained_on, trained_on_line
@@ -195,7 +196,7 @@ class CheckRun(Preflight):
         config: ToolGRPOConfig,
         model: ModelConfig,
         terminal: Terminal,
-        begin: tuple[str, str] = ("toolgrpo train", "toolgrpo evaluate"),  # with what this check was given
+        begin: tuple[str, str, str] = ("toolgrpo train", "toolgrpo evaluate", "toolgrpo sft"),  # with what was given
     ) -> None:
         self.check, self.config, self.terminal, self.begin = check, config, terminal, begin
         self._folder = tempfile.TemporaryDirectory(prefix="toolgrpo-check-")
@@ -259,7 +260,7 @@ class CheckRun(Preflight):
                         whole_run_s = self._step(trainer, rows)
                     else:
                         self._estimate_time(trainer.args.generation_batch_size, sampled_s)
-                    add_road(self.report, facts, *self.begin, self.job.dataset_spec, self.job.model_name, whole_run_s)
+                    add_road(self.report, facts, *self.begin, whole_run_s)
                 finally:
                     trainer.close()
             except ToolGRPOError as error:
@@ -473,14 +474,25 @@ class CheckRun(Preflight):
 def run_check(given: Given, terminal: Terminal) -> int:
     """Run the command."""
     parsed = check_arguments(given)
-    train = same_command(given, "train", flags_of("train"))
-    chosen = ("output_dir", "samples", "eval_dataset_id_or_path")  # by the line
-    evaluate = same_command(given, "evaluate", flags_of("evaluate"), without=chosen)
-    report = CheckRun(*parsed, terminal, (train, evaluate)).run()
+    report = CheckRun(*parsed, terminal, first_commands(given, parsed[1])).run()
     if parsed[0].json:
         terminal.stream.write(report.as_json() + "\n")
     terminal.say(f"{report.closing()} (log: {terminal.log_file})")
     return report.exit_code
+
+
+def first_commands(given: Given, script: ScriptArguments) -> tuple[str, str, str]:
+    """Return what trains, what draws episodes of the rows to train on, and what shows examples, each as far as it was given."""
+    chosen = ("output_dir", "samples", "eval_dataset_id_or_path", "eval_split", "eval_share")  # by the line
+    rows = ["--eval_dataset_id_or_path", str(script.dataset_id_or_path), "--eval_split", script.dataset_split]
+    rows += ["--eval_share", "0"] if script.eval_share else []
+    named = ("model_name_or_path", *TOOL_SOURCES, "system_prompt")
+    shown = {name: flag for name, flag in flags_of("sft").items() if name in named}
+    return (
+        same_command(given, "train", flags_of("train")),
+        f"{same_command(given, 'evaluate', flags_of('evaluate'), without=chosen)} {shlex.join(rows)}",
+        f"{same_command(replace(given, file=None, places={}), 'sft', shown)} --output_dir outputs/shown",  # no file of a training
+    )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -199,14 +198,19 @@ def add_success(report: CheckReport, facts: Untrained) -> None:
 
 
 def add_road(
-    report: CheckReport, facts: Untrained, train: str, evaluate: str, rows: str, model: str, whole_run_s: float | None
+    report: CheckReport, facts: Untrained, train: str, draw: str, teach: str, whole_run_s: float | None
 ) -> None:
-    """Say which road to a trained model fits, and the command that begins it: `train` and `evaluate` with what the check was given."""
+    """Say which road to a trained model fits, and the command that begins it, each with what the check was given.
+
+    `draw` evaluates the rows to train on.
+    """
     road, (low, high) = road_of(facts), wilson_interval(facts.mixed, facts.n)
     groups = f"in {facts.mixed} of {counted(facts.n, 'group')} some episodes succeed and some fail"
     cause = main_cause(facts)
     numbers: dict[str, Any] = {"mixed": facts.mixed, "groups": facts.n, "low": low, "high": high}
-    rows, sft = shlex.quote(rows), f"toolgrpo sft --model_name_or_path {shlex.quote(model)}"
+    shared = (
+        ", held-out ones too (eval_share): first put those into a file of their own" if "eval_share" in draw else ""
+    )
     said, do = {
         Road.LEAVE: (f"{_percent(facts.pass_1)} of the episodes succeed", "Take harder rows, if there are any"),
         Road.REINFORCE: (
@@ -217,16 +221,16 @@ def add_road(
         ),
         Road.MEND: (
             f"hardly a success, and most calls that go wrong do so for one cause, {cause}",
-            f"Read them: {evaluate} --output_dir outputs/calls; toolgrpo show outputs/calls/model --cause {cause}",
+            f"Read them: {draw} --output_dir outputs/calls; toolgrpo show outputs/calls/model --cause {cause}",
         ),
         Road.OWN: (
             f"{groups}, which is rare",
-            f"Draw more, and learn from them: {evaluate} --eval_dataset_id_or_path {rows} --samples 16 "
-            f"--output_dir outputs/own; {sft} --from_run outputs/own",
+            f"Draw more of these rows{shared}, and learn from them: {draw} --samples 16 --output_dir outputs/own; "
+            f"{teach} --from_run outputs/own",
         ),
         Road.SHOW: (
             "where a group fails, all of it fails, and there is nothing to reinforce",
-            f"Take easier rows, or {sft} --dataset_id_or_path WORKED.jsonl; a larger model can play them "
+            f"Take easier rows, or {teach} --dataset_id_or_path WORKED.jsonl; a larger model can play them "
             f"({page_here('where-every-try-fails', page='docs/background/dead_groups.md')})",
         ),
     }[road]

@@ -123,6 +123,9 @@ def find_files(folder: Path, split: str) -> list[Path]:
         raise DataError(
             f"the folder {folder} has no split {split!r} (a file {split}.jsonl, for example); it holds {names}"
         )
+    chosen = [
+        file for file in chosen if file.parent == folder
+    ] or chosen  # and not those of a run that was written below
     within = sorted({str(file.parent.relative_to(folder)) for file in chosen})
     if len(within) > 1:  # a clone of a hub repository with several configurations, say
         raise DataError(

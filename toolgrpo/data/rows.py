@@ -238,6 +238,11 @@ def check_row(columns: Mapping[str, Any]) -> Row:
         row["answer"] = _answer(row["answer"])
     for column, which in (("tools", "those that the row is offered"), ("hidden_tools", "callable, and not shown")):
         _check_tool_names(row.get(column), column, which)
+    if isinstance(row.get("expected_tools"), str):  # of a CSV file
+        row["expected_tools"] = _as_json(row["expected_tools"])
+    _check_tool_names(row.get("expected_tools"), "expected_tools", "the right ones")
+    if "enable_thinking" in row:
+        row["enable_thinking"] = _flag(row["enable_thinking"], "enable_thinking")
     _check_user_turns(row.get("user_turns"))
     try:
         measure_of(row)
@@ -322,6 +327,21 @@ def _answer(answer: Any) -> str:
 def _check_tool_names(names: Any, column: str, which: str) -> None:
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise RowError(f"the column '{column}' must be a list of names of loaded tools ({which}), not {_name(names)}")
+
+
+def _as_json(text: str) -> Any:
+    """Return what a cell says as JSON, None for an empty one; one that is no JSON as it is."""
+    try:
+        return json.loads(text) if text.strip() else None
+    except (ValueError, RecursionError):
+        return text
+
+
+def _flag(value: Any, column: str) -> bool | None:
+    read = _as_json(value.lower()) if isinstance(value, str) else value
+    if read is not None and not isinstance(read, bool):
+        raise RowError(f"the column {column!r} must be true, false or empty, not {value!r}")
+    return read
 
 
 def _check_user_turns(texts: Any) -> None:

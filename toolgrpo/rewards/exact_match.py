@@ -1,6 +1,7 @@
 """`exact_match`: 1.0 if the answer appears in the final response as a whole, else 0.0.
 
-Case and spacing are ignored. "7" does not appear in "72", "7.5" or "-7".
+Case and spacing are ignored. A number appears however it is written ("12500" in "$12,500"), and as a whole: "7" is not in
+"72", "7.5", "7/10" or "-7".
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from toolgrpo.episode.trajectory import Message
 from toolgrpo.rewards.episode_reading import final_answer
+from toolgrpo.rewards.numerals import all_numbers, whole_number
 
 
 def exact_match(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwargs: Any) -> list[float]:
@@ -19,7 +21,8 @@ def exact_match(completions: Sequence[Sequence[Message]], answer: Sequence[Any],
 
 def gives_answer(completion: Sequence[Message], answer: Any) -> bool:
     """Return whether the final response has the answer as a whole: "7" is not in "47", "7.5" or "-7"."""
-    return _appears(_plain(str(answer)), _plain(final_answer(completion)))
+    said, number = final_answer(completion), whole_number(str(answer))
+    return _appears(_plain(str(answer)), _plain(said)) if number is None else number in all_numbers(said)
 
 
 def _appears(answer: str, text: str) -> bool:

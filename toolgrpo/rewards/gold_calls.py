@@ -21,6 +21,7 @@ with null, so these are taken for absent; write the calls as JSON text to keep c
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from toolgrpo.errors import RewardError
 from toolgrpo.rewards.base import row_name
 
 _MOST_CALLS = 200  # of one episode; those after it count as calls of no tool
+_WHOLE = re.compile(r"[-+]?\d+")
 _FORM = '[{"name": "add", "arguments": {"a": 1, "b": 2}}]'
 
 
@@ -120,7 +122,9 @@ def _normal(value: Any) -> Any:
     if text in ("true", "false"):
         return text == "true"
     try:
-        return _number(float(text)) if len(text) <= 40 and "_" not in text else text
+        return (
+            _number((int if _WHOLE.fullmatch(text) else float)(text)) if len(text) <= 40 and "_" not in text else text
+        )
     except ValueError:
         return text
 
@@ -133,7 +137,8 @@ def _number(value: float) -> Any:
         return str(value)
     if as_float != as_float:
         return "nan"
-    return ("number", as_float)  # apart from true and false, which Python takes for 1 and 0
+    # Whole numbers exactly; of others what survives the files that rows are kept in. Apart from true, which Python takes for 1.
+    return ("number", int(value) if as_float.is_integer() else float(f"{as_float:.12g}"))
 
 
 def best_total(worth: Sequence[Sequence[float]]) -> float:

@@ -26,7 +26,7 @@ from toolgrpo.episode.trajectory import Message
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.base import row_name
 from toolgrpo.rewards.episode_reading import final_answer
-from toolgrpo.rewards.numerals import boxed, last_number, marked_answer
+from toolgrpo.rewards.numerals import all_numbers, boxed, last_number, marked_answer
 
 _SHARED = SharedSandbox(preload=(*DEFAULT_PRELOAD, "latex2sympy2_extended", "math_verify"))
 _EQUAL = """
@@ -39,6 +39,7 @@ given = parse({text!a}, extraction_config=[how], extraction_mode="first_match", 
 verify(gold, given, timeout_seconds=None) if gold else "no gold"
 """
 _NOTHING = re.compile(r"\\(?:left|right|,|;|!|quad|displaystyle)|[\s$]|\\text\{[^{}]*\}|(?<=\d)\^\\circ|\\%")
+_FORMULA = re.compile(r"\\sqrt|\\pi|\d\s*\^|\d!")  # a number in it is not its value
 _ONLY_NUMBER = re.compile(r"[-−+]?[\d.,/]+|[-−+]?\\[dt]?frac\{[\d.]+\}\{[\d.]+\}")
 
 
@@ -78,7 +79,9 @@ def _same(response: str, expected: str) -> bool:
     given = boxed(response)
     number = _number(wanted)
     if number is not None:
-        return (last_number(given) if given is not None else last_number(response)) == number
+        if given is None:
+            return last_number(response) == number
+        return all_numbers(given) == [number] and not _FORMULA.search(given)
     return given is not None and _text(given) == _text(wanted)
 
 

@@ -23,10 +23,11 @@ _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 _PLAIN = rf"(?:{_DIGITS}(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{{1,3}}(?![\d\w]))?"
 _CURRENCY = r"(?:US|R|A|C|HK)?[$€£¥₹]|USD|EUR|GBP|Rs\.?"
 _NUMBER = re.compile(
-    rf"(?<![\w.])(?:(?<![\d)\]%])(?P<sign>[-+]))?\s?(?:(?:{_CURRENCY})\s?)?(?P<inner>-)?"
+    rf"(?<![\w.])(?:(?<![\d)\]%])(?P<sign>[-+])(?!\s))?\s?(?:(?:{_CURRENCY})\s?)?(?P<inner>-)?"
     rf"(?P<value>(?<![A-Za-z_\d.]){_PLAIN}|(?<=USD){_PLAIN}|(?<=EUR){_PLAIN}|(?<=GBP){_PLAIN}|(?<=Rs){_PLAIN}|(?<=Rs\.){_PLAIN})"
     rf"(?:\s?/\s?(?P<below>{_PLAIN})(?![/\d]))?"
 )
+_WHOLE = re.compile(r"[-+−]?(?:0|[1-9]\d*|[1-9]\d{0,2}(?:,\d{3})+)(?:\.\d+)?")
 _MOST_DIGITS = 300  # of a numerator or denominator as it is written; more would fit no float, and in time no int
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _MINUS = str.maketrans({"−": "-", "–": "-", "\u00a0": " ", "\u202f": " ", "\u2009": " "})
@@ -42,6 +43,12 @@ def last_number(text: str) -> Fraction | None:
     """Return the last number of a text; None where there is none, or it has no value."""
     last = deque(_NUMBER.finditer(_plain(text)), maxlen=1)
     return _value(last[0]) if last else None
+
+
+def whole_number(text: str) -> Fraction | None:
+    """Return the number that a text is, where it is nothing else, and no number of a list or code such as 007."""
+    bare = text.strip()
+    return last_number(bare) if _WHOLE.fullmatch(bare) else None
 
 
 def boxed(text: str) -> str | None:

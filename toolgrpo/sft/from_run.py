@@ -2,7 +2,8 @@
 
 An episode is left out if it is no success, if one of its calls could not be run (it teaches a wrong form), if it ends without
 an answer, or if an earlier one says the same; for `near` duplicates, if it has the same question, or the same calls with the
-same results. Spaces, case, and punctuation at the end of a word make no other question.
+same results. Spaces, case, and punctuation at the end of a word make no other question. Of a training only what it drew to
+learn from is used: the episodes of its measurements, between the steps, are of held-out rows.
 
 Not covered: whether a success was luck; questions that say the same in other words.
 """
@@ -34,20 +35,23 @@ class RunExamples:
     left_out: Counter[str] = field(default_factory=Counter)  # by the reason
 
     def __str__(self) -> str:
-        why = "; ".join(f"{n} {reason}" for reason, n in self.left_out.most_common())
+        why = "; ".join(f"{n} {reason}" for reason, n in self.left_out.most_common() if n)
         return f"{len(self.conversations)} of {self.n_episodes} episodes{f' ({why})' if why else ''}"
 
 
 def run_examples(records: Iterable[Mapping[str, Any]], *, near: bool = True) -> RunExamples:
     """Choose the examples among the episodes of a recording, in their order."""
-    found, questions, calls = RunExamples(), set[str](), set[str]()
+    found, questions, calls = RunExamples(), set[tuple[str, str]](), set[tuple[str, str]]()
+    trains = False
     for record in records:
         found.n_episodes += 1
+        mode = str(record.get("mode"))
+        trains = trains or mode == "train"
         messages, attempts = record["messages"], [one for turn in record["turns"] for one in turn["attempts"]]
         prompt = shown_prompt(record)
         conversation = [*prompt, *map(_without_ids, messages)]
-        question = _question(record) if near else json.dumps(conversation)
-        made = _calls(record) if near else question
+        question = (mode, _question(record) if near else json.dumps(conversation))
+        made = (mode, _calls(record)) if near else question
         if not record.get("success"):
             found.left_out["without success"] += 1
         elif any(attempt["status"] != AttemptStatus.OK for attempt in attempts):
@@ -63,9 +67,13 @@ def run_examples(records: Iterable[Mapping[str, Any]], *, near: bool = True) -> 
         else:
             row = record["row"]
             names = {"offered": row.get("tools"), "hidden": row.get("hidden_tools") or []}
-            found.conversations.append({"messages": conversation, "n_prompt": len(prompt), **names})
+            found.conversations.append({"mode": mode, "messages": conversation, "n_prompt": len(prompt), **names})
             questions.add(question)
             calls.update([made] if attempts else [])
+    if trains:
+        learnt = [one for one in found.conversations if one["mode"] == "train"]
+        found.left_out.update({"of held-out rows": len(found.conversations) - len(learnt)})
+        found.conversations = learnt
     return found
 
 

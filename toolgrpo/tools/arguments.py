@@ -130,6 +130,8 @@ class Coercer:
 
 def _from_text(text: str, kinds: Sequence[str]) -> Any:
     stripped = text.strip()
+    if "null" in kinds and stripped in ("null", "None"):
+        return None
     if ("integer" in kinds or "number" in kinds) and _INTEGER.fullmatch(stripped):
         return int(stripped)
     if "number" in kinds and _NUMBER.fullmatch(stripped):
