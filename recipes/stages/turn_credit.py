@@ -60,8 +60,9 @@ def gold_call(trajectories: Sequence[Trajectory], gold_calls: Sequence[Any], **_
 
 
 def environment(trajectories: Sequence[Trajectory], **_: Any) -> list[list[float]]:
-    """Return what each episode's environment gave after each turn with calls; other turns have 0."""
-    if any(turn.reward is None and turn.results for one in trajectories for turn in one.turns):
+    """Return what each episode's environment gave after each turn with calls; a turn that it was not asked about has 0."""
+    acted = [turn for one in trajectories for turn in one.turns if turn.results]
+    if acted and all(turn.reward is None for turn in acted):
         raise RewardError("an environment gives no reward by turn; use a class that has `step_reward()`")
     return [[turn.reward or 0.0 for turn in one.turns] for one in trajectories]
 

@@ -9,11 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.engines.policy import Backend, Policy
 from toolgrpo.episode.tool_calls import ToolErrorKind, ToolResult
+from toolgrpo.errors import DataError
+from toolgrpo.evaluation.report import on_shared_questions
 from toolgrpo.evaluation.run import Evaluation, evaluate
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.observe.records import read_episodes
@@ -83,12 +86,35 @@ def test_every_question_is_asked_and_graded_and_recorded(tmp_path: Path) -> None
     }
 
 
-def test_processes_share_the_questions() -> None:
+def test_processes_share_the_questions_and_the_numbers(tmp_path: Path) -> None:
     model = torch.nn.Linear(1, 1)
-    asked = [evaluate(EVALUATION, rollouts(), policy(model, i, 2), name="tiny").episodes for i in (0, 1)]
+    files = [tmp_path / name for name in ("episodes.jsonl", "episodes_1.jsonl")]
+    observed = [rollouts(EpisodeRecorder(file)) for file in files]
+    asked = [evaluate(EVALUATION, own, policy(model, i, 2), name="tiny").episodes for i, own in enumerate(observed)]
+    for own in observed:
+        own.close()
     assert [[fact.question for fact in facts] for facts in asked] == [[0, 0, 2, 2], [1, 1]]
+    numbers = [[(line["episode"], line["group"]) for line in read_episodes(file)] for file in files]
+    assert numbers == [[(0, 0), (1, 0), (2, 2), (3, 2)], [(4, 4), (5, 4)]]
     idle = evaluate(replace(EVALUATION, rows=ROWS[:1]), rollouts(), policy(model, 1, 2), name="tiny")
     assert idle.episodes == ()
+
+
+def test_models_are_compared_on_the_questions_that_both_were_asked() -> None:
+    """A prompt may be too long for one of them; a question that stands twice is two."""
+    twice = replace(EVALUATION, rows=[*ROWS, ROWS[2]])
+    whole, without_first = (
+        evaluate(replace(twice, rows=rows), rollouts(), policy(torch.nn.Linear(1, 1)), name="tiny")
+        for rows in (twice.rows, twice.rows[1:])
+    )
+    for pair in (on_shared_questions(whole, without_first), on_shared_questions(without_first, whole)):
+        assert [one.keys for one in pair] == [without_first.keys] * 2
+        assert [[fact.question for fact in one.episodes] for one in pair] == [[0, 0, 1, 1, 2, 2]] * 2
+        assert [one.values()["pass@1"] for one in pair] == [{0: 1.0, 1: 0.0, 2: 0.0}] * 2
+    assert on_shared_questions(whole, whole) == (whole, whole)
+    only = evaluate(replace(EVALUATION, rows=ROWS[:1]), rollouts(), policy(torch.nn.Linear(1, 1)), name="tiny")
+    with pytest.raises(DataError, match="no question fits both"):
+        on_shared_questions(without_first, only)
 
 
 def test_an_evaluation_needs_no_trl() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from toolgrpo.episode.dropped import Drop, DropCause
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.errors import PluginError, RewardError
 from toolgrpo.learning.correction import Correction
 from toolgrpo.learning.shaping import Member, Shaping
@@ -21,6 +22,7 @@ from toolgrpo.learning.stages import (
     TrainBatch,
     applied,
     correction,
+    cut_episodes,
     dead_groups,
     dead_rows,
     denominator,
@@ -30,6 +32,7 @@ from toolgrpo.learning.stages import (
     left_out,
     user_stages,
 )
+from toolgrpo.rollout.batch import Scored
 
 LOST = Drop(DropCause.TOOL, "no network")
 
@@ -43,6 +46,7 @@ def facts(*totals: float | None, own: slice = slice(0, 2), **changes: Any) -> Fa
         "shaping": Shaping(),
         "correction": Correction(method="off", why="a test"),
         "skips_rows": True,
+        "leaves_cut_out": False,
     }
     rule.update({name: changes.pop(name) for name in list(changes) if name in rule})
     known = {"group_size": 2, "members": [member(one) for one in totals], "own": own, **changes}
@@ -71,6 +75,14 @@ def test_without_options_and_drops_the_tensors_of_trl_go_through() -> None:
 def test_nothing_of_a_dropped_episode_is_trained_on_and_each_process_takes_its_own_rows() -> None:
     after = drops(batch(), facts(1.0, 0.0, None, 1.0, own=slice(2, 4)))
     assert after.mask.tolist() == [[0, 0, 0], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_an_episode_is_cut_by_its_end_and_not_by_its_last_token(asked: bool) -> None:
+    ends = (StopReason.LENGTH, StopReason.STOP_TOOL)
+    rows = [Scored({"prompt": ""}, Trajectory((1,), (2,), (1,), (-0.5,), (), (), end)) for end in ends]
+    after = cut_episodes(batch(), facts(1.0, 0.0, episodes=rows, leaves_cut_out=asked))
+    assert after.mask.tolist() == [[0, 0, 0] if asked else [1, 0, 1], [1, 1, 1]]
 
 
 def test_an_estimator_of_ours_replaces_the_advantages_of_trl() -> None:

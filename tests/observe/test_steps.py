@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import TrainerControl, TrainerState
 
+from toolgrpo.episode.dropped import Drop, DropCause
 from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.observe.records import iter_steps
 from toolgrpo.observe.steps import StepLog, size_warning
@@ -24,10 +25,13 @@ class Clock:
         return self.now
 
 
-def graded(mode: Any, step: int, rewards: list[float]) -> RolloutBatch:
+def graded(mode: Any, step: int, rewards: list[float | None]) -> RolloutBatch:
     one = Trajectory((1,), (2,), (1,), (-0.5,), (), (), StopReason.FINISHED)
     batch = RolloutBatch(episodes=tuple(Scored({}, one) for _ in rewards), step=step, mode=mode)
-    return batch.graded([Grade({}, reward) for reward in rewards], lambda episode: episode.total == 1.0)
+    lost = Drop(DropCause.TOOL, "no network")
+    return batch.graded(
+        [Grade({}, one, lost if one is None else None) for one in rewards], lambda episode: episode.total == 1.0
+    )
 
 
 class Training:
@@ -68,7 +72,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 def test_a_step_has_its_metrics_and_where_its_time_went(tmp_path: Path) -> None:
     training = Training(tmp_path)
     training.log.rollout_began(RolloutBegan(2, 0, "heldout", "before (greedy)"))
-    training.log.batch_done(graded("heldout", 0, [1.0, 0.0]))
+    training.log.batch_done(graded("heldout", 0, [1.0, 0.0, None]))
     assert lines(tmp_path) == [], "whether this is a new run is not known yet"
     training.begin()
     phases = {"before_rollout": 0.5, "rollout": 2.0, "scoring": 0.25, "training": 1.0}
@@ -83,6 +87,7 @@ def test_a_step_has_its_metrics_and_where_its_time_went(tmp_path: Path) -> None:
     assert (run["kind"], run["tools"], run["resumed"], run["max_steps"]) == ("run", ["add"], None, 4)
     assert run["config"]["num_generations"] == 4 and "toolgrpo" in run["versions"]
     assert (measured["label"], measured["n"], measured["successes"]) == ("before (greedy)", 2, 1)
+    assert measured["questions"] == 2 and measured["reward"] == 0.5, "one could not be scored"
     assert (step["step"], step["phases"], step["metrics"]) == (0, phases, {"reward": 0.5, "odd": None})
     assert (warning["what"], warning["text"], warning["step"]) == ("warning", "the server is slow", 0)
     assert of_the_sandbox["text"] == "so is the sandbox"

@@ -63,6 +63,8 @@ def test_the_environments_reward_by_step_is_read_off_its_turns() -> None:
     paid = ScriptedTools({"look": lambda at: "r"}, after_turn=lambda row: AfterTurn(next(steps)))
     run = said('call look {"at": 1}', 'call look {"at": 2}', "end", tools=paid)
     assert CREDIT.environment([run]) == [[0.25, 0.5, 0.0]]
+    refused = replace(run, turns=(*run.turns[:1], replace(run.turns[1], reward=None), run.turns[2]))
+    assert CREDIT.environment([refused]) == [[0.25, 0.0, 0.0]], "calls beyond a limit reach no environment"
     with pytest.raises(RewardError, match=r"gives no reward by turn; use a class that has `step_reward\(\)`"):
         CREDIT.environment([GOOD])
 

@@ -77,10 +77,9 @@ def test_what_a_training_measured_on_is_no_example_and_all_of_an_evaluation_is()
     measured = [record(f"Add {n}", add(n, n), mode="eval") for n in range(3)]
     drawn = [record("Add 2", add(2, 2), mode="train"), record("Add 9", add(9, 9), mode="train")]
     assert str(run_examples(measured)) == "3 of 3 episodes"
-    for near in (True, False):
-        found = run_examples([*measured, *drawn], near=near)
-        assert [one["messages"][0]["content"] for one in found.conversations] == ["Add 2", "Add 9"]
-        assert str(found) == "2 of 5 episodes (3 of held-out rows)"
+    found = run_examples([*measured, *drawn], of_training=True)
+    assert [one["messages"][0]["content"] for one in found.conversations] == ["Add 2", "Add 9"]
+    assert str(found) == "2 of 5 episodes (3 of held-out rows)"
 
 
 def test_a_conversation_is_shown_the_tools_that_its_row_was() -> None:

@@ -11,7 +11,7 @@ from tests.support.trainings import LossInputs, recorded, run_to_end, same_weigh
 from toolgrpo import DropEpisode
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.episode.dropped import EnvironmentLost
-from toolgrpo.errors import TooManyDroppedError
+from toolgrpo.errors import FinalEngineError, InfrastructureError, TooManyDroppedError
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
@@ -93,7 +93,10 @@ def test_too_many_end_the_run_with_their_causes(tmp_path: Path) -> None:
         pytest.param({"dynamic_sampling": "backfill"}, id="backfill"),
     ],
 )
-def test_a_run_that_too_many_drops_end_goes_on_from_the_step_before(tmp_path: Path, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("lost", ["the judge", "the engine"])
+def test_a_run_that_the_world_ends_goes_on_from_the_step_before(
+    tmp_path: Path, changes: dict[str, Any], lost: str
+) -> None:
     """No checkpoint was asked for; the run that is mended becomes the one whose tools never broke."""
 
     def train(folder: Path, breaks_at: int | None, resume: str | None = None) -> tuple[Any, int]:
@@ -101,14 +104,19 @@ def test_a_run_that_too_many_drops_end_goes_on_from_the_step_before(tmp_path: Pa
 
         def judge(completions: list[Any], trajectories: list[Any], **_: Any) -> list[Any]:
             calls.append(len(completions))
-            if len(calls) == breaks_at:
+            if len(calls) == breaks_at and lost == "the judge":
                 return [DropEpisode("the judge is away")] * len(completions)
             return [float(sum(t.ids) % 3) for t in trajectories]
+
+        def script(request: SampleRequest, number: int) -> list[int]:
+            if breaks_at is not None and lost == "the engine" and len(calls) >= breaks_at:
+                raise FinalEngineError("the engine is away")
+            return varied(request, number)
 
         trainer = tiny_trainer(
             folder,
             judge,
-            varied,
+            script,
             rows=[{"prompt": f"question {number}"} for number in range(9)],
             learning_rate=1e-2,
             max_turn_tokens=12,
@@ -118,7 +126,7 @@ def test_a_run_that_too_many_drops_end_goes_on_from_the_step_before(tmp_path: Pa
         )
         if breaks_at is None:
             return run_to_end(trainer, resume), len(calls)
-        with pytest.raises(TooManyDroppedError, match="the judge is away"):
+        with pytest.raises(InfrastructureError, match=f"{lost} is away"):
             run_to_end(trainer)
         return trainer, len(calls)
 
@@ -128,7 +136,8 @@ def test_a_run_that_too_many_drops_end_goes_on_from_the_step_before(tmp_path: Pa
         f"checkpoint-{broken.state.global_step}"
     ]
     assert 0 < broken.state.global_step < 6
-    assert any(row[3] is None for row in recorded(tmp_path / "broken")), "what was dropped can be looked at"
+    if lost == "the judge":
+        assert any(row[3] is None for row in recorded(tmp_path / "broken")), "what was dropped can be looked at"
     resumed, _ = train(tmp_path / "broken", None, resume="auto")
     assert recorded(tmp_path / "broken") == recorded(tmp_path / "whole")
     assert resumed.rollout_batches.n_episodes == whole.rollout_batches.n_episodes

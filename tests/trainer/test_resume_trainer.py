@@ -150,6 +150,15 @@ def test_auto_starts_from_the_beginning_where_there_is_nothing(tmp_path: Path) -
         run.train(resume=str(tmp_path / "checkpoint-12"))
 
 
+def test_a_run_whose_reference_model_moves_is_not_resumed_with_another_one(tmp_path: Path) -> None:
+    run = Run(tmp_path, max_steps=1)
+    run.train()
+    again = run.trainer(max_steps=2)
+    again.args.sync_ref_model = True  # its reference model would be loaded from a hub
+    with pytest.raises(ConfigError, match=r"no checkpoint holds, so .*checkpoint-1 cannot be resumed"):
+        run_to_end(again, "auto")
+
+
 def test_a_run_that_is_complete_trains_no_more(tmp_path: Path) -> None:
     """A scheduler may start it again and again; Transformers alone would train one more step each time."""
     run = Run(tmp_path, max_steps=3)

@@ -65,6 +65,13 @@ def test_trls_trainer_trains_on_what_the_model_said(tmp_path: Path) -> None:
     assert len(logs) == 2 and logs[0]["grad_norm"] > 0
 
 
+def test_an_episode_of_several_sequences_is_refused(tmp_path: Path) -> None:
+    episodes = toolgrpo.rollout_func(tools=[add], context={"max_tokens": 64})
+    one = trainer(tmp_path, lambda completions, **kwargs: [0.0] * len(completions), episodes)
+    with pytest.raises(ConfigError, match="context makes an episode several sequences"):
+        episodes([[{"role": "user", "content": "q"}]], one)
+
+
 def test_a_second_engine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     episodes = toolgrpo.rollout_func(tools=[add])
     one = trainer(tmp_path, lambda completions, **kwargs: [0.0] * len(completions), episodes)

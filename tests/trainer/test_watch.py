@@ -41,6 +41,15 @@ def test_the_summary_tells_what_still_holds_from_what_is_over() -> None:
     assert held == {"groups_all_failed": False, "void_turns": True}
 
 
+def test_a_run_that_learnt_before_it_was_resumed_has_not_learnt_nothing() -> None:
+    live, dead = ({"reward": 0.0, "reward/groups_without_spread": share} for share in (0.5, 1.0))
+    for before in ([live, {"loss": 0.0}], [dead]):
+        watch, state = DoctorWatch(lambda said: None), TrainerState(log_history=before)
+        watch.on_train_begin(None, state, TrainerControl())
+        watch.on_log(None, state, TrainerControl(), dead)
+        assert watch.learned_nothing == (before == [dead])
+
+
 def zero(completions: list[Any], **_: Any) -> list[float]:
     return [0.0] * len(completions)
 

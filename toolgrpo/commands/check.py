@@ -486,7 +486,8 @@ def first_commands(given: Given, script: ScriptArguments) -> tuple[str, str, str
     chosen = ("output_dir", "samples", "eval_dataset_id_or_path", "eval_split", "eval_share")  # by the line
     rows = ["--eval_dataset_id_or_path", str(script.dataset_id_or_path), "--eval_split", script.dataset_split]
     rows += ["--eval_share", "0"] if script.eval_share else []
-    named = ("model_name_or_path", *TOOL_SOURCES, "system_prompt")
+    of_line = "\n" not in (script.system_prompt or "")  # else it is told as one that WORKED.jsonl brings
+    named = ("model_name_or_path", *TOOL_SOURCES, *(["system_prompt"] if of_line else []))
     shown = {name: flag for name, flag in flags_of("sft").items() if name in named}
     return (
         same_command(given, "train", flags_of("train")),

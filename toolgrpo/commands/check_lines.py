@@ -230,7 +230,7 @@ def add_road(
         ),
         Road.SHOW: (
             "where a group fails, all of it fails, and there is nothing to reinforce",
-            f"Take easier rows, or {teach} --dataset_id_or_path WORKED.jsonl; a larger model can play them "
+            f"Take easier rows, or {teach} --dataset_id_or_path WORKED.jsonl, with system messages as in a training; a larger model can play them "
             f"({page_here('where-every-try-fails', page='docs/background/dead_groups.md')})",
         ),
     }[road]

@@ -31,7 +31,7 @@ from toolgrpo.engines.build import EngineOptions
 from toolgrpo.engines.policy import Policy
 from toolgrpo.episode.dropped import DropCause
 from toolgrpo.errors import TooManyDroppedError
-from toolgrpo.evaluation.report import Comparison, ModelReport
+from toolgrpo.evaluation.report import Comparison, ModelReport, on_shared_questions
 from toolgrpo.evaluation.run import Evaluation, evaluate
 from toolgrpo.observe.console import show_warnings
 from toolgrpo.observe.progress import RunProgress
@@ -89,6 +89,11 @@ class EvaluationRun:
             self.terminal.say(f"dry run: everything was loaded and checked; {report.closing()}")
             return report
         assert not isinstance(baseline, CheckReport)
+        if baseline is not None:
+            n = report.n_questions
+            report, baseline = on_shared_questions(report, baseline)
+            if report.n_questions < n:
+                self.terminal.say(f"compared  on the {report.n_questions} questions that both models were asked")
         comparison = Comparison(self._spec(), self.config.temperature, report, baseline)
         self._show(comparison)
         return comparison
@@ -102,7 +107,7 @@ class EvaluationRun:
     def _measure(self, name: str, rows: Dataset, label: str) -> ModelReport | CheckReport:
         """Measure one model on all questions; in a dry run load it, and check what it would be measured with."""
         folder = Path(self.config.output_dir) / label
-        for old in folder.glob("episodes*.jsonl"):
+        for old in folder.glob("episodes*.jsonl*"):  # with its older parts
             old.unlink(missing_ok=True)
         if Terminal.is_main_process():
             folder.mkdir(parents=True, exist_ok=True)

@@ -390,7 +390,7 @@ def same_command(given: Given, command: str, flags: Mapping[str, Flag], without:
     words = ["toolgrpo", command] + ([] if given.file is None else ["--config", str(given.file)])
     for name, value in without_secrets(given.values).items():
         taken = name in flags and not flags[name].of_training and name not in without
-        if taken and name not in given.places:
+        if taken and value is not None and name not in given.places:
             several = value if isinstance(value, list | tuple) else [value]
             words += [f"--{name}", *(str(one).lower() if isinstance(one, bool) else str(one) for one in several)]
     return shlex.join(words)

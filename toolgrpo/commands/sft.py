@@ -39,7 +39,7 @@ from toolgrpo.observe.progress import StepProgress, library_bars_off
 from toolgrpo.observe.records import iter_episodes
 from toolgrpo.options import options_of, with_fields_of
 from toolgrpo.sft.encoder import ConversationEncoder, Example, Schemas, read_conversations
-from toolgrpo.sft.from_run import offered, run_examples
+from toolgrpo.sft.from_run import is_training, offered, run_examples
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.support.process_setup import map_large_blocks
 from toolgrpo.support.run_lock import claim_folder
@@ -298,12 +298,8 @@ def _schemas(sft: SFTArguments) -> Sequence[Mapping[str, Any]]:
 
 def _tools_of_run(run: str) -> dict[str, Any]:
     """Return the sources of a run's tools, as `open_tools` takes them; those in its own folder are not run unasked."""
-    folder = recording_in(Path(run))
-    try:
-        known = read_yaml(config_of_run(folder))
-    except (OSError, BadSettings, ConfigError):
-        known = {}
-    named = {name: known[name] for name in TOOL_SOURCES if isinstance(known, Mapping) and known.get(name)}
+    known = _known_of_run(recording_in(Path(run)))
+    named = {name: known[name] for name in TOOL_SOURCES if known.get(name)}
     inside = [f"{spec} ({name})" for name, spec in named.items() if lies_in(Path(run), name, str(spec))]
     if inside:
         raise ConfigError(
@@ -311,6 +307,15 @@ def _tools_of_run(run: str) -> dict[str, Any]:
             f"with --tools_script, --environment or --mcp_config"
         )
     return tool_sources(named)
+
+
+def _known_of_run(folder: Path) -> Mapping[str, Any]:
+    """Return what a run was given, as far as its folder says so."""
+    try:
+        known = read_yaml(config_of_run(folder))
+    except (OSError, BadSettings, ConfigError):
+        return {}
+    return known if isinstance(known, Mapping) else {}
 
 
 def _examples(
@@ -348,7 +353,10 @@ def _examples_of_run(
 ) -> list[Example]:
     """Return the successes of a run in this model's format; those that are too long for it are left out."""
     folder = recording_in(Path(str(sft.from_run)))
-    found, examples = run_examples(iter_episodes(folder)), list[Example]()
+    trained, known = is_training(folder), _known_of_run(folder)
+    if not trained and known and not (known.get("eval_dataset_id_or_path") or known.get("eval_split")):
+        say("note      these are episodes of held-out rows; measure the model on others")
+    found, examples = run_examples(iter_episodes(folder), of_training=trained), list[Example]()
     calls = any(message.get("tool_calls") for one in found.conversations for message in one["messages"])
     if calls and not schemas:
         raise ConfigError(

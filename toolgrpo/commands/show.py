@@ -26,7 +26,7 @@ from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.episode_view import causes_of, conversation, episode_table, group_table, tokens
 from toolgrpo.observe.line_file import json_line
 from toolgrpo.observe.records import episode_files, iter_episodes, read_vocabulary, shown_step
-from toolgrpo.sft.from_run import run_examples
+from toolgrpo.sft.from_run import is_training, run_examples
 from toolgrpo.support.plain_text import plain
 from toolgrpo.support.storage import CONVERSATIONS, check_output, storage_errors
 
@@ -129,7 +129,7 @@ def _write_examples(folder: Path, asked: ShowArguments, console: Console) -> Non
     """Write each different conversation once; `toolgrpo sft --from_run` takes near ones once too."""
     path = Path(str(asked.as_examples))
     check_output(path, "the examples", "--as_examples", CONVERSATIONS)
-    found = run_examples(_matching(folder, asked.step, asked.cause), near=False)
+    found = run_examples(_matching(folder, asked.step, asked.cause), near=False, of_training=is_training(folder))
     if not found.conversations:
         raise ConfigError(f"no episode in {folder} is an example: {found}")
     with storage_errors(f"the examples {path}", path.parent):

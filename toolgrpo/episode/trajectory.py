@@ -169,6 +169,11 @@ class Trajectory:
         """Return whether every sampled token came with its log-probability."""
         return all(lp is not None for lp, m in zip(self.logprobs, self.mask, strict=True) if m)
 
+    @property
+    def ended_itself(self) -> bool:
+        """Return whether the model, or a tool, ended it, and no limit did."""
+        return self.stop_reason in (StopReason.FINISHED, StopReason.STOP_TOOL)
+
     def completion(self) -> list[Message]:
         """Return what a reward reads: a copy of the messages that ends with one of the assistant.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from rich.table import Table
 
 from toolgrpo.episode.tool_calls import INFRASTRUCTURE_CAUSES, NO_NAME, WITHOUT_MARKERS, AttemptStatus, Call
+from toolgrpo.errors import DataError
 from toolgrpo.evaluation.measures import Difference, Share, majority_at_k, pass_at_k
 from toolgrpo.evaluation.verdict import Verdict, tools_and_tasks
 
@@ -209,6 +210,42 @@ class ModelReport:
             if episode.dropped is None:
                 questions[episode.question].append(episode)
         return questions
+
+
+def on_shared_questions(model: ModelReport, baseline: ModelReport) -> tuple[ModelReport, ModelReport]:
+    """Return two reports with the questions that both were asked: a prompt may be too long for one of the models."""
+    if model.keys == baseline.keys:
+        return model, baseline
+    asked = [_by_key_and_repetition(one.keys) for one in (model, baseline)]
+    shared = [key for key in asked[0] if key in asked[1]]
+    if not shared:
+        raise DataError(f"no question fits both {model.model} and {baseline.model}, so nothing can be compared")
+    numbers = {key: number for number, key in enumerate(shared)}
+    first, second = (
+        replace(
+            report,
+            keys=tuple(key for key, _ in shared),
+            episodes=tuple(
+                replace(one, question=numbers[name])
+                for one in report.episodes
+                for name in [names[one.question]]
+                if name in numbers
+            ),
+        )
+        for report, own in zip((model, baseline), asked, strict=True)
+        for names in [{number: key for key, number in own.items()}]
+    )
+    return first, second
+
+
+def _by_key_and_repetition(keys: Sequence[str]) -> dict[tuple[str, int], int]:
+    """Return the number of each question by its key and how often that stood before."""
+    seen = Counter[str]()
+    found = {}
+    for number, key in enumerate(keys):
+        found[key, seen[key]] = number
+        seen[key] += 1
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,8 @@ def evaluate(
     give_memory_back()  # what the start and the weights' way have left
     batch = rollouts.run(asked, evaluation.options, mode="eval", label=label, group_size=evaluation.samples)
     # 3. what they are worth
+    before = sum(len(range(lower, len(evaluation.rows), step)) for lower in range(first))  # of lower processes
+    batch = batch.numbered(evaluation.samples * before)
     batch = grade(batch, evaluation.rewards, evaluation.weights, threshold=evaluation.threshold)
     rollouts.observers.batch_done(batch)
     # 4. those of all processes

@@ -119,6 +119,7 @@ class LearningRule:
     shaping: Shaping
     correction: Correction
     skips_rows: bool  # those without an advantage
+    leaves_cut_out: bool = False  # episodes that ended by a limit
     stages: tuple[Stage, ...] = ()  # of the user
 
     @property
@@ -185,6 +186,17 @@ def drops(batch: TrainBatch, facts: Facts) -> TrainBatch:
         return batch
     kept_rows = [member.drop is None for member in facts.members[facts.own]]
     return replace(batch, mask=batch.mask * torch.tensor(kept_rows, device=batch.mask.device).unsqueeze(1))
+
+
+def cut_episodes(batch: TrainBatch, facts: Facts) -> TrainBatch:
+    """No token of an episode that a limit ended is trained on, where the run leaves these out.
+
+    TRL would go by the last token, which ends a turn also where the episode was to go on.
+    """
+    if not facts.rule.leaves_cut_out:
+        return batch
+    whole = [one.trajectory.ended_itself for one in facts.episodes]
+    return replace(batch, mask=batch.mask * torch.tensor(whole, device=batch.mask.device).unsqueeze(1))
 
 
 def estimator(batch: TrainBatch, facts: Facts) -> TrainBatch:
@@ -254,7 +266,7 @@ def denominator(batch: TrainBatch, facts: Facts) -> TrainBatch:
     return replace(batch, denominator=tokens).told(**shares)
 
 
-WORTH: tuple[Stage, ...] = (drops, estimator, dead_groups)
+WORTH: tuple[Stage, ...] = (drops, cut_episodes, estimator, dead_groups)
 LOSS: tuple[Stage, ...] = (correction, left_out, denominator)
 
 

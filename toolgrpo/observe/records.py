@@ -343,7 +343,7 @@ _STEPS: dict[str, dict[str, CoreSchema]] = {  # with more fields, by kind
     "run": {"resumed?": shapes.nullable_schema(_count), "config? versions?": _anything},
     "step": {"step": _count, "metrics phases?": _numbers_by_name},
     "eval": {"step": _count, "metrics": _numbers_by_name},
-    "measured": {"step n successes": _count, "reward": _number_or_none, "label": _text},
+    "measured": {"step n successes": _count, "questions?": _count, "reward": _number_or_none, "label": _text},
     "event": {"step": _count, "text what": _text},
 }
 _STEP_FAULTS = {

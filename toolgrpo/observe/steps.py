@@ -16,6 +16,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from toolgrpo.observe.console import LOGGERS, WarningLines, are_shown, show_warnings
@@ -90,16 +91,19 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
     def batch_done(self, batch: RolloutBatch) -> None:
         if batch.mode == "train":
             self._phases.begin("training")
-        elif len(batch):
-            totals = [total for total in batch.totals if total is not None]
-            self._write(
-                "measured",
-                step=batch.step,
-                label=self._label,
-                n=len(batch),
-                successes=sum(batch.successes),
-                reward=round(sum(totals) / len(totals), 6) if totals else None,
-            )
+        else:  # of all processes; an episode that could not be scored is no failure
+            own = [(total, bool(one.success)) for one in batch.scored if (total := one.total) is not None]
+            scored: list[tuple[float, bool]] = gather_object(own)
+            if scored:
+                self._write(
+                    "measured",
+                    step=batch.step,
+                    label=self._label,
+                    n=len(scored),
+                    questions=math.ceil(len(scored) / batch.group_size),
+                    successes=sum(success for _, success in scored),
+                    reward=round(sum(total for total, _ in scored) / len(scored), 6),
+                )
 
     def close(self) -> None:
         for handler in (self._handler, self._shown):

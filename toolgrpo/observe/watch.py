@@ -60,6 +60,8 @@ class DoctorWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships 
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
         self._begin()
+        for logged in state.log_history:  # of the steps before a resume
+            self._count(logged)
 
     def on_log(
         self,
@@ -73,13 +75,17 @@ class DoctorWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships 
             return
         numbers = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
         self._logs.append({**numbers, "step": float(state.global_step)})
-        self._n_logs += 1
-        self._n_without_spread += numbers.get("reward/groups_without_spread", 0.0) >= _ALL
+        self._count(numbers)
         for finding in findings(list(self._logs)) if state.is_world_process_zero else ():
             before = self._told_at.get(finding.rule)
             if before is None or finding.step - before >= TOLD_EVERY:
                 self._told_at[finding.rule] = finding.step
                 self._tell(finding)
+
+    def _count(self, logged: Mapping[str, Any]) -> None:
+        if "reward" in logged:
+            self._n_logs += 1
+            self._n_without_spread += logged.get("reward/groups_without_spread", 0.0) >= _ALL
 
     def _tell(self, finding: Finding) -> None:
         self.told.append(finding)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
@@ -121,13 +121,19 @@ class RolloutsAhead:
         """Let go of a rollout that has ended and was taken."""
         self._begun.remove(begun)
 
-    def hand_over(self, weights: Iterable[tuple[str, torch.Tensor]], step: int) -> None:
-        """Go on with these weights, of a step, and what is being drawn too; an engine that cannot ends its rollouts first."""
+    def hand_over(
+        self, weights: Iterable[tuple[str, torch.Tensor]], step: int, meet: Callable[[], None] = lambda: None
+    ) -> None:
+        """Go on with these weights, of a step, and what is being drawn too; an engine that cannot ends its rollouts first.
+
+        `meet` waits for the other processes then, which `weights` may need.
+        """
         loop, _ = self._started()
         engine = self._engine
         assert engine is not None
         if not engine.takes_weights_while_open:
             self.settle()
+            meet()
 
         async def load() -> None:
             engine.load_weights(weights, step)

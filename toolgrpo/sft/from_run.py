@@ -15,11 +15,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.episode.trajectory import Message
-from toolgrpo.observe.records import shown_prompt
+from toolgrpo.observe.records import iter_episodes, shown_prompt
 
 _ENDS_OF_WORDS = re.compile(r"[.,;:?!'\"]+(?=\s|$)|(?<!\S)['\"]+")
 
@@ -35,24 +36,28 @@ class RunExamples:
     left_out: Counter[str] = field(default_factory=Counter)  # by the reason
 
     def __str__(self) -> str:
-        why = "; ".join(f"{n} {reason}" for reason, n in self.left_out.most_common() if n)
+        why = "; ".join(f"{n} {reason}" for reason, n in self.left_out.most_common())
         return f"{len(self.conversations)} of {self.n_episodes} episodes{f' ({why})' if why else ''}"
 
 
-def run_examples(records: Iterable[Mapping[str, Any]], *, near: bool = True) -> RunExamples:
+def is_training(folder: Path) -> bool:
+    """Return whether a recording is that of a training."""
+    return any(record.get("mode") == "train" for record in iter_episodes(folder))
+
+
+def run_examples(records: Iterable[Mapping[str, Any]], *, near: bool = True, of_training: bool = False) -> RunExamples:
     """Choose the examples among the episodes of a recording, in their order."""
-    found, questions, calls = RunExamples(), set[tuple[str, str]](), set[tuple[str, str]]()
-    trains = False
+    found, questions, calls = RunExamples(), set[str](), set[str]()
     for record in records:
         found.n_episodes += 1
-        mode = str(record.get("mode"))
-        trains = trains or mode == "train"
         messages, attempts = record["messages"], [one for turn in record["turns"] for one in turn["attempts"]]
         prompt = shown_prompt(record)
         conversation = [*prompt, *map(_without_ids, messages)]
-        question = (mode, _question(record) if near else json.dumps(conversation))
-        made = (mode, _calls(record)) if near else question
-        if not record.get("success"):
+        question = _question(record) if near else json.dumps(conversation)
+        made = _calls(record) if near else question
+        if of_training and record.get("mode") != "train":
+            found.left_out["of held-out rows"] += 1
+        elif not record.get("success"):
             found.left_out["without success"] += 1
         elif any(attempt["status"] != AttemptStatus.OK for attempt in attempts):
             found.left_out["with a call that could not be run"] += 1
@@ -67,13 +72,9 @@ def run_examples(records: Iterable[Mapping[str, Any]], *, near: bool = True) -> 
         else:
             row = record["row"]
             names = {"offered": row.get("tools"), "hidden": row.get("hidden_tools") or []}
-            found.conversations.append({"mode": mode, "messages": conversation, "n_prompt": len(prompt), **names})
+            found.conversations.append({"messages": conversation, "n_prompt": len(prompt), **names})
             questions.add(question)
             calls.update([made] if attempts else [])
-    if trains:
-        learnt = [one for one in found.conversations if one["mode"] == "train"]
-        found.left_out.update({"of held-out rows": len(found.conversations) - len(learnt)})
-        found.conversations = learnt
     return found
 
 

@@ -122,12 +122,14 @@ class Batches:
 
     def evaluated(self, batch: RolloutBatch) -> RolloutBatch:
         """Return the batch of an evaluation in all processes, with its numbers and its seconds among those of the run."""
+        self.processes.meet()
         return self._numbered(batch, self.processes.gather([len(batch)]))
 
     def settle(self) -> None:
         """Wait until the engine is free for somebody else; what has ended is kept."""
         if self.groups is not None:
             self.groups.queue.settle()
+            self.processes.meet()
 
     def stop(self) -> None:
         """Cancel what is in the queue."""
@@ -258,7 +260,7 @@ class StepGroups:
         options, processes, training, ahead = self.options, self._processes, self._training, self.queue.ahead
         step = training.load_weights() if ahead is None else training.step()
         if ahead is not None:
-            ahead.hand_over(training.weights(), step)
+            ahead.hand_over(training.weights(), step, processes.meet)
         left = max(1, training.left())
         n_groups = n_rows * processes.n // options.group_size
         if options.replaces:

@@ -207,7 +207,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         The weights are still its own, for nothing was trained since. What the failed step drew is
         drawn again by the resumed run, and its episodes stay in the log until then.
         """
-        step, begun = self._trainer.state.global_step, self._begun
+        step, begun = self._trainer.state.global_step, self._begun  # None between two steps
         folder = files.checkpoint_folder(self._output_dir, step)
         if begun is None or not step or any(gather_object([files.why_incomplete(folder) is None])):
             return
@@ -223,6 +223,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
+        self._begun = None
         # A checkpoint keeps no metrics that were not logged, and an evaluation may ask for one. Those of the last step
         # belong to TRL's closing line.
         keeps = control.should_save or control.should_evaluate

@@ -20,6 +20,7 @@ from typing import Any, Self
 import torch
 
 from toolgrpo.build import Parts
+from toolgrpo.engines.base import Sleeper
 from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout import Rollouts
@@ -48,7 +49,8 @@ class RolloutFunc:
         if self._rollouts is None or self._policy is None or self._config is None:
             self._policy, self._config, self._rollouts = self._open(trainer)
         step, mode = int(trainer.state.global_step), trl_trainer.mode_of(trainer)
-        if self._step != step:
+        gave_up = isinstance(self._rollouts.engine, Sleeper) and self._rollouts.engine.needs_weights
+        if gave_up or self._step != step or mode == "eval":  # which may be of the best step, not of the last
             self._rollouts.load_weights(self._policy.weights())
             self._step = step
         rows = [{"prompt": prompt} for prompt in prompts]
@@ -73,6 +75,11 @@ class RolloutFunc:
                 "(rollout_func(tools, engine='vllm_colocate') says which)"
             )
         config = ToolGRPOConfig.of_trl(trainer.args, **self._options)
+        if config.context is not None:
+            raise ConfigError(
+                "context makes an episode several sequences, and TRL's trainer reads it as one; leave it out, or use "
+                "ToolGRPOTrainer"
+            )
         toolbox = open_tools(self._tools, tool_timeout_s=config.tool_timeout)
         if toolbox is not None and toolbox is not self._tools:
             self._opened.callback(toolbox.close)

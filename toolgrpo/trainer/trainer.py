@@ -29,7 +29,7 @@ from toolgrpo.build import Parts
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions, Sleeper
 from toolgrpo.engines.build import BuiltEngine, EngineChoice
-from toolgrpo.errors import TooManyDroppedError
+from toolgrpo.errors import ConfigError, InfrastructureError, StorageError, TooManyDroppedError
 from toolgrpo.evaluation.agreement import EngineProof
 from toolgrpo.evaluation.grading import Grading, success_at
 from toolgrpo.learning.correction import settled
@@ -266,6 +266,11 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         with report_first_failure(Path(self.args.output_dir), self.accelerator), self._stop:
             folder = self._checkpoints.to_resume(wanted)
             if folder is not None:
+                if self.args.sync_ref_model:
+                    raise ConfigError(
+                        f"sync_ref_model changes the reference model, which no checkpoint holds, so {folder} cannot be resumed; "
+                        f"begin anew with resume_from_checkpoint false"
+                    )
                 self.progress.say(f"resuming from {folder}")
             try:
                 bars = nullcontext() if self.progress.brings_own_log else library_bars_off()
@@ -277,8 +282,10 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
                     self._load_best()
                 self.callback_handler.on_train_end(self.args, self.state, self.control)
                 output = TrainOutput(self.state.global_step, 0.0, {})
-            except TooManyDroppedError:
-                self._checkpoints.save_step_before(lambda: self._write_checkpoint(self.model, None))
+            except InfrastructureError as failed:
+                alone = self.accelerator.num_processes == 1  # else the others wait for this one, and can save nothing
+                if isinstance(failed, TooManyDroppedError) or (alone and not isinstance(failed, StorageError)):
+                    self._save_step_before()
                 raise
             finally:
                 self.rollout_batches.stop()
@@ -360,6 +367,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
             batch = self.rollout_batches.evaluated(batch)
         with trl_jobs.point_to_messages(rows):
             batch = self.rollout_batches.grading.of(batch)
+        self.rollout_batches.processes.meet()  # rewards may take long too, and observers gather
         self.rollouts.observers.batch_done(batch)
         return batch
 

@@ -56,12 +56,18 @@ function change(name, before, after, over, show) {
 
 function beforeAfter(kind, before, after) {
   const part = (one) => (one ? percent(one.successes / one.n) : "–");
-  const range = (one) => (one ? interval(one.successes, one.n).map((value) => Math.round(value * 100)).join("–") : null);
+  const range = (one) => (one ? measuredInterval(one).map((value) => Math.round(value * 100)).join("–") : null);
   const one = after || before;
   return h("div.card.main", {}, h("h3", {}, `held-out success, ${kind}`),
     h("p.big", {}, h("span.from", {}, part(before)), h("span.arrow", {}, " → "), h("span", {}, part(after))),
     bars([before, after]),
-    h("p.quiet", {}, `95 %: ${range(before) || "–"} → ${range(after) || "–"} %, ${plural(one.n, "question")}`));
+    h("p.quiet", {}, `95 %: ${range(before) || "–"} → ${range(after) || "–"} %, ${plural(one.questions ?? one.n, "question")}`));
+}
+
+// By questions: the episodes of one are alike.
+function measuredInterval(one) {
+  const asked = one.questions ?? one.n;
+  return interval((one.successes / one.n) * asked, asked);
 }
 
 // Two bars with their intervals, one under the other.
@@ -69,7 +75,7 @@ function bars(pair) {
   const drawing = svg("svg.bars", { viewBox: "0 0 100 14", preserveAspectRatio: "none", "aria-hidden": "true" });
   pair.forEach((one, number) => {
     if (!one) return;
-    const [low, high] = interval(one.successes, one.n);
+    const [low, high] = measuredInterval(one);
     const y = number * 7 + 1;
     drawing.append(svg("rect.back", { x: 0, y, width: 100, height: 5 }));
     drawing.append(svg(number ? "rect.now" : "rect.then", { x: 0, y, width: (100 * one.successes) / one.n, height: 5 }));
@@ -103,7 +109,7 @@ function charts(run, sums) {
     ] }),
     chart({ title: "Success", hint: "share of a step's episodes, 95 % interval", range: [0, 1], show: percent, events, series: [
       { name: "in training", colour: 2, points: sums.map((one) => [shownStep(one.step), one.ok / one.n, ...interval(one.ok, one.n)]) },
-      { name: "held out", colour: 1, points: run.sums.filter((one) => one.mode === "eval").map((one) => [one.step, one.ok / one.n, ...interval(one.ok, one.n)]) },
+      { name: "held out", colour: 1, points: run.sums.filter((one) => one.mode === "eval").map((one) => [one.step, one.ok / one.n, ...measuredInterval({ successes: one.ok, n: one.n, questions: one.groups?.reduce((sum, n) => sum + n, 0) })]) },
     ] }),
     chart({ title: "Groups", hint: "dead ones teach nothing", stacked: true, whole: true, events, show: (value) => String(Math.round(value)), series: [
       { name: "live", colour: 2, points: points((one) => (one.groups ? one.groups[0] : null)) },
@@ -161,9 +167,9 @@ function measuredTable(run) {
   if (!run.measured.length) return null;
   const columns = [
     { name: "held-out rows", value: (one) => one.label || "", show: (one) => one.label || "–" },
-    { name: "questions", number: true, value: (one) => one.n },
+    { name: "questions", number: true, value: (one) => one.questions ?? one.n },
     { name: "success", number: true, value: (one) => one.successes / one.n, show: (one) => percent(one.successes / one.n) },
-    { name: "95 % interval", number: true, value: () => 0, show: (one) => interval(one.successes, one.n).map(percent).join(" to ") },
+    { name: "95 % interval", number: true, value: () => 0, show: (one) => measuredInterval(one).map(percent).join(" to ") },
     { name: "reward", number: true, value: (one) => one.reward, show: (one) => num(one.reward) },
   ];
   const both = run.chunks.filter((one) => one.mode === "heldout").length > 1;

@@ -59,6 +59,7 @@ def as_trl(trajectories: Sequence[Trajectory], pad_id: int) -> tuple[Any, ...]:
 def as_rollout_func(trajectories: Sequence[Trajectory], pad_id: int) -> dict[str, Any]:
     """Return episodes as a `rollout_func` of TRL's does."""
     prompt_ids, ids, mask, _, logps, extra, *_ = as_trl(trajectories, pad_id)
+    mask = [[0] * len(of) if one.dropped is not None else of for one, of in zip(trajectories, mask, strict=True)]
     return {"prompt_ids": prompt_ids, "completion_ids": ids, "env_mask": mask, "logprobs": logps, **extra}
 
 

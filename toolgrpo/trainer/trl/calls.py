@@ -142,8 +142,10 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
             shaping=self.args.shaping(),
             correction=self.correction,
             skips_rows=why_every_row(self.args) is None and not self.aux_loss_enabled,
+            leaves_cut_out=self.args.mask_truncated_completions,
             stages=tuple(self.stages),
         )
+        self.mask_truncated_completions = False  # a stage does it
         self._off_policy = trl_batch.OffPolicy(
             self.correction, self.args, log=self._log_metrics, warn=self.progress.say
         )

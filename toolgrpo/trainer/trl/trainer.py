@@ -102,6 +102,9 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self._checkpoints.save(lambda: self._write_checkpoint(model, trial))
 
+    def _save_step_before(self) -> None:
+        self._checkpoints.save_step_before(lambda: self._write_checkpoint(self.model, None))
+
     def _write_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
 
@@ -154,7 +157,7 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             left=self._batches_left,
             weights=self.policy.weights,
             load_weights=load_weights,
-            save=lambda: self._save_checkpoint(self.model, None),
+            save=self._save_step_before,
             log=self._log_metrics,
         )
 
