@@ -181,3 +181,4 @@ def test_a_schema_that_refers_to_itself_has_an_end() -> None:
 
 def test_names_are_taken_apart() -> None:
     assert words_of("maxResults_perPage") == ["max", "results", "per", "page"] and words_of("ISIN") == ["isin"]
+    assert words_of("x1") == ["x1"] and words_of("address2") == ["address", "2"] and words_of("größe") == ["größe"]

@@ -74,6 +74,24 @@ def test_values_are_written_as_people_write_them() -> None:
     assert written(0.00001) == "0.00001" and written(-3) == "-3" and written([1, 2, 3]) == "1, 2 and 3"
     assert written("Oslo") == "Oslo" and written("New York") == '"New York"' and written(False) == "no"
     assert written([{"unit_price": 5, "on": "2024-01-31"}]) == "(unit price 5, on 2024-01-31)"
+    lot = {"type": "object", "properties": {"unit_price": {"description": "In percent."}}}
+    assert written([{"unit_price": 5}], {"type": "array", "items": lot}) == "(unit price 5 %)"
+    holdings = {"type": "object", "additionalProperties": {"type": "integer"}}
+    assert written({"AAPL": 10, "BRK_B": 2, "größe": 1}, holdings) == 'AAPL 10, BRK_B 2, "größe" 1'
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("Rate in percent a year.", "0.05 %"),
+        ("The discount, in %", "0.05 %"),
+        ("Discount as a fraction, e.g. 0.15 for 15 percent.", "0.05"),
+        ("annual rate as a decimal (0.05 means 5 percent)", "0.05"),
+        ("A share, not a percentage: 0.1 is 10 %", "0.05"),
+    ],
+)
+def test_percent_stands_behind_what_is_given_in_percent(said: str, shown: str) -> None:
+    assert written(0.05, {"description": said}) == shown
 
 
 def test_a_name_that_says_nothing_gives_way_to_its_description() -> None:

@@ -10,6 +10,7 @@ import pydantic
 import pytest
 
 from toolgrpo.errors import PluginError
+from toolgrpo.tools.plugin.plugin_file import tools_of
 from toolgrpo.tools.plugin.schema import (
     function_schema,
     modern_hint,
@@ -111,6 +112,20 @@ def test_rich_types_have_schemas_that_stand_alone(hint: Any, good: Any, bad: Any
     validator = jsonschema.Draft202012Validator(schema)
     assert validator.is_valid(good)
     assert not validator.is_valid(bad)
+
+
+def search(query: str = pydantic.Field(description="Words."), k: int = pydantic.Field(5, ge=1)) -> str:
+    """Search."""
+    return f"{query} {k}"
+
+
+def test_defaults_in_the_form_of_pydantic_are_described_required_and_filled_in() -> None:
+    (tool,) = tools_of([search], "mine.py")
+    parameters = tool.spec.parameters
+    assert parameters["required"] == ["query"]
+    assert parameters["properties"]["query"] == {"type": "string", "description": "Words."}
+    assert parameters["properties"]["k"] == {"type": "integer", "minimum": 1, "default": 5}
+    assert (tool.call({"query": "a"}), tool.call({"query": "a", "k": 2})) == ("a 5", "a 2")
 
 
 class Titled(pydantic.BaseModel):

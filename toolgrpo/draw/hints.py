@@ -14,6 +14,11 @@ from typing import Any
 
 _NUMBER = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _PERCENT = r"percent|per cent|%"
+OF_ONE = re.compile(  # "0.05 means 5 percent": a share of one, though percent are spoken of
+    r"as a (?:decimal|fraction)|decimal (?:fraction|form)|not (?:a |in )?per ?cent|\b0?\.\d+ (?:means|for|is|=)|"
+    r"(?:means|is|for|=) ?\d+(?:\.\d+)? ?(?:%|per ?cent)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,7 @@ RANGES: tuple[tuple[str, Range], ...] = (  # by the words of a name and what is 
     (r"probability|fraction|proportion|quantile|\bshare of\b|\bratio|confidence|alpha\b", Range(0.05, 0.95, 0.05)),
     (r"latitude|\blat\b", Range(-60, 65, 0.5)),
     (r"longitude|\blon\b|\blng\b", Range(-170, 170, 0.5)),
+    (OF_ONE.pattern, Range(0.01, 0.12, 0.005)),
     (rf"volatility.*(?:{_PERCENT})", Range(8, 45, 1)),
     (rf"(?:{_PERCENT})", Range(0.5, 12, 0.5)),
     (r"\brate\b|\byield\b", Range(0.5, 9, 0.5)),
@@ -96,12 +102,15 @@ _LISTED = re.compile(
 )
 AS_IN = re.compile(r"(?:as in|such as|e\.g\.,?|for example,?|for instance,?|examples?:|like) +(.+)", re.IGNORECASE)
 SUM = re.compile(r"sum (?:up )?to (?:1\b|one\b)")
+_WORD = re.compile(  # x1, then ISIN, results of maxResults, 2 of address2
+    r"(?<![^\W\d_])[^\W\d_]{1,2}\d+(?![^\W\d_])|[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+"
+)
 _QUOTED = re.compile(r"""(?:"([^"\n]{1,80})"|'([^'\n]{1,80})'|`([^`\n]{1,80})`)""")
 
 
 def words_of(name: str) -> list[str]:
     """Return the words of a name in any case: `maxResults_per_page` is max results per page."""
-    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)] or [name]
+    return [word.lower() for word in _WORD.findall(name)] or [name]
 
 
 def bounds_in(text: str) -> tuple[float | None, float | None]:

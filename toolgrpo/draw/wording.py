@@ -12,7 +12,7 @@ from decimal import Decimal
 from random import Random
 from typing import Any
 
-from toolgrpo.draw.hints import words_of
+from toolgrpo.draw.hints import OF_ONE, words_of
 from toolgrpo.draw.play import PlayedCall
 
 _VERB = re.compile(
@@ -31,6 +31,7 @@ _UNIT = re.compile(
     r"years|months|weeks|days|hours|minutes|seconds|shares|units|items|people|lines|pages|points|steps|kg|km"
 )
 _NO_NOUN = r"(?:what|how|which|if|whether|where|when|by|only|to|for)\b"
+_PERCENT = re.compile(r"\bpercent\b|\bper cent\b|in %", re.IGNORECASE)
 _BARE = re.compile(r"values?|args?|arguments?|inputs?|data|obj")
 
 _TRAINING = (
@@ -119,7 +120,7 @@ def _told(name: str, value: Any, schema: Any, link: str | None, *, by_descriptio
     if link is not None:
         of = f"the {' '.join(words_of(link))} of that result" if link else "that result"
         return f"{of} as the {noun}"
-    shown = written(value, said)
+    shown = written(value, schema)
     if isinstance(value, int | float) and not isinstance(value, bool) and _UNIT.fullmatch(noun.split()[0]):
         return f"{shown} {noun}"
     return (
@@ -138,20 +139,23 @@ def noun_of(name: str, said: str, *, by_description: bool) -> str:
     return clause if short and (poor or by_description) else words
 
 
-def written(value: Any, said: str = "") -> str:
+def written(value: Any, schema: Any = None) -> str:
     """Return a value as a person writes it, in the figures that the call has."""
+    schema = schema if isinstance(schema, Mapping) else {}
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
-        shown = format(Decimal(repr(value)), "f")
-        return f"{shown} %" if re.search(r"\bpercent\b|\bper cent\b|in %", said) else shown
+        shown, said = format(Decimal(repr(value)), "f"), str(schema.get("description") or "")
+        return f"{shown} %" if _PERCENT.search(said) and not OF_ONE.search(said) else shown
     if isinstance(value, list):
-        inside = [written(one) for one in value]
+        inside = [written(one, schema.get("items")) for one in value]
         if any(isinstance(one, dict | list) for one in value):
             return "; ".join(f"({one})" for one in inside)
         return _and(inside) if inside else "nothing"
     if isinstance(value, dict):
-        return ", ".join(f"{' '.join(words_of(str(key)))} {written(one)}" for key, one in value.items())
+        parts, of_data = schema.get("properties", {}), schema.get("type") == "object"  # keys that are none of its parts
+        names = {key: written(key) if of_data and key not in parts else " ".join(words_of(str(key))) for key in value}
+        return ", ".join(f"{names[key]} {written(one, parts.get(key))}" for key, one in value.items())
     if value is None:
         return "nothing"
     return str(value) if re.fullmatch(r"[\w.@:/+-]*[A-Z\d][\w.@:/+-]*", str(value)) else f'"{value}"'

@@ -25,6 +25,7 @@ from typing import Any
 
 import pydantic
 import pydantic_core
+from pydantic.fields import FieldInfo
 
 from confined_python.processes.wire import unpack_objects
 from toolgrpo.errors import PluginError
@@ -65,6 +66,7 @@ class LoadedTool:
     function: Callable[..., Any]
     positional: Sequence[str]  # parameters that are given without a name
     adapters: Mapping[str, pydantic.TypeAdapter[Any]]  # of the parameters whose values JSON does not give as they are
+    fields: Mapping[str, FieldInfo] = field(default_factory=dict)  # defaults in pydantic's form: `k: int = Field(5)`
 
     def call(self, arguments: Mapping[str, Any], instance: object = None) -> Any:
         """Call it with JSON arguments, on `instance` if it is a method; a coroutine function gives its coroutine.
@@ -72,10 +74,11 @@ class LoadedTool:
         The trainer has checked the arguments against the schema. Here pydantic makes what the annotations
         say (an Enum member, a dataclass, a date), and BadArguments says what only the types can check.
         """
-        values = dict(arguments)
+        values = {name: one.get_default(call_default_factory=True) for name, one in self.fields.items()}
+        values.update(arguments)
         problems: list[str] = []
         for name, adapter in self.adapters.items():
-            if name in values:
+            if name in arguments:
                 try:
                     values[name] = _integers_kept(values[name], adapter.validate_python(values[name]))
                 except pydantic.ValidationError as error:
@@ -166,7 +169,9 @@ def _load_one(function: Any, label: str, examples: Examples | None) -> LoadedToo
     spec = ToolSpec(**vars(options) | known, is_async=inspect.iscoroutinefunction(target))
     parameters = inspect.signature(function).parameters.values()
     positional = [one.name for one in parameters if one.kind is inspect.Parameter.POSITIONAL_ONLY]
-    return LoadedTool(spec, function, positional, adapters)
+    fields = {one.name: one.default for one in parameters if isinstance(one.default, FieldInfo)}
+    optional = {name: one for name, one in fields.items() if not one.is_required()}
+    return LoadedTool(spec, function, positional, adapters, optional)
 
 
 def _adapters(function: Callable[..., Any], where: str) -> dict[str, pydantic.TypeAdapter[Any]]:

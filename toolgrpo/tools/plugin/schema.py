@@ -24,11 +24,12 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import docstring_parser
 import pydantic
 import typing_extensions
+from pydantic.fields import FieldInfo
 
 from toolgrpo.errors import PluginError
 from toolgrpo.support.plugin_files import missing_import
@@ -146,7 +147,8 @@ def function_schema(function: Callable[..., Any], name: str, where: str) -> dict
     required: list[str] = []
     for parameter in _own_parameters(signature):
         properties[parameter.name] = _parameter_schema(parameter, hints, doc, where)
-        if parameter.default is inspect.Parameter.empty:
+        default = parameter.default
+        if default is inspect.Parameter.empty or (isinstance(default, FieldInfo) and default.is_required()):
             required.append(parameter.name)
     parameters: dict[str, Any] = {"type": "object", "properties": properties}
     if required:
@@ -202,7 +204,10 @@ def _parameter_schema(
         raise PluginError(
             f"{where}: parameter '{parameter.name}' has no annotation. Write its type, as in `{parameter.name}: int`."
         )
-    schema = type_schema(hints[parameter.name], f"{where}: parameter '{parameter.name}'")
+    hint = hints[parameter.name]
+    if isinstance(parameter.default, FieldInfo):  # `k: int = Field(5, ge=1)`
+        hint = Annotated[hint, parameter.default]
+    schema = type_schema(hint, f"{where}: parameter '{parameter.name}'")
     text = doc.parameters.get(parameter.name)
     if text is None:
         return schema
