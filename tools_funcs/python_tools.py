@@ -79,7 +79,8 @@ class PythonSession:
         if self._session is None:
             sandbox = self._open.enter_context(Sandbox(workers=1))
             self._session = self._open.enter_context(sandbox.session())
-        return _as_text(self._session.run(code, timeout=_RUN_TIMEOUT_S))
+        result = self._session.run(code, timeout=_RUN_TIMEOUT_S)
+        return _as_text(result) + ("\n(all variables are gone)" if result.state_lost else "")
 
     def close(self) -> None:
         """End the session's processes."""

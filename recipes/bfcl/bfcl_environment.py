@@ -42,16 +42,18 @@ class _Conversation:
         self._task = tasks()[bfcl]
         self._world = World(self._task)
         self._turns: list[list[Call]] = [[]]
+        self._ended = False  # by an answer to the last question
 
     def next_user_message(self, answer: str) -> str | None:
         message = next_message(self._task, len(self._turns))
+        self._ended = message is None
         if message is not None:
             self._turns.append([])
         return message
 
     def reward(self) -> float:
         try:
-            return float(verdict(self._task, self._turns) is None)
+            return float(self._ended and verdict(self._task, self._turns) is None)
         except Exception as error:  # what it compares was made by a model, with anything in it
             raise DropEpisode(
                 f"BFCL's checker failed for {self._task.name}: {type(error).__name__}: {error}"

@@ -50,11 +50,11 @@ def said(task: Task) -> Iterator[str]:
         yield "Done."
 
 
-def play(task: Task, toolbox: Toolbox, turns: Sequence[str] | None = None) -> Trajectory:
+def play(task: Task, toolbox: Toolbox, turns: Sequence[str] | None = None, max_turns: int | None = None) -> Trajectory:
     """Return the episode of a task in which a model says this; the reference, where nothing is given."""
     engine = ScriptedEngine([ByteChat.say(turn) for turn in turns or said(task)], max_model_len=_ROOM)
     given = row(task)
-    limits: dict[str, Any] = {"max_turns": None, "max_tool_response_tokens": None, "max_completion_length": _ROOM}
+    limits: dict[str, Any] = {"max_turns": max_turns, "max_tool_response_tokens": None, "max_completion_length": _ROOM}
     return run_episode(engine, toolbox, question=given["prompt"], row=given, **limits)
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from trl import ModelConfig
+import yaml
+from trl import ModelConfig, get_peft_config
 
 from toolgrpo.commands.arguments import parse_arguments
+from toolgrpo.commands.evaluate import EvaluationConfig, EvaluationRun, evaluation_arguments
 from toolgrpo.commands.flags import Flag, flags_of_classes
 from toolgrpo.commands.given import keep_run_config, read_given, run_text
-from toolgrpo.commands.main import read
+from toolgrpo.commands.job import of_revision
+from toolgrpo.commands.main import mistakes, read
 from toolgrpo.commands.table import flags_of
+from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError
 from toolgrpo.trainer.config import ToolGRPOConfig
 
@@ -219,3 +224,63 @@ def test_a_switch_with_more_values_starts_and_resumes(flag: str, word: str, valu
     keep_run_config(run_text(read("train", argv)), tmp_path)
     for words in (argv, ["--config", str(tmp_path / "run.yaml")]):
         assert getattr(parse_arguments(words)[1], flag) == value
+
+
+def test_a_run_s_file_has_the_paths_whatever_they_look_like_and_names_as_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name with `auth` in it is blanked elsewhere; a folder that is called as a model is the run's own output."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("auth_env.py", "hf_dataset_rows.jsonl", "ds.json"):
+        Path(name).write_text("")
+    Path("nano").mkdir()
+    words = ["--environment", "auth_env.py:AuthEnv", "--dataset_id_or_path", "hf_dataset_rows.jsonl"]
+    words += ["--model_name_or_path", "nano", "--output_dir", "nano", "--deepspeed", "ds.json"]
+    kept = yaml.safe_load(run_text(read("train", words)))
+    assert kept["environment"] == f"{tmp_path}/auth_env.py:AuthEnv" and kept["deepspeed"] == f"{tmp_path}/ds.json"
+    assert kept["dataset_id_or_path"] == f"{tmp_path}/hf_dataset_rows.jsonl"
+    assert (kept["model_name_or_path"], kept["output_dir"]) == ("nano", f"{tmp_path}/nano")
+
+
+def test_a_checkpoint_is_read_with_the_file_of_its_run(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("system_prompt: Be brief.\n")
+    for folder in (tmp_path, tmp_path / "checkpoint-4"):
+        assert read("chat", [str(folder)]).values["system_prompt"] == "Be brief."
+    assert "system_prompt" not in read("chat", [str(tmp_path / "merged")]).values
+
+
+def test_groups_that_several_processes_fill_are_refused_in_none_of_them_and_measured_in_one() -> None:
+    words = ["--config", "recipes/configs/nano.yaml", "--per_device_train_batch_size", "4", "--num_generations", "8"]
+    given = read("train", words)
+    assert ["num_generations (8)" in str(error) for error in mistakes(given)] == [True]
+    assert mistakes(replace(given, launches=True)) == []
+    config = EvaluationConfig(per_device_train_batch_size=4, num_generations=8, use_cpu=True, bf16=False)
+    assert config.per_device_train_batch_size == 8
+    with pytest.raises(ConfigError, match=r"temperature is 0\.0, but generation_kwargs says 0\.9; keep one"):
+        EvaluationConfig(temperature=0.0, generation_kwargs={"temperature": 0.9}, use_cpu=True, bf16=False)
+
+
+@pytest.mark.parametrize(
+    ("had", "refused"), [("seed: 1\neval_share: 0.5", True), ("eval_share: 0.5", False), ("", False)]
+)
+def test_rows_of_another_seed_are_not_taken_for_those_that_a_run_held_out(
+    tmp_path: Path, had: str, refused: bool
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": str(n), "answer": "1"}) + "\n" for n in range(8)))
+    (tmp_path / "run.yaml").write_text(f"dataset_id_or_path: {rows}\n{had}\n")
+    words = ["--model_name_or_path", str(tmp_path), "--dataset_id_or_path", str(rows), "--eval_share", "0.5"]
+    given = read(
+        "evaluate", [*words, "--reward", "exact_match", "--use_cpu", "true", "--output_dir", str(tmp_path / "out")]
+    )
+    run = EvaluationRun(*evaluation_arguments(given), Terminal(None, io.StringIO(), quiet=False), given)
+    if refused:
+        with pytest.raises(ConfigError, match=r"trained on some of them; give what it had: --seed 1 --eval_share 0\.5"):
+            run._questions()
+    else:
+        assert len(run._questions()) == 4
+
+
+def test_an_adapter_names_the_revision_of_its_base() -> None:
+    model = ModelConfig(model_name_or_path="ORG/M", model_revision="v1", use_peft=True, lora_target_modules=["q_proj"])
+    assert of_revision(get_peft_config(model), model).revision == "v1" and of_revision(None, model) is None

@@ -110,6 +110,13 @@ def test_a_request_goes_to_the_server_with_the_fewest_open_ones(start: Callable[
     assert [len(server.asked) for server in servers] == [2, 2, 2]
 
 
+def test_servers_that_were_started_alike_are_given_seeds(start: Callable[[], StandInVLLM]) -> None:
+    for servers in ([start()], [start(), start()]):
+        sample_in_turn(engine_of(*servers), *(ask(n) for n in range(4)))
+        seeds = [request["seed"] for one in servers for request in one.asked]
+        assert seeds == [None] * 4 if len(servers) == 1 else len(set(seeds)) == 4
+
+
 def _release_when_all_are_there(servers: list[StandInVLLM], n_requests: int) -> None:
     while sum(len(server.asked) for server in servers) < n_requests:
         time.sleep(0.01)

@@ -14,7 +14,7 @@ from toolgrpo.engines.base import SampleRequest
 from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.episode.trajectory import Message, StopReason, Trajectory
 from toolgrpo.gateway.conversations import as_repeated
-from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, TextRequest
+from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, Refused, TextRequest
 from toolgrpo.gateway.session import GatewaySession
 from toolgrpo.rollout import Episode, EpisodeRunner
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, scripted_runner, tiny_trainer
@@ -45,7 +45,7 @@ def session_of(
         await act(session)
         await session.end()
         await engine.close()
-        return session.trajectory(session.limit or StopReason.FINISHED)
+        return session.trajectory(session.ended_by)
 
     return asyncio.run(main()), engine
 
@@ -205,7 +205,19 @@ def test_a_turn_that_is_cut_says_so_and_can_be_gone_on_from() -> None:
         assert (cut.content, cut.finish_reason) == ("abc", "length")
 
     done, _ = session_of([ByteChat.say("abcdef")], act)
-    assert texts(done) == ["abc"] and not done.turns[0].closed and done.stop_reason is StopReason.FINISHED
+    assert texts(done) == ["abc"] and not done.turns[0].closed and done.stop_reason is StopReason.LENGTH
+
+
+def test_an_agent_whose_prompt_did_not_fit_and_that_shortens_it_has_met_no_limit() -> None:
+    async def act(session: GatewaySession) -> None:
+        await session.answer(asked(QUESTION))
+        with pytest.raises(Refused, match="context window"):
+            await session.answer(asked({"role": "user", "content": "q" * 9000}, tools=()))
+        assert session.ended_by is StopReason.CONTEXT_FULL
+        await session.answer(asked({"role": "user", "content": "r"}, tools=()))
+
+    done, _ = session_of([ByteChat.say("a"), ByteChat.say("b")], act)
+    assert done.stop_reason is StopReason.FINISHED
 
 
 class Rewriting:

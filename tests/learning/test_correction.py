@@ -48,4 +48,5 @@ def test_what_cuts_the_distribution_is_named() -> None:
     assert cut_by(SamplingOptions()) is None
     assert cut_by(SamplingOptions(top_p=0.9)) == "top_p 0.9"
     assert cut_by(SamplingOptions(top_k=50)) == "top_k 50"
+    assert cut_by(SamplingOptions(repetition_penalty=1.1)) == "repetition_penalty 1.1"
     assert cut_by(SamplingOptions(min_p=0.1)) == "min_p 0.1"

@@ -85,6 +85,8 @@ def test_what_is_not_the_reference_is_wrong(gold: Any, toolbox: Toolbox) -> None
     for turns, reward in ((said, 1.0), (silent, 0.0), (more, 0.0)):
         assert gold.play(task, toolbox, turns).reward == reward
     assert gold.play(task, toolbox, [*said[:2], *silent]).reward == 0.0
+    never_answers = gold.play(task, toolbox, [*said[:-1], "call pwd {}"], max_turns=len(said))
+    assert never_answers.reward == 0.0 and never_answers.stop_reason is StopReason.MAX_TURNS
     wrong = gold.play(
         task, toolbox, ['call cd {"folder": "nowhere"}', 'call cd {"no": 1}', "call book_flight {}", *said]
     )

@@ -88,6 +88,11 @@ def test_the_mixture_of_the_handbook_has_a_reward_for_each_task(monkeypatch: pyt
     found = load_tasks("recipes/data/handbook_train.yaml")
     assert Counter(found["task"]) == dict.fromkeys(KINDS, 60)
     assert {row["task"]: row["reward"] for row in found} == {
-        **{"lookup": "exact_match", "compute": "gsm8k", "stock": "exact_match", "files": "exact_match"}
+        **{
+            "lookup": "gsm8k",
+            "compute": "gsm8k",
+            "stock": "gsm8k",
+            "files": "exact_match",
+        }  # a list of numbers is no answer
     }
     assert len(load_tasks("recipes/data/handbook_heldout.yaml")) == 48

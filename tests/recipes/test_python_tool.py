@@ -47,6 +47,13 @@ def test_a_call_reads_what_is_printed_and_the_last_value_or_its_error(toolbox: T
     assert ask(toolbox, "1 + 1").content == "2"
 
 
+def test_a_session_says_that_its_variables_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLGRPO_PYTHON_TIMEOUT", "1")
+    with load_tools(environment=f"{FILE}:PythonSession", tool_timeout_s=240) as toolbox, toolbox.session({}) as session:
+        run = [session.run({"name": "python", "arguments": {"code": code}}) for code in ("x = 3", "while 1: pass", "x")]
+    assert "all variables are gone" in run[1].content and "NameError" in run[2].content
+
+
 def test_a_session_keeps_its_variables_and_episodes_do_not_share_them() -> None:
     async def episode(toolbox: Toolbox, value: int) -> list[str]:
         async with toolbox.session({}) as session:

@@ -78,6 +78,19 @@ def test_what_the_tool_said_has_to_be_told_in_a_sentence(text: str, expected: fl
         assert score("result_in_answer.py", text, episode(), prompts=unanswered) == 0.0, "no tool has said it"
 
 
+@pytest.mark.parametrize(
+    ("said", "text", "expected"),
+    [
+        ("47", "Together they have 47 apples today.", 1.0),  # it can only be told by itself
+        ("47", "47", 0.0),
+        ("Error: loan: years must be over 0 and at most 100", "The years of this loan must be at most 100.", 0.0),
+    ],
+)
+def test_a_short_result_is_told_and_an_error_is_none(said: str, text: str, expected: float) -> None:
+    prompt = [{"role": "user", "content": "What is it?"}, {"role": "tool", "content": said}]
+    assert score("result_in_answer.py", text, episode(), prompts=prompt) == expected
+
+
 def test_the_worked_questions_of_the_recipe_end_as_the_reward_wants() -> None:
     reward = load_reward(REPOSITORY / "rewards" / "result_in_answer.py")
     rows = [json.loads(line) for line in (REPOSITORY / "recipes/data/financial_generated_train.jsonl").open()]
@@ -112,11 +125,14 @@ def test_the_plain_reward_of_the_same_file(messages: list[tuple[str, str]], expe
         ("", [("loan_amortization", "payment 99", True)], 0.5),
         ("It is 99", [("loan_amortization", "payment 358.12", True)], 0.75),
         ("About 358.1", [("loan_amortization", "payment 358.12", True)], 1.0),
+        ("Over 30 years it is 358.12, about 358.1.", [("loan_amortization", "payment 358.12", True)], 1.0),
+        ("358.12, or 99", [("loan_amortization", "payment 358.12, total 99", True)], 0.75),  # it has not chosen
         ("About 358.1", [("npv_irr", "x", True), ("loan_amortization", "payment 358.12", True)], 0.95),
     ],
 )
 def test_financial_tools_reward(text: str, calls: list[tuple[str, str, bool]], expected: float) -> None:
-    columns = {"answer": "358.12", "expected_tools": ["loan_amortization"]}
+    asked = [{"role": "user", "content": "What is the payment over 30 years?"}]
+    columns = {"answer": "358.12", "expected_tools": ["loan_amortization"], "prompts": asked}
     assert score("financial_tools_reward.py", text, episode(*calls), **columns) == pytest.approx(expected)
 
 

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from toolgrpo.episode.tool_calls import ToolErrorKind
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolErrorKind
 from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.errors import DataError
 from toolgrpo.rollout.row_parts import OFFERED, check_tool_names, offered_tools, rows_without_their_tools
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedTools, run_episode
+from toolgrpo.tools import load_tools
 
 BOTH = 'call add {"a": 1, "b": 2}\ncall sub {"a": 1, "b": 2}\ncall add {"a": 3, "b": 4}'
 
@@ -41,6 +42,24 @@ def test_a_row_sees_and_calls_only_the_tools_it_names() -> None:
     assert "no tool named 'sub'. The tools are: add." in trajectory.results[1].content
     assert [name for name, _ in tools.calls] == ["add", "add"], "the hidden tool is never reached"
     assert tools.closed_sessions == 1 and tools.open_sessions == 0
+
+
+def test_a_broken_call_is_corrected_with_a_tool_that_the_row_sees() -> None:
+    broken = CallAttempt(AttemptStatus.INVALID_JSON, "{", detail='a call is {"name": ..., "arguments": {...}}')
+
+    def first(n: int = 1) -> str:
+        """Hidden."""
+        return "x"
+
+    def second(n: int = 1) -> str:
+        """Shown."""
+        return "x"
+
+    with load_tools([first, second]) as toolbox:
+        for row in ({"tools": ["second"]}, {"hidden_tools": ["first"]}):
+            with toolbox.session(row) as session:
+                (told,) = toolbox.wait_for(session.call([broken]))
+            assert '"name": "second"' in told.content and "first" not in told.content
 
 
 def test_a_row_can_have_no_tool_at_all() -> None:

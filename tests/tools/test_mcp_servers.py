@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import mcp_types
 import pytest
 from process_tree import all_end
 
@@ -20,6 +21,7 @@ from toolgrpo.episode.tool_calls import ToolErrorKind
 from toolgrpo.errors import ConfigError, PluginError
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.mcp.config_file import read_mcp_config
+from toolgrpo.tools.mcp.connection import content_text
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(900)]
 SERVER = str(Path(__file__).parents[1] / "fixtures" / "tools" / "mcp_server.py")
@@ -113,6 +115,13 @@ def test_one_session_per_trajectory_by_choice() -> None:
 
     with load_tools(mcp_config={"mcpServers": {"fixture": {**STDIO, "session": "trajectory"}}}) as box:
         assert asyncio.run(two(box)) == ["a, b", "c"]
+
+
+def test_parts_of_a_result_become_text() -> None:
+    file = mcp_types.TextResourceContents(uri="file:///a", text="hello body")
+    picture = mcp_types.ImageContent(type="image", data="", mime_type="image/png")
+    shown = [content_text(one) for one in (mcp_types.EmbeddedResource(type="resource", resource=file), picture)]
+    assert shown == ["hello body", "[image left out: only text can be shown]"]
 
 
 def test_two_servers_with_one_tool_need_a_prefix() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.errors import PluginError
-from toolgrpo.tools.arguments import ArgumentChecker
+from toolgrpo.tools.arguments import ArgumentChecker, example_of
 from toolgrpo.tools.bounds import MAX_DEPTH
 from toolgrpo.tools.plugin.schema import function_schema
 from toolgrpo.tools.toolbox import parse_call
@@ -39,6 +39,12 @@ def sample(
 
 
 CHECKER = ArgumentChecker("sample", function_schema(sample, "sample", "here")["function"]["parameters"])
+
+
+def test_an_object_of_any_keys_is_open_and_an_example_of_none_is_empty() -> None:
+    open_ones = ArgumentChecker("t", {"type": "object", "properties": {}, "additionalProperties": {}})
+    assert open_ones.check({"b": 1}).complaint is None
+    assert example_of({"type": "object", "properties": {}}) == {}
 
 
 @pytest.mark.parametrize(

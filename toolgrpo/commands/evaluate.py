@@ -11,6 +11,7 @@ into its base first; or a model behind a chat endpoint (`--engine chat_api`, `--
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from toolgrpo.build import Parts, endpoint_rollouts
 from toolgrpo.commands.arguments import DEFAULT_QUESTIONS, ScriptArguments, endpoint, name_at_endpoint
 from toolgrpo.commands.check import Preflight
 from toolgrpo.commands.check_lines import CheckReport
-from toolgrpo.commands.given import Given, keep_run_config, run_text
+from toolgrpo.commands.given import Given, keep_run_config, run_file, run_text
 from toolgrpo.commands.job import QUESTIONS, Job
 from toolgrpo.commands.loaded_model import load_model
 from toolgrpo.commands.table import EvaluationArguments
@@ -30,7 +31,7 @@ from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.build import EngineOptions
 from toolgrpo.engines.policy import Policy
 from toolgrpo.episode.dropped import DropCause
-from toolgrpo.errors import TooManyDroppedError
+from toolgrpo.errors import ConfigError, TooManyDroppedError
 from toolgrpo.evaluation.report import Comparison, ModelReport, on_shared_questions
 from toolgrpo.evaluation.run import Evaluation, evaluate
 from toolgrpo.observe.console import show_warnings
@@ -39,6 +40,8 @@ from toolgrpo.observe.recorder import EpisodeRecorder, TokenText, episodes_path,
 from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
 from toolgrpo.rollout import Rollouts
 from toolgrpo.rollout.observers import Observers
+from toolgrpo.support.settings_files import BadSettings, read_yaml
+from toolgrpo.support.shipped_files import located
 from toolgrpo.support.storage import storage_errors, write_whole
 from toolgrpo.trainer.assembly import engine_lines
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
@@ -55,6 +58,13 @@ class EvaluationConfig(ToolGRPOConfig):
     """
 
     may_be_greedy = True
+
+    def __post_init__(self) -> None:
+        # Batches of a training, which several processes may have filled; TRL would ask that groups fill them here too.
+        if self.per_device_train_batch_size * self.gradient_accumulation_steps % max(1, self.num_generations):
+            self.per_device_train_batch_size: int = self.num_generations
+            self.generation_batch_size = self.steps_per_generation = None
+        super().__post_init__()
 
     def engine_options(self) -> EngineOptions:
         options = super().engine_options()
@@ -99,10 +109,31 @@ class EvaluationRun:
         return comparison
 
     def _questions(self) -> Dataset:
+        self._refuse_other_shares()
         rows = Job(self.script, self.config, self.model, self.terminal).heldout_rows(DEFAULT_QUESTIONS)
         assert rows is not None
         self.terminal.say(f"data      {self._spec()}: {len(rows)} questions, {self.evaluation.samples} episodes each")
         return rows
+
+    def _refuse_other_shares(self) -> None:
+        """Refuse held-out rows of another seed or share than the model's run had, of which some were trained on."""
+        file = run_file(Path(str(self.model.model_name_or_path)))
+        try:
+            known = {} if file is None else read_yaml(file)
+        except (OSError, BadSettings):
+            known = {}
+        if not self.script.eval_share or not isinstance(known, Mapping) or not known.get("eval_share"):
+            return
+        its, ours = str(known.get("dataset_id_or_path")), str(self.script.dataset_id_or_path)
+        if its not in (ours, str(located(ours).resolve())):
+            return
+        had = (known.get("seed", EvaluationConfig.seed), known["eval_share"])
+        if had != (self.config.seed, self.script.eval_share):
+            raise ConfigError(
+                f"eval_share {self.script.eval_share:g} with seed {self.config.seed} holds out other rows than the run of "
+                f"{self.model.model_name_or_path}, which trained on some of them; give what it had: --seed {had[0]} "
+                f"--eval_share {had[1]:g}"
+            )
 
     def _measure(self, name: str, rows: Dataset, label: str) -> ModelReport | CheckReport:
         """Measure one model on all questions; in a dry run load it, and check what it would be measured with."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.chat.base import ChatFormat, tool_message
-from toolgrpo.commands.given import RUN_FILE, Given
+from toolgrpo.commands.given import Given, run_file
 from toolgrpo.commands.table import ExportArguments
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
 from toolgrpo.models import adapter_with_base, base_of_adapter, is_adapter
@@ -167,9 +167,9 @@ def _template(chat: ChatFormat, tokenizer: Any, schemas: Sequence[Mapping[str, A
 
 
 def _config_of(folder: Path) -> Mapping[str, Any]:
-    path = folder / RUN_FILE
+    path = run_file(folder)
     try:
-        return (read_yaml(path) or {}) if path.is_file() else {}
+        return (read_yaml(path) or {}) if path is not None else {}
     except BadSettings as error:
         raise ConfigError(f"{path} {error}") from error
 

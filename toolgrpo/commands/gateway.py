@@ -31,7 +31,8 @@ from toolgrpo.trainer.config import ModelConfig
 
 async def answer_alone(shared: EpisodeRunner, request: ChatRequest | TextRequest) -> ModelAnswer:
     """Answer a request in a session of its own."""
-    return await GatewaySession(shared, Episode(()), obeys_sampling=True).answer(request)
+    alone = Episode((), enable_thinking=shared.parts.enable_thinking)
+    return await GatewaySession(shared, alone, obeys_sampling=True).answer(request)
 
 
 def run_gateway(given: Given, terminal: Terminal) -> int:

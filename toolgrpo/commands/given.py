@@ -48,7 +48,7 @@ _RUN_ID = "run_id"  # a key of that file, which says whose checkpoints are besid
 _MEAN_LORA = ("lora_r", "lora_alpha")  # where they describe the model, as other recipes have it
 _MAY_BE_PATHS = (
     *("tools_script", "environment", "mcp_config", "reward_fn", "stage_fn", "dataset_id_or_path"),
-    *("eval_dataset_id_or_path", "from_run", "model_name_or_path", "output_dir"),
+    *("eval_dataset_id_or_path", "from_run", "model_name_or_path", "output_dir", "agent", "deepspeed"),
 )
 _TEXTS = ("system_prompt",)  # they may speak of keys, and the model reads them as they are
 _PER_CALL = ("dry_run", "resume_from_checkpoint")  # of one call of the command, not of the run
@@ -70,6 +70,7 @@ class Given:
     file: Path | None = None
     command: str = ""
     said: Sequence[str] = ()  # how keys of other recipes were read
+    launches: bool = False  # processes of their own will read it again
     launcher: Mapping[str, Any] = field(default_factory=dict)  # words for accelerate's launcher in the file
 
     def over(self, file: Path) -> Given:
@@ -353,10 +354,16 @@ def _load_yaml(path: Path) -> tuple[Mapping[str, Any], Mapping[tuple[str, str], 
 
 def run_text(given: Given) -> str:
     """Return the text of the file that keeps these values."""
+    from toolgrpo.models import NAMED_MODELS  # brings safetensors' weight, which help does not need
+
     values = dict(given.values)
+    names = (
+        *NAMED_MODELS,
+        str(values.get("output_dir")),
+    )  # which a folder of that name is not, but for the output folder
     texts = {name: values[name] for name in _TEXTS if name in values}
     kept = {
-        name: _whole(value) if name in _MAY_BE_PATHS else value
+        name: _whole(values[name], value, () if name == "output_dir" else names) if name in _MAY_BE_PATHS else value
         for name, value in {**without_secrets(values), **texts}.items()
         if name not in _PER_CALL and not (value is None and given.flags[name].default is None)
     }
@@ -396,6 +403,12 @@ def same_command(given: Given, command: str, flags: Mapping[str, Flag], without:
     return shlex.join(words)
 
 
+def run_file(model: Path) -> Path | None:
+    """Return the file of the run that wrote a model, which may be one of its checkpoints; None: there is none."""
+    places = (model, model.parent) if model.name.startswith("checkpoint-") else (model,)
+    return next((place / RUN_FILE for place in places if (place / RUN_FILE).is_file()), None)
+
+
 def config_of_run(folder: Path) -> Path:
     """Return the file of the run whose recording is here, or in the folder above."""
     for place in (folder, folder.parent):
@@ -419,11 +432,11 @@ def lies_in(folder: Path, name: str, spec: str) -> bool:
     return any(path.exists() and path.resolve().is_relative_to(inside) for path in paths)
 
 
-def _whole(value: Any) -> Any:
-    """Return a path that exists as an absolute one, and anything else as it is."""
+def _whole(value: Any, shown: Any, names: Collection[str]) -> Any:
+    """Return a path that exists as an absolute one, and anything else as it is shown; names come before paths."""
     if isinstance(value, list):
-        return [_whole(one) for one in value]
+        return [_whole(one, as_shown, names) for one, as_shown in zip(value, shown, strict=True)]
     path, colon, rest = str(value).partition(":")
-    if not path or not located(path).exists():
-        return value
+    if not path or value in names or not located(path).exists():
+        return shown
     return f"{located(path).resolve()}{colon}{rest}"

@@ -266,7 +266,7 @@ class Job:
         if model.use_peft:
             path = self._place_of(self.model_name)
             model = with_lora_modules(model, lambda: shape_of(path, model, self.config.trust_remote_code))
-        return get_peft_config(model)
+        return of_revision(get_peft_config(model), model)
 
     def _rows(self, spec: str, split: str, limit: int | None) -> Dataset:
         bad_rows = BadRows()
@@ -284,6 +284,13 @@ class Job:
         check_model(name)
         path = Path(name).expanduser()
         return str(path) if path.exists() else name
+
+
+def of_revision(adapter: Any, model: ModelConfig) -> Any:
+    """Return an adapter's config, if there is one, with the revision of its base model, which PEFT loads it onto."""
+    if adapter is not None and model.model_revision not in (None, "main"):
+        adapter.revision = model.model_revision
+    return adapter
 
 
 def init_kwargs_of(model: ModelConfig) -> dict[str, Any]:

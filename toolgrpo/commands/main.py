@@ -19,7 +19,7 @@ from typing import Any
 
 from toolgrpo.commands import arguments as look
 from toolgrpo.commands.flags import Flag
-from toolgrpo.commands.given import RUN_FILE, Given, read_given, split_words
+from toolgrpo.commands.given import Given, read_given, run_file, split_words
 from toolgrpo.commands.help_page import asked_for, completion, help_text
 from toolgrpo.commands.other_names import LAUNCHER_FLAGS
 from toolgrpo.commands.table import COMMANDS, Command, flags_of
@@ -68,8 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _nobody_reads()
     try:
         given = read(name, words)
-        errors = mistakes(given)
-        if given.launcher and name in _IN_SEVERAL and not {"RANK", "ACCELERATE_MIXED_PRECISION"} & os.environ.keys():
+        alone = {"RANK", "ACCELERATE_MIXED_PRECISION"} & os.environ.keys()
+        in_file = bool(given.launcher) and name in _IN_SEVERAL and not alone
+        errors = mistakes(replace(given, launches=in_file or bool(launch)))
+        if in_file:
             launch, words = launched(arguments[1:], given.launcher)
     except ToolGRPOError as unreadable:  # its file
         errors = [unreadable]
@@ -119,8 +121,8 @@ def read(name: str, argv: Sequence[str]) -> Given:
     given = read_given(flags_of(name), argv, command.positional, command.asks)
     if command.reads_run and given.file is None:
         folder = given.values.get(next(iter(command.positional)))
-        if folder is not None and (Path(folder) / RUN_FILE).is_file():
-            given = given.over(Path(folder) / RUN_FILE)
+        if folder is not None and (file := run_file(Path(folder))) is not None:
+            given = given.over(file)
     return replace(given, command=name, complaints=list(dict.fromkeys([*given.complaints, *_missing(command, given)])))
 
 

@@ -173,6 +173,8 @@ def in_our_words(keys: Sequence[GivenKey], typed: Mapping[str, Any], known: Mapp
 def _set_variables(read: Reading, key: GivenKey) -> None:
     read.read_as(key)
     for name, value in (key.value if key.name == "env" else {_VARIABLES[key.name]: key.value}).items():
+        if value is None:  # `wandb_entity:` says nothing
+            continue
         try:
             os.environ[str(name)] = str(value)
         except (OSError, ValueError) as error:  # its name is empty, say

@@ -24,7 +24,7 @@ from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from toolgrpo.build import load_tokenizer, markers_line
 from toolgrpo.commands.given import Given, config_of_run, keep_run_config, lies_in, resume_command, run_text
-from toolgrpo.commands.job import init_kwargs_of, shape_of, with_lora_modules
+from toolgrpo.commands.job import init_kwargs_of, of_revision, shape_of, with_lora_modules
 from toolgrpo.commands.plugins import TOOL_SOURCES, tool_flags, tool_sources
 from toolgrpo.commands.show import recording_in
 from toolgrpo.commands.table import SFTArguments, SFTOptions
@@ -213,7 +213,7 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
             args=config,
             train_dataset=_labelled(examples),
             processing_class=tokenizer,
-            peft_config=get_peft_config(model),
+            peft_config=of_revision(get_peft_config(model), model),
             callbacks=[progress],
         )
     except ToolGRPOError:

@@ -22,9 +22,11 @@ replace its weights: keep it on a private network.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from logging import getLogger
 from typing import TYPE_CHECKING
 
@@ -104,6 +106,8 @@ class VLLMServerEngine:
         if run is None:
             raise EngineError("the vllm_server engine is not open")
         check_request(request, self.max_model_len)
+        if request.seed is None and len(self._servers) > 1:  # servers that were started alike would draw alike
+            request = replace(request, seed=secrets.randbits(62))
         return await run.sample(request)
 
     async def close(self) -> None:

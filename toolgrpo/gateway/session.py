@@ -89,6 +89,7 @@ class GatewaySession:
         default_factory=lambda: asyncio.get_running_loop().create_future(), init=False
     )
     limit: StopReason | None = field(default=None, init=False)  # that was met
+    cut: bool = field(default=False, init=False)  # the last turn, by whatever limit
     _sequences: list[KnownSequence] = field(default_factory=list, init=False)
     _conversations: Conversations = field(default_factory=Conversations, init=False)
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # requests are rendered in their order
@@ -103,6 +104,11 @@ class GatewaySession:
 
     def __post_init__(self) -> None:
         self._started_s = self.shared.parts.clock()
+
+    @property
+    def ended_by(self) -> StopReason:
+        """Return why the episode ends, if it does now."""
+        return self.limit or (StopReason.LENGTH if self.cut else StopReason.FINISHED)
 
     async def answer(self, request: ChatRequest | TextRequest) -> ModelAnswer:
         """Answer a request of messages, or of tokens."""
@@ -284,7 +290,9 @@ class GatewaySession:
         else:
             parsed = self._parsed(sample, ids, sequence)
         self._write(start, sample, parsed, started)
-        cut = sample.finish_reason is FinishReason.LENGTH and not stopped
+        self.cut = cut = sample.finish_reason is FinishReason.LENGTH and not stopped
+        if not cut and self.limit is StopReason.CONTEXT_FULL:  # a shorter prompt went on
+            self.limit = None
         if cut and len(sample.ids) >= room.tokens and not room.by_turn_cap:
             self.limit = self.limit or room.when_full
         calls = self._handed_out(parsed, last=max_turns is not None and number >= max_turns)

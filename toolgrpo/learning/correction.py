@@ -199,6 +199,8 @@ def cut_by(options: SamplingOptions) -> str | None:
         return f"top_k {options.top_k}"
     if options.min_p > 0:
         return f"min_p {options.min_p:g}"
+    if options.repetition_penalty != 1:
+        return f"repetition_penalty {options.repetition_penalty:g}"
     return None
 
 

@@ -210,7 +210,7 @@ def _example(schema: Any, depth: int = 0) -> Any:
     if kind == "object":
         properties = schema.get("properties") or {}
         wanted = list(schema.get("required") or properties)[:_MAX_EXAMPLE_KEYS]
-        return {key: _example(properties.get(key), depth + 1) for key in wanted} or {"key": "value"}
+        return {key: _example(properties.get(key), depth + 1) for key in wanted} or ({"key": "value"} if depth else {})
     return _EXAMPLES.get(str(kind), "value")
 
 

@@ -139,7 +139,9 @@ class Toolbox:
 
         `row` goes to the environment's reset, if there is one.
         """
-        return ToolboxSession(self, [backend.session(row) for backend in self._backends])
+        names, hidden = row.get("tools"), row.get("hidden_tools") or ()
+        shown = [name for name in self.tools if (names is None or name in names) and name not in hidden]
+        return ToolboxSession(self, [backend.session(row) for backend in self._backends], shown)
 
     def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on a loop of this toolbox's own, for whoever has none."""
@@ -169,10 +171,11 @@ class ToolboxSession(ToolSession):
     to the next.
     """
 
-    def __init__(self, toolbox: Toolbox, parts: Sequence[BackendSession]) -> None:
+    def __init__(self, toolbox: Toolbox, parts: Sequence[BackendSession], shown: Sequence[str]) -> None:
         super().__init__(next((part for part in parts if isinstance(part, EnvironmentSession)), None))
         self._toolbox = toolbox
         self._parts = parts
+        self._shown = shown  # the tools that the model is shown
         self._open = AsyncExitStack()
         self._began = time.monotonic()
 
@@ -236,11 +239,10 @@ class ToolboxSession(ToolSession):
 
     def _filled(self, detail: str, said: str) -> str:
         """Return a complaint with a whole call for the form that it shows: of the tool that the model named, or the first."""
-        tools = self._toolbox.tools
-        if not tools or "{...}" not in detail:
+        if not self._shown or "{...}" not in detail:
             return detail
-        name = max((name for name in tools if name in said), key=len, default=next(iter(tools)))
-        return written(detail, name, example_of(tools[name].spec.parameters))
+        name = max((name for name in self._shown if name in said), key=len, default=self._shown[0])
+        return written(detail, name, example_of(self._toolbox.tools[name].spec.parameters))
 
     def _refuse(self, attempt: CallAttempt, kind: ToolErrorKind, detail: str) -> ToolResult:
         shown = cut(f"Error: {detail}", _MAX_ERROR_CHARS)

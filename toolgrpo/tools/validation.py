@@ -53,7 +53,7 @@ class SchemaValidator:
         self.schema: Mapping[str, Any] = _with_null(parameters)
         if closed:
             self.schema = _closed(self.schema)
-        if not self.schema.get("additionalProperties") and "patternProperties" not in self.schema:
+        if self.schema.get("additionalProperties") in (None, False) and "patternProperties" not in self.schema:
             self.schema = {**self.schema, "additionalProperties": False}
         if self.schema.get("type", "object") != "object" or not isinstance(self.schema.get("properties", {}), Mapping):
             raise PluginError(

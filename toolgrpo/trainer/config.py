@@ -56,7 +56,7 @@ class ToolGRPOConfig(trl.GRPOConfig):  # type: ignore[misc]  # TRL ships no type
 
     def __post_init__(self) -> None:
         self.__dict__.update(settled_device(self.__dict__))
-        take_trl_arguments(self.__dict__)
+        take_trl_arguments(self.__dict__, {known.name: known.default for known in fields(self)})
         self._check_fields_of_trl()
         self._settle_evaluation()
         own_batch = self.generation_batch_size is None and self.steps_per_generation is None

@@ -261,6 +261,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         trl_jobs.refuse_replaced_generate(self.model)
         self._claim_folder()
         self._proof.again()
+        self._weights_of_step = None  # another run begins at step 0 too
         self.best_step = None
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         with report_first_failure(Path(self.args.output_dir), self.accelerator), self._stop:

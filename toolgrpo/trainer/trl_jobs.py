@@ -30,7 +30,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SAID_ELSEWHERE = ("messages", "conversation", "tools", "tokenize", "add_generation_prompt", "continue_final_message")
 
 
-def take_trl_arguments(fields: dict[str, Any]) -> None:
+def take_trl_arguments(fields: dict[str, Any], defaults: Mapping[str, Any]) -> None:
     """Spread the dictionaries of TRL's config over the fields they stand for, while the config is made."""
     for name in ("generation_kwargs", "chat_template_kwargs"):
         value = fields[name]
@@ -39,7 +39,11 @@ def take_trl_arguments(fields: dict[str, Any]) -> None:
                 fields[name] = value = json.loads(value)
         if value is not None and not isinstance(value, Mapping):
             raise ConfigError(f"{name} must be a dictionary (on the command line in JSON), got {value!r}")
-    fields.update(_sampling(dict(fields["generation_kwargs"] or {})))
+    sampling = _sampling(dict(fields["generation_kwargs"] or {}))
+    for name, value in sampling.items():
+        if fields[name] not in (defaults[name], value):
+            raise ConfigError(f"{name} is {fields[name]}, but generation_kwargs says {value}; keep one of them")
+    fields.update(sampling)
     fields["enable_thinking"] = _thinking(dict(fields["chat_template_kwargs"] or {}), fields["enable_thinking"])
 
 

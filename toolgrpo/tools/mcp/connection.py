@@ -156,9 +156,10 @@ class McpConnection:
         return Reply(text, ToolErrorKind.DIED)
 
     def _reply(self, result: mcp_types.CallToolResult) -> Reply:
-        parts = [_content_text(block) for block in result.content]
+        parts = [content_text(block) for block in result.content]
         if not parts and result.structured_content is not None:
-            parts = [mcp_types.CallToolResult.model_dump_json(result, include={"structured_content"})]
+            wrapped = mcp_types.CallToolResult.model_dump_json(result, include={"structured_content"})
+            parts = [wrapped.partition(":")[2][:-1]]
         rendered = cut("\n".join(parts), self._options.max_result_chars)
         error = ToolErrorKind.RAISED if result.is_error else None
         return Reply(rendered.text, error, left_out=rendered.left_out)
@@ -276,9 +277,12 @@ async def _started(server: StdioServerParameters, output: _ServerOutput) -> Asyn
         yield streams
 
 
-def _content_text(block: object) -> str:
+def content_text(block: object) -> str:
     if isinstance(block, mcp_types.TextContent):
         return block.text
+    resource = block.resource if isinstance(block, mcp_types.EmbeddedResource) else None
+    if isinstance(resource, mcp_types.TextResourceContents):
+        return resource.text
     kind = getattr(block, "type", type(block).__name__)
     return f"[{kind} left out: only text can be shown]"
 

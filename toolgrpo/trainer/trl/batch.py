@@ -198,7 +198,7 @@ class OffPolicy:
             f"{self._cut_by} biases rollout_correction {self._correction.method}: the engine draws from a cut "
             f"distribution, and the trainer's log-probabilities are {-bias:.3g} a token below its own, the logarithm of "
             f"what is cut off; so a token is weighted by {math.exp(bias):.3g}, and the {longest} tokens of the longest "
-            f"episode together by e^{bias * longest:.3g}. Leave top_p, top_k and min_p off in training, or set "
+            f"episode together by e^{bias * longest:.3g}. Leave top_p, top_k, min_p and repetition_penalty off in training, or set "
             f"rollout_correction off"
         )
         self._cut_by = None
