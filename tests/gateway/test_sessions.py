@@ -220,6 +220,18 @@ def test_an_agent_whose_prompt_did_not_fit_and_that_shortens_it_has_met_no_limit
     assert done.stop_reason is StopReason.FINISHED
 
 
+def test_the_last_message_is_that_of_the_conversation_that_ended_last() -> None:
+    """A tool of the agent asks the model, too; a reward reads what the agent said in the end."""
+
+    async def act(session: GatewaySession) -> None:
+        first = await session.answer(asked(QUESTION))
+        await session.answer(asked({"role": "user", "content": "expert?"}, tools=()))
+        await session.answer(asked(QUESTION, as_repeated(first), result(first, "7")))
+
+    done, _ = session_of([ByteChat.say(one) for one in (CALL, "7", "42")], act)
+    assert len(done.segments) == 2 and done.completion()[-1]["content"] == "42"
+
+
 class Rewriting:
     """A player whose agent asks twice, and says its first answer again in other words."""
 

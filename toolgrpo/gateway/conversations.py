@@ -105,8 +105,12 @@ def results_of(
     return tuple(results)
 
 
+def _last_said(part: Trajectory) -> float:
+    return part.turns[-1].started_s if part.turns else 0.0
+
+
 def joined(sequences: Sequence[KnownSequence], reason: StopReason, **what: Any) -> Trajectory:
-    """Return the episode whose segments these sequences are, in order of birth."""
+    """Return the episode whose segments these sequences are, in order of birth; its messages end with what was said last."""
     if len(sequences) == 1:
         return sequences[0].ledger.finish(reason, **what)
     parts = [sequence.ledger.finish(reason) for sequence in sequences]
@@ -117,7 +121,7 @@ def joined(sequences: Sequence[KnownSequence], reason: StopReason, **what: Any) 
     columns = first_columns(segments)
     return Trajectory.of_segments(
         segments,
-        messages=[message for part in parts for message in part.messages],
+        messages=[message for part in sorted(parts, key=_last_said) for message in part.messages],
         turns=[
             replace(turn, start=turn.start + column, end=turn.end + column)
             for part, column in zip(parts, columns, strict=True)

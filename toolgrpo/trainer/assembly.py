@@ -171,6 +171,7 @@ def model_card(given: Parts, rewards: Mapping[str, float]) -> ModelCard:
         data=_described(given.train_dataset),
         is_adapter=hasattr(given.policy.model, "peft_config"),
         chat=given.chat.name,
+        thinking=given.config.enable_thinking,
     )
 
 

@@ -53,6 +53,7 @@ class ModelCard:
     data: str = ""
     datasets: Sequence[str] = ()  # of the hub, among the data
     system_prompt: str | None = None  # of rows that bring none
+    thinking: bool | None = None  # what the chat template was told of it
     success: Mapping[str, Mapping[str, Share]] = field(default_factory=dict)  # {"before": {"greedy": ...}, ...}
     measured_on: Mapping[str, Any] = field(default_factory=dict)  # its data set, in the fields of an EvalResult
     n_trained_on: int = 0  # of the questions it was measured on
@@ -139,7 +140,8 @@ class ModelCard:
             "model = AutoModelForCausalLM.from_pretrained(folder)\n"
             f'messages = [{system if self.system_prompt else ""}{{"role": "user", "content": "..."}}]  # a question\n'
             "prompt = tokenizer.apply_chat_template(\n"
-            '    messages, tools=tools, add_generation_prompt=True, return_dict=True, return_tensors="pt"\n'
+            f"    messages, tools=tools, {'' if self.thinking is None else f'enable_thinking={self.thinking}, '}"
+            'add_generation_prompt=True, return_dict=True, return_tensors="pt"\n'
             ")\n"
             "reply = model.generate(**prompt, max_new_tokens=256)\n"
             'print(tokenizer.decode(reply[0, prompt["input_ids"].shape[1] :]))\n'
@@ -150,6 +152,8 @@ class ModelCard:
 
     def _serve(self) -> str:
         flags = vllm_flags(self.chat) if self.tools else ""
+        if self.thinking is not None:
+            flags += f" --default-chat-template-kwargs '{json.dumps({'enable_thinking': self.thinking})}'"
         if not self.is_adapter:
             return _serve_whole(flags)
         base = plain(self.base_model)
