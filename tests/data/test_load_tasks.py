@@ -337,11 +337,11 @@ def test_cells_of_a_table_are_read_as_what_their_columns_mean(tmp_path: Path, te
     assert second["enable_thinking"] is None and second["expected_tools"] is None
 
 
-@pytest.mark.parametrize("cell", ["yes,", "2,", ",add"])
+@pytest.mark.parametrize("cell", ["yes,", "2,"])
 def test_cells_that_mean_nothing_are_named_with_their_line(tmp_path: Path, cell: str) -> None:
     file = tmp_path / "rows.csv"
     file.write_text(f"prompt,enable_thinking,expected_tools\nq,{cell}\n")
-    with pytest.raises(DataError, match=r"rows\.csv.*the column '(enable_thinking|expected_tools)' must be"):
+    with pytest.raises(DataError, match=r"rows\.csv.*the column 'enable_thinking' must be"):
         load_tasks(file)
 
 
@@ -349,5 +349,6 @@ def test_a_folder_of_rows_may_hold_the_runs_that_were_trained_on_them(tmp_path: 
     for folder in (tmp_path, tmp_path / "output"):
         folder.mkdir(exist_ok=True)
         (folder / "heldout.jsonl").write_text(json.dumps({"prompt": folder.name}) + "\n")
+    (tmp_path / "output" / "run.yaml").write_text("")
     (row,) = load_tasks(tmp_path, split="heldout")
     assert row["prompt"][0]["content"] == tmp_path.name

@@ -45,7 +45,7 @@ def session_of(
         await act(session)
         await session.end()
         await engine.close()
-        return session.trajectory(session.ended_by)
+        return session.trajectory(session.limit or StopReason.FINISHED)
 
     return asyncio.run(main()), engine
 
@@ -205,7 +205,8 @@ def test_a_turn_that_is_cut_says_so_and_can_be_gone_on_from() -> None:
         assert (cut.content, cut.finish_reason) == ("abc", "length")
 
     done, _ = session_of([ByteChat.say("abcdef")], act)
-    assert texts(done) == ["abc"] and not done.turns[0].closed and done.stop_reason is StopReason.LENGTH
+    assert texts(done) == ["abc"] and not done.turns[0].closed and done.stop_reason is StopReason.FINISHED
+    assert not done.ended_itself, "an agent's own limit is one"
 
 
 def test_an_agent_whose_prompt_did_not_fit_and_that_shortens_it_has_met_no_limit() -> None:
@@ -213,7 +214,7 @@ def test_an_agent_whose_prompt_did_not_fit_and_that_shortens_it_has_met_no_limit
         await session.answer(asked(QUESTION))
         with pytest.raises(Refused, match="context window"):
             await session.answer(asked({"role": "user", "content": "q" * 9000}, tools=()))
-        assert session.ended_by is StopReason.CONTEXT_FULL
+        assert session.limit is StopReason.CONTEXT_FULL
         await session.answer(asked({"role": "user", "content": "r"}, tools=()))
 
     done, _ = session_of([ByteChat.say("a"), ByteChat.say("b")], act)

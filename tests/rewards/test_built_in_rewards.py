@@ -109,6 +109,9 @@ def test_a_dotted_path_is_a_reward_of_the_working_folder(tmp_path: Path, monkeyp
         ("It is \u22127.", "-7", 1.0),
         ("10-7 is 3", "-7", 0.0),
         ("It is 7/10", "7", 0.0),
+        ("on 15/03/2024", "2024", 1.0),
+        ("version 1.2.3 of 10.0.0.1", "1.2", 0.0),
+        ("Room 7b", "7", 0.0),
         ("Agent 007", "7", 1.0),
         ("Agent 7", "007", 0.0),
         ("about 7%", "7 %", 0.0),
@@ -186,6 +189,9 @@ def test_gsm8k_takes_bare_answers_and_its_own_text() -> None:
         (r"\boxed{74}, not 73", "73", 0.0),
         *((rf"\boxed{{{odd}}}", "12", 0.0) for odd in (r"\sqrt{12}", "2^{12}", "10, 12", r"12\pi")),
         (r"\boxed{12 \text{ cm}^{2}}", "12", 1.0),
+        (r"\boxed{12^\circ}", "12", 1.0),
+        (r"\boxed{f(2) = 12}", "12", 1.0),
+        (r"\boxed{- \frac{1}{2}}", r"- \frac{1}{2}", 1.0),
     ],
 )
 def test_math(text: str, answer: str, expected: float) -> None:

@@ -61,9 +61,8 @@ class EvaluationConfig(ToolGRPOConfig):
 
     def __post_init__(self) -> None:
         # Batches of a training, which several processes may have filled; TRL would ask that groups fill them here too.
-        if self.per_device_train_batch_size * self.gradient_accumulation_steps % max(1, self.num_generations):
-            self.per_device_train_batch_size: int = self.num_generations
-            self.generation_batch_size = self.steps_per_generation = None
+        self.per_device_train_batch_size: int = self.num_generations
+        self.generation_batch_size = self.steps_per_generation = None
         super().__post_init__()
 
     def engine_options(self) -> EngineOptions:
@@ -125,14 +124,17 @@ class EvaluationRun:
         if not self.script.eval_share or not isinstance(known, Mapping) or not known.get("eval_share"):
             return
         its, ours = str(known.get("dataset_id_or_path")), str(self.script.dataset_id_or_path)
-        if its not in (ours, str(located(ours).resolve())):
+        same_split = known.get("dataset_split", ScriptArguments.dataset_split) == self.script.dataset_split
+        if its not in (ours, str(located(ours).resolve())) or not same_split:
             return
-        had = (known.get("seed", EvaluationConfig.seed), known["eval_share"])
-        if had != (self.config.seed, self.script.eval_share):
+        had = {"seed": known.get("seed", EvaluationConfig.seed), "eval_share": known["eval_share"]}
+        had["max_rows"] = known.get("max_rows")
+        now = {"seed": self.config.seed, "eval_share": self.script.eval_share, "max_rows": self.script.max_rows}
+        if had != now:
+            words = " ".join(f"--{name} {'none' if value is None else value}" for name, value in had.items())
             raise ConfigError(
                 f"eval_share {self.script.eval_share:g} with seed {self.config.seed} holds out other rows than the run of "
-                f"{self.model.model_name_or_path}, which trained on some of them; give what it had: --seed {had[0]} "
-                f"--eval_share {had[1]:g}"
+                f"{self.model.model_name_or_path}, which trained on some of them; give what it had: {words}"
             )
 
     def _measure(self, name: str, rows: Dataset, label: str) -> ModelReport | CheckReport:

@@ -361,10 +361,9 @@ def run_text(given: Given) -> str:
         *NAMED_MODELS,
         str(values.get("output_dir")),
     )  # which a folder of that name is not, but for the output folder
-    texts = {name: values[name] for name in _TEXTS if name in values}
     kept = {
-        name: _whole(values[name], value, () if name == "output_dir" else names) if name in _MAY_BE_PATHS else value
-        for name, value in {**without_secrets(values), **texts}.items()
+        name: _whole(value, () if name == "output_dir" else names) if name in _MAY_BE_PATHS else value
+        for name, value in _told(values).items()
         if name not in _PER_CALL and not (value is None and given.flags[name].default is None)
     }
     head = "# What this run was given; toolgrpo COMMAND --config takes it.\n"
@@ -395,10 +394,11 @@ def resume_command(command: str, output_dir: Path) -> str:
 def same_command(given: Given, command: str, flags: Mapping[str, Flag], without: Collection[str] = ()) -> str:
     """Return the line that starts another command with what was given, as far as its `flags` take it."""
     words = ["toolgrpo", command] + ([] if given.file is None else ["--config", str(given.file)])
-    for name, value in without_secrets(given.values).items():
+    for name, value in _told(given.values).items():
         taken = name in flags and not flags[name].of_training and name not in without
-        if taken and value is not None and name not in given.places:
-            several = value if isinstance(value, list | tuple) else [value]
+        unsaid = value is None and given.file is None and name in flags and flags[name].default is None
+        if taken and not unsaid and name not in given.places:
+            several = value if isinstance(value, list | tuple) else ["none" if value is None else value]
             words += [f"--{name}", *(str(one).lower() if isinstance(one, bool) else str(one) for one in several)]
     return shlex.join(words)
 
@@ -432,11 +432,28 @@ def lies_in(folder: Path, name: str, spec: str) -> bool:
     return any(path.exists() and path.resolve().is_relative_to(inside) for path in paths)
 
 
-def _whole(value: Any, shown: Any, names: Collection[str]) -> Any:
-    """Return a path that exists as an absolute one, and anything else as it is shown; names come before paths."""
+def _told(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values without their secrets; what a path, or a text for the model, looks like is none."""
+    told = dict(without_secrets(dict(values)))
+    for name in told.keys() & {*_MAY_BE_PATHS, *_TEXTS}:
+        given, shown = (value if isinstance(value, list) else [value] for value in (values[name], told[name]))
+        parts = [one if name in _TEXTS or _place(one) else blank for one, blank in zip(given, shown, strict=True)]
+        told[name] = parts if isinstance(values[name], list) else parts[0]
+    return told
+
+
+def _whole(value: Any, names: Collection[str]) -> Any:
+    """Return a path that exists as an absolute one, and anything else as it is; names come before paths."""
     if isinstance(value, list):
-        return [_whole(one, as_shown, names) for one, as_shown in zip(value, shown, strict=True)]
-    path, colon, rest = str(value).partition(":")
-    if not path or value in names or not located(path).exists():
-        return shown
-    return f"{located(path).resolve()}{colon}{rest}"
+        return [_whole(one, names) for one in value]
+    place = None if value in names else _place(value)
+    return value if place is None else f"{place.resolve()}{''.join(str(value).partition(':')[1:])}"
+
+
+def _place(value: Any) -> Path | None:
+    """Return the file or folder that a value names before its first colon, if there is one."""
+    path = str(value).partition(":")[0]
+    try:
+        return located(path) if path and located(path).exists() else None
+    except OSError:  # a command, too long for a name
+        return None

@@ -318,6 +318,16 @@ def _known_of_run(folder: Path) -> Mapping[str, Any]:
     return known if isinstance(known, Mapping) else {}
 
 
+def _plays_held_out_rows(known: Mapping[str, Any]) -> bool:
+    """Return whether an evaluation, of which this is known, played other rows than those to train on."""
+    rows, asked = known.get("dataset_id_or_path"), known.get("eval_dataset_id_or_path")
+    if rows is None or known.get("eval_share"):
+        return rows is not None
+    split = known.get("dataset_split", "train")
+    same_split = known.get("eval_split") == split or (known.get("eval_split") is None and Path(str(asked)).is_file())
+    return not (asked in (None, rows) and same_split)
+
+
 def _examples(
     sft: SFTArguments,
     encode: ConversationEncoder,
@@ -354,7 +364,7 @@ def _examples_of_run(
     """Return the successes of a run in this model's format; those that are too long for it are left out."""
     folder = recording_in(Path(str(sft.from_run)))
     trained, known = is_training(folder), _known_of_run(folder)
-    if not trained and known and not (known.get("eval_dataset_id_or_path") or known.get("eval_split")):
+    if not trained and _plays_held_out_rows(known):
         say("note      these are episodes of held-out rows; measure the model on others")
     found, examples = run_examples(iter_episodes(folder), of_training=trained), list[Example]()
     calls = any(message.get("tool_calls") for one in found.conversations for message in one["messages"])

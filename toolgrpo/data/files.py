@@ -114,7 +114,11 @@ def find_files(folder: Path, split: str) -> list[Path]:
 
     That is `train.jsonl`, or `train-00000-of-00002.parquet` and so on.
     """
+    runs = {file.parent for file in folder.rglob("run.yaml")} - {
+        folder
+    }  # written below the rows that they were trained on
     files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in READERS and file.is_file()]
+    files = [file for file in files if runs.isdisjoint(file.parents)]
     if not files:
         raise DataError(f"the folder {folder} holds no data files ({', '.join(READERS)})")
     chosen = [file for file in files if file.stem == split or file.stem.startswith((f"{split}-", f"{split}_"))]
@@ -123,9 +127,6 @@ def find_files(folder: Path, split: str) -> list[Path]:
         raise DataError(
             f"the folder {folder} has no split {split!r} (a file {split}.jsonl, for example); it holds {names}"
         )
-    chosen = [
-        file for file in chosen if file.parent == folder
-    ] or chosen  # and not those of a run that was written below
     within = sorted({str(file.parent.relative_to(folder)) for file in chosen})
     if len(within) > 1:  # a clone of a hub repository with several configurations, say
         raise DataError(

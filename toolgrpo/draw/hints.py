@@ -15,8 +15,8 @@ from typing import Any
 _NUMBER = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _PERCENT = r"percent|per cent|%"
 OF_ONE = re.compile(  # "0.05 means 5 percent": a share of one, though percent are spoken of
-    r"as a (?:decimal|fraction)|decimal (?:fraction|form)|not (?:a |in )?per ?cent|\b0?\.\d+ (?:means|for|is|=)|"
-    r"(?:means|is|for|=) ?\d+(?:\.\d+)? ?(?:%|per ?cent)",
+    r"as a (?:decimal|fraction)|decimal (?:fraction|form)|not (?:a |in )?per ?cent|"
+    r"\b0?\.\d+ (?:means|for|is|=) ?\d+(?:\.\d+)? ?(?:%|per ?cent)",
     re.IGNORECASE,
 )
 
@@ -35,7 +35,7 @@ RANGES: tuple[tuple[str, Range], ...] = (  # by the words of a name and what is 
     (r"probability|fraction|proportion|quantile|\bshare of\b|\bratio|confidence|alpha\b", Range(0.05, 0.95, 0.05)),
     (r"latitude|\blat\b", Range(-60, 65, 0.5)),
     (r"longitude|\blon\b|\blng\b", Range(-170, 170, 0.5)),
-    (OF_ONE.pattern, Range(0.01, 0.12, 0.005)),
+    (rf"(?=.*(?:{_PERCENT})).*(?:{OF_ONE.pattern})", Range(0.01, 0.12, 0.005)),
     (rf"volatility.*(?:{_PERCENT})", Range(8, 45, 1)),
     (rf"(?:{_PERCENT})", Range(0.5, 12, 0.5)),
     (r"\brate\b|\byield\b", Range(0.5, 9, 0.5)),

@@ -171,8 +171,9 @@ class Trajectory:
 
     @property
     def ended_itself(self) -> bool:
-        """Return whether the model, or a tool, ended it, and no limit did."""
-        return self.stop_reason in (StopReason.FINISHED, StopReason.STOP_TOOL)
+        """Return whether the model, or a tool, ended it, and no limit did, an agent's own one neither."""
+        closed = not self.turns or self.turns[-1].closed
+        return self.stop_reason in (StopReason.FINISHED, StopReason.STOP_TOOL) and closed
 
     def completion(self) -> list[Message]:
         """Return what a reward reads: a copy of the messages that ends with one of the assistant.

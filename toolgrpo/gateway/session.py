@@ -89,7 +89,6 @@ class GatewaySession:
         default_factory=lambda: asyncio.get_running_loop().create_future(), init=False
     )
     limit: StopReason | None = field(default=None, init=False)  # that was met
-    cut: bool = field(default=False, init=False)  # the last turn, by whatever limit
     _sequences: list[KnownSequence] = field(default_factory=list, init=False)
     _conversations: Conversations = field(default_factory=Conversations, init=False)
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # requests are rendered in their order
@@ -104,11 +103,6 @@ class GatewaySession:
 
     def __post_init__(self) -> None:
         self._started_s = self.shared.parts.clock()
-
-    @property
-    def ended_by(self) -> StopReason:
-        """Return why the episode ends, if it does now."""
-        return self.limit or (StopReason.LENGTH if self.cut else StopReason.FINISHED)
 
     async def answer(self, request: ChatRequest | TextRequest) -> ModelAnswer:
         """Answer a request of messages, or of tokens."""
@@ -290,7 +284,7 @@ class GatewaySession:
         else:
             parsed = self._parsed(sample, ids, sequence)
         self._write(start, sample, parsed, started)
-        self.cut = cut = sample.finish_reason is FinishReason.LENGTH and not stopped
+        cut = sample.finish_reason is FinishReason.LENGTH and not stopped
         if not cut and self.limit is StopReason.CONTEXT_FULL:  # a shorter prompt went on
             self.limit = None
         if cut and len(sample.ids) >= room.tokens and not room.by_turn_cap:

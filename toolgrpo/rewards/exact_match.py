@@ -14,6 +14,8 @@ from toolgrpo.episode.trajectory import Message
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import all_numbers, whole_number
 
+_NO_NUMBER = re.compile(r"(?<!\d)(?:\d+(?:\.\d+){2,}|\d+[^\W\d_]\w*)")  # 1.2.3, 7b
+
 
 def exact_match(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwargs: Any) -> list[float]:
     return [float(gives_answer(completion, expected)) for completion, expected in zip(completions, answer, strict=True)]
@@ -22,14 +24,28 @@ def exact_match(completions: Sequence[Sequence[Message]], answer: Sequence[Any],
 def gives_answer(completion: Sequence[Message], answer: Any) -> bool:
     """Return whether the final response has the answer as a whole: "7" is not in "47", "7.5" or "-7"."""
     said, number = final_answer(completion), whole_number(str(answer))
-    return _appears(_plain(str(answer)), _plain(said)) if number is None else number in all_numbers(said)
+    if number is not None and number in all_numbers(_NO_NUMBER.sub(" ", said)):
+        return True
+    return _appears(_plain(str(answer)), _plain(said))
 
 
 def _appears(answer: str, text: str) -> bool:
     if not answer or answer not in text:
         return False
-    before = r"(?<!\w)(?<!\d[.,])(?<![-−])" if answer[0].isdigit() else r"(?<!\w)" if answer[0].isalnum() else ""
-    after = r"(?!\w)(?![.,]\d)" if answer[-1].isdigit() else r"(?!\w)" if answer[-1].isalnum() else ""
+    before = (
+        r"(?<!\w)(?<!\d[.,])(?<![-−])"
+        if answer[0].isdigit()
+        else r"(?<!\w)"
+        if answer[0] in "-−" or answer[0].isalnum()
+        else ""
+    )
+    after = (
+        r"(?!\w)(?![.,]\d)(?!\s?/\s?\d+(?![/\d]))"
+        if answer[-1].isdigit()
+        else r"(?!\w)"
+        if answer[-1].isalnum()
+        else ""
+    )
     return re.search(f"{before}{re.escape(answer)}{after}", text) is not None
 
 

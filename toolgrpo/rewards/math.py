@@ -39,7 +39,7 @@ given = parse({text!a}, extraction_config=[how], extraction_mode="first_match", 
 verify(gold, given, timeout_seconds=None) if gold else "no gold"
 """
 _NOTHING = re.compile(r"\\(?:left|right|,|;|!|quad|displaystyle)|[\s$]|\\text\{[^{}]*\}|(?<=\d)\^\\circ|\\%")
-_FORMULA = re.compile(r"\\sqrt|\\pi|\d\s*\^|\d!")  # a number in it is not its value
+_FORMULA = re.compile(r"\\sqrt|\\pi|\d\s*\^(?!\s*\{?\\circ)|\d!")  # a number in it is not its value
 _ONLY_NUMBER = re.compile(r"[-−+]?[\d.,/]+|[-−+]?\\[dt]?frac\{[\d.]+\}\{[\d.]+\}")
 
 
@@ -81,7 +81,8 @@ def _same(response: str, expected: str) -> bool:
     if number is not None:
         if given is None:
             return last_number(response) == number
-        return all_numbers(given) == [number] and not _FORMULA.search(given)
+        side = re.sub(r"([-−])\s+", r"\1", given.rpartition("=")[2])  # of an equation the right one
+        return all_numbers(side) == [number] and not _FORMULA.search(side)
     return given is not None and _text(given) == _text(wanted)
 
 

@@ -62,7 +62,7 @@ def _tool(made: Sequence[Call], expected: Sequence[str] | None) -> float:
                 call.name is not None and not _has(call, AttemptStatus.UNKNOWN_TOOL, ToolErrorKind.UNKNOWN_TOOL)
             ),
         )
-    called, wanted = {call.name for call in made}, set(expected)
+    called, wanted = {call.name for call in made}, {expected} if isinstance(expected, str) else set(expected)
     return len(called & wanted) / len(called | wanted)
 
 

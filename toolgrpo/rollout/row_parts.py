@@ -43,7 +43,7 @@ def as_messages(prompt: str | Sequence[Message]) -> tuple[Message, ...]:
 def thinking_of(row: Row, default: bool | None) -> bool | None:
     """Return what a chat template is told of thinking: a row's own column decides."""
     own = row.get("enable_thinking")
-    return default if own is None else own
+    return default if own is None else bool(own)
 
 
 def offered_tools(tools: ToolProvider | None, row: Mapping[str, Any]) -> ToolProvider | None:

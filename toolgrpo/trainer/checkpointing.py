@@ -36,7 +36,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from toolgrpo.engines.base import Resumable
-from toolgrpo.errors import StorageError
+from toolgrpo.errors import ConfigError, StorageError
 from toolgrpo.support.storage import storage_failure, write_whole
 from toolgrpo.trainer import checkpoint_files as files
 
@@ -240,6 +240,11 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         reason = self._trainer.heldout_watch.reason(state)
         if state.global_step >= state.max_steps or reason is not None:
             raise RunIsComplete(reason or f"all {state.global_step} steps were done before")
+        if args.sync_ref_model:
+            raise ConfigError(
+                f"sync_ref_model changes the reference model, which no checkpoint holds, so {self._resumed} cannot be "
+                f"resumed; begin anew with resume_from_checkpoint false"
+            )
         self._trainer.skip_epochs(int(state.epoch or 0))
         for trouble in gather_object(self._restore(self._resumed)):
             self._warn(f"{trouble}; the training goes on")

@@ -29,7 +29,7 @@ from toolgrpo.build import Parts
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions, Sleeper
 from toolgrpo.engines.build import BuiltEngine, EngineChoice
-from toolgrpo.errors import ConfigError, InfrastructureError, StorageError, TooManyDroppedError
+from toolgrpo.errors import InfrastructureError, StorageError, TooManyDroppedError
 from toolgrpo.evaluation.agreement import EngineProof
 from toolgrpo.evaluation.grading import Grading, success_at
 from toolgrpo.learning.correction import settled
@@ -267,11 +267,6 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         with report_first_failure(Path(self.args.output_dir), self.accelerator), self._stop:
             folder = self._checkpoints.to_resume(wanted)
             if folder is not None:
-                if self.args.sync_ref_model:
-                    raise ConfigError(
-                        f"sync_ref_model changes the reference model, which no checkpoint holds, so {folder} cannot be resumed; "
-                        f"begin anew with resume_from_checkpoint false"
-                    )
                 self.progress.say(f"resuming from {folder}")
             try:
                 bars = nullcontext() if self.progress.brings_own_log else library_bars_off()
@@ -286,7 +281,10 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
             except InfrastructureError as failed:
                 alone = self.accelerator.num_processes == 1  # else the others wait for this one, and can save nothing
                 if isinstance(failed, TooManyDroppedError) or (alone and not isinstance(failed, StorageError)):
-                    self._save_step_before()
+                    try:
+                        self._save_step_before()
+                    except Exception as lost:  # whatever it is, the first failure is the one to read
+                        failed.add_note(f"the step before could not be saved either: {lost}")
                 raise
             finally:
                 self.rollout_batches.stop()
@@ -360,7 +358,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
     ) -> RolloutBatch:
         """Run one episode per held-out row with the current weights, graded: before a training, during it and after it.
 
-        Nothing is trained; observers hear of it, and the recording keeps it.
+        Nothing is trained; observers hear of it, and the recording keeps it. Every process must call it.
         """
         self._claim_folder()
         batch = self.rollout(rows, options, label=label, mode=mode)
