@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,9 +17,9 @@ from trl import ModelConfig, get_peft_config
 from toolgrpo.commands.arguments import parse_arguments
 from toolgrpo.commands.evaluate import EvaluationConfig, EvaluationRun, evaluation_arguments
 from toolgrpo.commands.flags import Flag, flags_of_classes
-from toolgrpo.commands.given import keep_run_config, read_given, run_text
+from toolgrpo.commands.given import LAUNCHED_WITH, keep_run_config, read_given, resume_command, run_text
 from toolgrpo.commands.job import of_revision
-from toolgrpo.commands.main import mistakes, read
+from toolgrpo.commands.main import main, mistakes, read
 from toolgrpo.commands.table import flags_of
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError
@@ -284,3 +285,16 @@ def test_rows_of_another_seed_are_not_taken_for_those_that_a_run_held_out(
 def test_an_adapter_names_the_revision_of_its_base() -> None:
     model = ModelConfig(model_name_or_path="ORG/M", model_revision="v1", use_peft=True, lora_target_modules=["q_proj"])
     assert of_revision(get_peft_config(model), model).revision == "v1" and of_revision(None, model) is None
+
+
+def test_a_launched_run_is_gone_on_with_as_it_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda program, words: started.append(words))
+    monkeypatch.setattr("toolgrpo.commands.main._run", lambda *given: 0)  # where execv would have replaced it
+    monkeypatch.setenv(LAUNCHED_WITH, "")
+    words = ["train", "--config", "recipes/configs/nano.yaml", "--num_processes", "2", "--output_dir", str(tmp_path)]
+    main(words)
+    assert started[0][-5:] == ["train", "--config", "recipes/configs/nano.yaml", "--output_dir", str(tmp_path)]
+    line = shlex.split(resume_command("train", tmp_path))
+    assert line[:3] == ["toolgrpo", "train", "--accelerate_config"] and Path(line[3]).name.endswith(".yaml")
+    assert line[4:] == ["--num_processes", "2", "--config", f"{tmp_path}/run.yaml", "--resume_from_checkpoint", "auto"]

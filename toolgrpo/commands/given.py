@@ -51,6 +51,7 @@ _MAY_BE_PATHS = (
     *("eval_dataset_id_or_path", "from_run", "model_name_or_path", "output_dir", "agent", "deepspeed"),
 )
 _TEXTS = ("system_prompt",)  # they may speak of keys, and the model reads them as they are
+LAUNCHED_WITH = "TOOLGRPO_LAUNCHED_WITH"  # a variable of the processes that `--num_processes` and the like start
 _PER_CALL = ("dry_run", "resume_from_checkpoint")  # of one call of the command, not of the run
 _ANY_NUMBER = 1 << 30  # of words behind a flag
 _NUMBER = re.compile(r"-(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
@@ -387,8 +388,10 @@ _Dumper.add_multi_representer(float, yaml.SafeDumper.represent_float)
 
 def resume_command(command: str, output_dir: Path) -> str:
     """Return the command line that goes on with a run that was stopped."""
-    start = "accelerate launch -m toolgrpo" if "RANK" in os.environ else "toolgrpo"
-    return f"{start} {command} --config {shlex.quote(str(output_dir / RUN_FILE))} --resume_from_checkpoint auto"
+    launcher = os.environ.get(LAUNCHED_WITH)
+    start = "accelerate launch -m toolgrpo" if "RANK" in os.environ and launcher is None else "toolgrpo"
+    words = f"{command} {launcher}" if launcher else command
+    return f"{start} {words} --config {shlex.quote(str(output_dir / RUN_FILE))} --resume_from_checkpoint auto"
 
 
 def same_command(given: Given, command: str, flags: Mapping[str, Flag], without: Collection[str] = ()) -> str:

@@ -8,6 +8,7 @@ processes.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any
 
 from toolgrpo.commands import arguments as look
 from toolgrpo.commands.flags import Flag
-from toolgrpo.commands.given import Given, read_given, run_file, split_words
+from toolgrpo.commands.given import LAUNCHED_WITH, Given, read_given, run_file, split_words
 from toolgrpo.commands.help_page import asked_for, completion, help_text
 from toolgrpo.commands.other_names import LAUNCHER_FLAGS
 from toolgrpo.commands.table import COMMANDS, Command, flags_of
@@ -80,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if errors:
         return 2
     if launch:
+        # what was typed of the launcher, for the line that goes on with the run
+        os.environ[LAUNCHED_WITH] = shlex.join(["--accelerate_config", *launch[launch.index("--config_file") + 1 :]])
         os.execv(sys.executable, [*launch, "-m", "toolgrpo", name, *words])
     prepare(words)  # before anything imports PyTorch
     return _run(COMMANDS[name], given)
