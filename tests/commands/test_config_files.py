@@ -298,3 +298,10 @@ def test_a_launched_run_is_gone_on_with_as_it_was_started(tmp_path: Path, monkey
     line = shlex.split(resume_command("train", tmp_path))
     assert line[:3] == ["toolgrpo", "train", "--accelerate_config"] and Path(line[3]).name.endswith(".yaml")
     assert line[4:] == ["--num_processes", "2", "--config", f"{tmp_path}/run.yaml", "--resume_from_checkpoint", "auto"]
+
+
+@pytest.mark.parametrize(("text", "refused"), [("# My shop", True), ("---\ntags: [trl]\n---\n", False)])
+def test_a_readme_of_ones_own_is_not_replaced_by_a_models_card(tmp_path: Path, text: str, refused: bool) -> None:
+    (tmp_path / "README.md").write_text(text)
+    given = read("train", ["--config", "recipes/configs/nano.yaml", "--output_dir", str(tmp_path)])
+    assert ["README.md" in str(error) for error in mistakes(given)] == [True] * refused

@@ -414,6 +414,11 @@ def output_folder(given: Given) -> None:
     known = given.known()
     folder = Path(known["output_dir"] or "trainer_output")
     check_folder(str(folder))
+    card = folder / "README.md"
+    if given.command in ("train", "sft") and card.is_file() and card.read_bytes()[:3] != b"---":
+        raise ConfigError(
+            f"output_dir {folder} has a README.md that is no model's card, and the card would replace it; give another folder"
+        )
     if folder.is_dir() and not known.get("dry_run"):
         claim_folder(folder).release()
 
