@@ -305,3 +305,10 @@ def test_a_readme_of_ones_own_is_not_replaced_by_a_models_card(tmp_path: Path, t
     (tmp_path / "README.md").write_text(text)
     given = read("train", ["--config", "recipes/configs/nano.yaml", "--output_dir", str(tmp_path)])
     assert ["README.md" in str(error) for error in mistakes(given)] == [True] * refused
+
+
+def test_evaluations_are_left_out_where_that_is_typed(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(f"{Path('recipes/configs/nano.yaml').read_text()}  eval_steps: 20\n")
+    words = ["--config", str(tmp_path / "mine.yaml")]
+    assert parse_arguments(words)[1].eval_strategy == "steps"
+    assert parse_arguments([*words, "--eval_strategy", "no"])[1].eval_strategy == "no"

@@ -24,7 +24,7 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2850,
-    "commands": 6460,
+    "commands": 6462,
     "data": 1559,
     "draw": 1480,
     "engines": 3940,
@@ -52,7 +52,7 @@ MOST = {
     "lines that a trainer imports": 23_342,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 43_279,
+    "lines of tests": 43_286,
     "lines of benchmarks": 5_775,
     "lines of pages": 4_105,
     "words of pages": 30_900,

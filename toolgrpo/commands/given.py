@@ -77,6 +77,8 @@ class Given:
     def over(self, file: Path) -> Given:
         """Return these values over those of a YAML file; raise ConfigError if it cannot be read."""
         below = _file_values(file, self.flags, self.values)
+        if self.values.get("eval_strategy") == "no":  # typed, and the file's steps would ask for evaluations
+            below = replace(below, values={name: one for name, one in below.values.items() if name != "eval_steps"})
         return replace(
             below,
             values={**below.values, **self.values},
