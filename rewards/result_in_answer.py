@@ -2,9 +2,9 @@
 
 The sentence has a number of the result that the question did not have, and words; it has no tag, JSON or other markup,
 and it is not the result copied. Without a result, or with an error, there is nothing to say, so a made-up answer earns
-nothing, and so does a result from before the last question: an example in the prompt. The result may stand in the prompt after that question,
-for a row that begins after the call. Beside `gold_calls` it is the second half of a job: call the right tool, and then
-stop and say what it returned.
+nothing, and so does a result from before the last question: an example in the prompt. The result may stand in the
+prompt after that question, for a row that begins after the call. Beside `gold_calls` it is the second half of a job:
+call the right tool, and then stop and say what it returned.
 """
 
 import re

@@ -11,7 +11,6 @@ into its base first; or a model behind a chat endpoint (`--engine chat_api`, `--
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from toolgrpo.build import Parts, endpoint_rollouts
 from toolgrpo.commands.arguments import DEFAULT_QUESTIONS, ScriptArguments, endpoint, name_at_endpoint
 from toolgrpo.commands.check import Preflight
 from toolgrpo.commands.check_lines import CheckReport
-from toolgrpo.commands.given import Given, keep_run_config, run_file, run_text
+from toolgrpo.commands.given import Given, keep_run_config, read_run, run_file, run_text
 from toolgrpo.commands.job import QUESTIONS, Job
 from toolgrpo.commands.loaded_model import load_model
 from toolgrpo.commands.table import EvaluationArguments
@@ -40,7 +39,6 @@ from toolgrpo.observe.recorder import EpisodeRecorder, TokenText, episodes_path,
 from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
 from toolgrpo.rollout import Rollouts
 from toolgrpo.rollout.observers import Observers
-from toolgrpo.support.settings_files import BadSettings, read_yaml
 from toolgrpo.support.shipped_files import located
 from toolgrpo.support.storage import storage_errors, write_whole
 from toolgrpo.trainer.assembly import engine_lines
@@ -116,19 +114,15 @@ class EvaluationRun:
 
     def _refuse_other_shares(self) -> None:
         """Refuse held-out rows of another seed or share than the model's run had, of which some were trained on."""
-        file = run_file(Path(str(self.model.model_name_or_path)))
-        try:
-            known = {} if file is None else read_yaml(file)
-        except (OSError, BadSettings):
-            known = {}
-        if not self.script.eval_share or not isinstance(known, Mapping) or not known.get("eval_share"):
+        known = read_run(run_file(Path(str(self.model.model_name_or_path))))
+        if not self.script.eval_share or not known.get("eval_share"):
             return
         its, ours = str(known.get("dataset_id_or_path")), str(self.script.dataset_id_or_path)
         same_split = known.get("dataset_split", ScriptArguments.dataset_split) == self.script.dataset_split
         if its not in (ours, str(located(ours).resolve())) or not same_split:
             return
-        had = {"seed": known.get("seed", EvaluationConfig.seed), "eval_share": known["eval_share"]}
-        had["max_rows"] = known.get("max_rows")
+        had = {name: known.get(name) for name in ("seed", "eval_share", "max_rows")}
+        had["seed"] = known.get("seed", EvaluationConfig.seed)
         now = {"seed": self.config.seed, "eval_share": self.script.eval_share, "max_rows": self.script.max_rows}
         if had != now:
             words = " ".join(f"--{name} {'none' if value is None else value}" for name, value in had.items())

@@ -35,7 +35,7 @@ from toolgrpo.commands.flags import TRUE_OR_FALSE, Flag, flags_of_classes, is_kn
 from toolgrpo.commands.other_names import GivenKey, Reading, answer_to, in_our_words, meant_by
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.support.plain_text import without_secrets
-from toolgrpo.support.settings_files import EXPONENT_IS_NUMBER, BadSettings, read_yaml_with_lines
+from toolgrpo.support.settings_files import EXPONENT_IS_NUMBER, BadSettings, read_yaml, read_yaml_with_lines
 from toolgrpo.support.shipped_files import CONFIGS, PLUGINS, located, nearest, seen_from_here, shipped_names
 from toolgrpo.support.storage import storage_errors, write_whole
 
@@ -360,10 +360,7 @@ def run_text(given: Given) -> str:
     from toolgrpo.models import NAMED_MODELS  # brings safetensors' weight, which help does not need
 
     values = dict(given.values)
-    names = (
-        *NAMED_MODELS,
-        str(values.get("output_dir")),
-    )  # which a folder of that name is not, but for the output folder
+    names = (*NAMED_MODELS, str(values.get("output_dir")))  # a folder that is called so is not what is meant
     kept = {
         name: _whole(value, () if name == "output_dir" else names) if name in _MAY_BE_PATHS else value
         for name, value in _told(values).items()
@@ -412,6 +409,15 @@ def run_file(model: Path) -> Path | None:
     """Return the file of the run that wrote a model, which may be one of its checkpoints; None: there is none."""
     places = (model, model.parent) if model.name.startswith("checkpoint-") else (model,)
     return next((place / RUN_FILE for place in places if (place / RUN_FILE).is_file()), None)
+
+
+def read_run(file: Path | None) -> Mapping[str, Any]:
+    """Return what a run was given, as far as its file says so."""
+    try:
+        known = {} if file is None else read_yaml(file)
+    except (OSError, BadSettings):
+        return {}
+    return known if isinstance(known, Mapping) else {}
 
 
 def config_of_run(folder: Path) -> Path:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainerState, Trainin
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from toolgrpo.build import load_tokenizer, markers_line
-from toolgrpo.commands.given import Given, config_of_run, keep_run_config, lies_in, resume_command, run_text
+from toolgrpo.commands.given import Given, config_of_run, keep_run_config, lies_in, read_run, resume_command, run_text
 from toolgrpo.commands.job import init_kwargs_of, of_revision, shape_of, with_lora_modules
 from toolgrpo.commands.plugins import TOOL_SOURCES, tool_flags, tool_sources
 from toolgrpo.commands.show import recording_in
@@ -43,7 +43,6 @@ from toolgrpo.sft.from_run import is_training, offered, run_examples
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.support.process_setup import map_large_blocks
 from toolgrpo.support.run_lock import claim_folder
-from toolgrpo.support.settings_files import BadSettings, read_yaml
 from toolgrpo.support.storage import storage_errors
 from toolgrpo.tools.open_toolbox import open_tools
 from toolgrpo.trainer.checkpoint_files import BegunRun, checkpoint_folder, seal
@@ -311,11 +310,9 @@ def _tools_of_run(run: str) -> dict[str, Any]:
 
 def _known_of_run(folder: Path) -> Mapping[str, Any]:
     """Return what a run was given, as far as its folder says so."""
-    try:
-        known = read_yaml(config_of_run(folder))
-    except (OSError, BadSettings, ConfigError):
-        return {}
-    return known if isinstance(known, Mapping) else {}
+    with suppress(ConfigError):  # it has no such file
+        return read_run(config_of_run(folder))
+    return {}
 
 
 def _plays_held_out_rows(known: Mapping[str, Any]) -> bool:

@@ -114,9 +114,8 @@ def find_files(folder: Path, split: str) -> list[Path]:
 
     That is `train.jsonl`, or `train-00000-of-00002.parquet` and so on.
     """
-    runs = {file.parent for file in folder.rglob("run.yaml")} - {
-        folder
-    }  # written below the rows that they were trained on
+    # not those of runs that were written below the rows that they were trained on
+    runs = {file.parent for file in folder.rglob("run.yaml")} - {folder}
     files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in READERS and file.is_file()]
     files = [file for file in files if runs.isdisjoint(file.parents)]
     if not files:

@@ -217,25 +217,19 @@ def on_shared_questions(model: ModelReport, baseline: ModelReport) -> tuple[Mode
     if model.keys == baseline.keys:
         return model, baseline
     asked = [_by_key_and_repetition(one.keys) for one in (model, baseline)]
-    shared = [key for key in asked[0] if key in asked[1]]
+    shared = {key: number for number, key in enumerate(key for key in asked[0] if key in asked[1])}
     if not shared:
         raise DataError(f"no question fits both {model.model} and {baseline.model}, so nothing can be compared")
-    numbers = {key: number for number, key in enumerate(shared)}
-    first, second = (
-        replace(
-            report,
-            keys=tuple(key for key, _ in shared),
-            episodes=tuple(
-                replace(one, question=numbers[name])
-                for one in report.episodes
-                for name in [names[one.question]]
-                if name in numbers
-            ),
-        )
-        for report, own in zip((model, baseline), asked, strict=True)
-        for names in [{number: key for key, number in own.items()}]
-    )
-    return first, second
+    return _with_questions(model, asked[0], shared), _with_questions(baseline, asked[1], shared)
+
+
+def _with_questions(
+    report: ModelReport, own: Mapping[tuple[str, int], int], shared: Mapping[tuple[str, int], int]
+) -> ModelReport:
+    """Return a report with these of its questions, under their new numbers."""
+    numbers = {own[key]: number for key, number in shared.items()}
+    kept = [replace(one, question=numbers[one.question]) for one in report.episodes if one.question in numbers]
+    return replace(report, keys=tuple(key for key, _ in shared), episodes=tuple(kept))
 
 
 def _by_key_and_repetition(keys: Sequence[str]) -> dict[tuple[str, int], int]:

@@ -139,9 +139,8 @@ class AgentPlayer:
             return session.trajectory(StopReason.DEADLINE)
         if outcome.drop is not None:
             return session.trajectory(StopReason.DROPPED, dropped=outcome.drop)
-        return session.trajectory(
-            session.limit or StopReason.FINISHED, reward=outcome.reward, metadata={"agent": dict(outcome.metrics)}
-        )
+        reason = session.limit or StopReason.FINISHED
+        return session.trajectory(reason, reward=outcome.reward, metadata={"agent": dict(outcome.metrics)})
 
     def close(self) -> None:
         """End every agent and the endpoint. Safe to call twice."""

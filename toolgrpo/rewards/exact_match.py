@@ -32,20 +32,12 @@ def gives_answer(completion: Sequence[Message], answer: Any) -> bool:
 def _appears(answer: str, text: str) -> bool:
     if not answer or answer not in text:
         return False
-    before = (
-        r"(?<!\w)(?<!\d[.,])(?<![-−])"
-        if answer[0].isdigit()
-        else r"(?<!\w)"
-        if answer[0] in "-−" or answer[0].isalnum()
-        else ""
-    )
-    after = (
-        r"(?!\w)(?![.,]\d)(?!\s?/\s?\d+(?![/\d]))"
-        if answer[-1].isdigit()
-        else r"(?!\w)"
-        if answer[-1].isalnum()
-        else ""
-    )
+    before = r"(?<!\w)" if answer[0] in "-−" or answer[0].isalnum() else ""
+    before += r"(?<!\d[.,])(?<![-−])" if answer[0].isdigit() else ""
+    after = r"(?!\w)" if answer[-1].isalnum() else ""
+    after += (
+        r"(?![.,]\d)(?!\s?/\s?\d+(?![/\d]))" if answer[-1].isdigit() else ""
+    )  # a fraction is another number, a date is none
     return re.search(f"{before}{re.escape(answer)}{after}", text) is not None
 
 
