@@ -28,8 +28,8 @@ from toolgrpo.commands.check_lines import (
     add_tried,
 )
 from toolgrpo.commands.evaluate import evaluation_arguments
-from toolgrpo.commands.given import same_command
 from toolgrpo.commands.main import read
+from toolgrpo.commands.run_file import same_command
 from toolgrpo.commands.table import flags_of
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.draw.play import ToolFault, Tried

@@ -17,9 +17,10 @@ from trl import ModelConfig, get_peft_config
 from toolgrpo.commands.arguments import parse_arguments
 from toolgrpo.commands.evaluate import EvaluationConfig, EvaluationRun, evaluation_arguments
 from toolgrpo.commands.flags import Flag, flags_of_classes
-from toolgrpo.commands.given import LAUNCHED_WITH, keep_run_config, read_given, resume_command, run_text
+from toolgrpo.commands.given import read_given
 from toolgrpo.commands.job import of_revision
 from toolgrpo.commands.main import main, mistakes, read
+from toolgrpo.commands.run_file import LAUNCHED_WITH, keep_run_config, resume_command, run_text
 from toolgrpo.commands.table import flags_of
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError

@@ -18,9 +18,10 @@ from rich.console import Console
 from toolgrpo.build import load_tokenizer
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.flags import flags_of_classes
-from toolgrpo.commands.given import config_of_run, keep_run_config, read_given, run_text
+from toolgrpo.commands.given import read_given
 from toolgrpo.commands.main import main, read
 from toolgrpo.commands.replay import ReplayRun, replay_arguments
+from toolgrpo.commands.run_file import config_of_run, keep_run_config, run_text
 from toolgrpo.commands.show import run_show
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.episode.token_ledger import Ledger

@@ -24,7 +24,7 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2850,
-    "commands": 6462,
+    "commands": 6482,
     "data": 1559,
     "draw": 1480,
     "engines": 3940,
@@ -46,13 +46,13 @@ LINES = {
     "(itself)": 800,
 }
 MOST = {
-    "modules": 234,
+    "modules": 235,
     "modules with one importer": 44,
     "modules that a trainer imports": 129,
     "lines that a trainer imports": 23_342,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 43_286,
+    "lines of tests": 43_288,
     "lines of benchmarks": 5_775,
     "lines of pages": 4_105,
     "words of pages": 30_900,

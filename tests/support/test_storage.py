@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.commands.given import keep_run_config, run_text
 from toolgrpo.commands.main import read
+from toolgrpo.commands.run_file import keep_run_config, run_text
 from toolgrpo.commands.terminal import RunLog
 from toolgrpo.observe.line_file import LineFile
 from toolgrpo.support.storage import write_whole

@@ -51,10 +51,11 @@ from toolgrpo.commands.check_lines import (
     add_success,
     add_tried,
 )
-from toolgrpo.commands.given import Given, same_command
+from toolgrpo.commands.given import Given
 from toolgrpo.commands.job import HELDOUT_ROWS, TRAINING_ROWS, Job, init_kwargs_of
 from toolgrpo.commands.loaded_model import model_without_weights
 from toolgrpo.commands.plugins import TOOL_SOURCES, tool_flags
+from toolgrpo.commands.run_file import same_command
 from toolgrpo.commands.table import CheckArguments, flags_of
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.rows import n_trained_on, trained_on_line

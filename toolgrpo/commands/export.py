@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.chat.base import ChatFormat, tool_message
-from toolgrpo.commands.given import Given, run_file
+from toolgrpo.commands.given import Given
+from toolgrpo.commands.run_file import run_file
 from toolgrpo.commands.table import ExportArguments
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
 from toolgrpo.models import adapter_with_base, base_of_adapter, is_adapter

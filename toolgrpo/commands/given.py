@@ -10,18 +10,12 @@ Every field of a command's dataclasses is a flag and a YAML key.
 * an unknown key or flag is an error that names the nearest known one; abbreviated flags are not guessed;
 * whatever is wrong is a `ConfigError`, a line for each mistake, also where a dataclass itself refuses its values.
 
-`OUTPUT_DIR/run.yaml` keeps what a run was given, for `--config`: files and folders stand there whole, so that it can be
-read from any folder; no defaults; secrets (tokens, keys) are left out or blanked, and only its owner may read it.
-
 Not covered: what the values mean; the dataclasses check that.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
-import shlex
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,30 +23,19 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from toolgrpo.commands.flags import TRUE_OR_FALSE, Flag, flags_of_classes, is_known
 from toolgrpo.commands.other_names import GivenKey, Reading, answer_to, in_our_words, meant_by
 from toolgrpo.errors import ConfigError, ToolGRPOError
-from toolgrpo.support.plain_text import without_secrets
-from toolgrpo.support.settings_files import EXPONENT_IS_NUMBER, BadSettings, read_yaml, read_yaml_with_lines
-from toolgrpo.support.shipped_files import CONFIGS, PLUGINS, located, nearest, seen_from_here, shipped_names
-from toolgrpo.support.storage import storage_errors, write_whole
+from toolgrpo.support.settings_files import BadSettings, read_yaml_with_lines
+from toolgrpo.support.shipped_files import CONFIGS, located, nearest, seen_from_here, shipped_names
 
 HEADINGS = ("model", "data", "generation", "training", "tools", "reward", "logging")
 
 ALIASES = {"max_grpo_completion_length": "max_completion_length", "model": "model_name_or_path"}
 
 RUN_FILE = "run.yaml"  # which a command wrote; others that read it pass over what is its own
-_RUN_ID = "run_id"  # a key of that file, which says whose checkpoints are beside it, and which no command takes
+RUN_ID = "run_id"  # a key of that file, which says whose checkpoints are beside it, and which no command takes
 _MEAN_LORA = ("lora_r", "lora_alpha")  # where they describe the model, as other recipes have it
-_MAY_BE_PATHS = (
-    *("tools_script", "environment", "mcp_config", "reward_fn", "stage_fn", "dataset_id_or_path"),
-    *("eval_dataset_id_or_path", "from_run", "model_name_or_path", "output_dir", "agent", "deepspeed"),
-)
-_TEXTS = ("system_prompt",)  # they may speak of keys, and the model reads them as they are
-LAUNCHED_WITH = "TOOLGRPO_LAUNCHED_WITH"  # a variable of the processes that `--num_processes` and the like start
-_PER_CALL = ("dry_run", "resume_from_checkpoint")  # of one call of the command, not of the run
 _ANY_NUMBER = 1 << 30  # of words behind a flag
 _NUMBER = re.compile(r"-(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
@@ -316,7 +299,7 @@ def _keys_in(path: Path, known: Mapping[str, Flag]) -> list[GivenKey]:
         return GivenKey(heading, str(name), value, str(path) if line is None else f"{path}, line {line}")
 
     for name, value in content.items():
-        if name == _RUN_ID:
+        if name == RUN_ID:
             continue
         if isinstance(value, Mapping) and name in HEADINGS:
             found += [key(name, inner, of) for inner, of in value.items()]
@@ -350,121 +333,3 @@ def _load_yaml(path: Path) -> tuple[Mapping[str, Any], Mapping[tuple[str, str], 
     if not isinstance(content, Mapping):
         raise ConfigError(f"--config {path} must hold `key: value` lines, but it is a {type(content).__name__}")
     return content, lines
-
-
-# The file of a run.
-
-
-def run_text(given: Given) -> str:
-    """Return the text of the file that keeps these values."""
-    from toolgrpo.models import NAMED_MODELS  # brings safetensors' weight, which help does not need
-
-    values = dict(given.values)
-    names = (*NAMED_MODELS, str(values.get("output_dir")))  # a folder that is called so is not what is meant
-    kept = {
-        name: _whole(value, () if name == "output_dir" else names) if name in _MAY_BE_PATHS else value
-        for name, value in _told(values).items()
-        if name not in _PER_CALL and not (value is None and given.flags[name].default is None)
-    }
-    head = "# What this run was given; toolgrpo COMMAND --config takes it.\n"
-    return head + (yaml.dump(kept, Dumper=_Dumper) if kept else "")
-
-
-def keep_run_config(text: str, output_dir: Path, run: str | None = None) -> None:
-    """Write `run_text` into the output folder, with the identity of the run."""
-    path = output_dir / RUN_FILE
-    with storage_errors(f"what the run was given ({path})", output_dir):
-        write_whole(path, text + (f"{_RUN_ID}: {run}\n" if run else ""), mode=0o600)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes each text that `--config` would read as something else, and writes a kind of number as the number."""
-
-
-_Dumper.add_implicit_resolver(*EXPONENT_IS_NUMBER)
-_Dumper.add_multi_representer(float, yaml.SafeDumper.represent_float)
-
-
-def resume_command(command: str, output_dir: Path) -> str:
-    """Return the command line that goes on with a run that was stopped."""
-    launcher = os.environ.get(LAUNCHED_WITH)
-    start = "accelerate launch -m toolgrpo" if "RANK" in os.environ and launcher is None else "toolgrpo"
-    words = f"{command} {launcher}" if launcher else command
-    return f"{start} {words} --config {shlex.quote(str(output_dir / RUN_FILE))} --resume_from_checkpoint auto"
-
-
-def same_command(given: Given, command: str, flags: Mapping[str, Flag], without: Collection[str] = ()) -> str:
-    """Return the line that starts another command with what was given, as far as its `flags` take it."""
-    words = ["toolgrpo", command] + ([] if given.file is None else ["--config", str(given.file)])
-    for name, value in _told(given.values).items():
-        taken = name in flags and not flags[name].of_training and name not in without
-        unsaid = value is None and given.file is None and name in flags and flags[name].default is None
-        if taken and not unsaid and name not in given.places:
-            several = value if isinstance(value, list | tuple) else ["none" if value is None else value]
-            words += [f"--{name}", *(str(one).lower() if isinstance(one, bool) else str(one) for one in several)]
-    return shlex.join(words)
-
-
-def run_file(model: Path) -> Path | None:
-    """Return the file of the run that wrote a model, which may be one of its checkpoints; None: there is none."""
-    places = (model, model.parent) if model.name.startswith("checkpoint-") else (model,)
-    return next((place / RUN_FILE for place in places if (place / RUN_FILE).is_file()), None)
-
-
-def read_run(file: Path | None) -> Mapping[str, Any]:
-    """Return what a run was given, as far as its file says so."""
-    try:
-        known = {} if file is None else read_yaml(file)
-    except (OSError, BadSettings):
-        return {}
-    return known if isinstance(known, Mapping) else {}
-
-
-def config_of_run(folder: Path) -> Path:
-    """Return the file of the run whose recording is here, or in the folder above."""
-    for place in (folder, folder.parent):
-        if (place / RUN_FILE).is_file():
-            return place / RUN_FILE
-    raise ConfigError(
-        f"{folder} has no {RUN_FILE}, which says what its run was given; give that with --config FILE.yaml"
-    )
-
-
-def lies_in(folder: Path, name: str, spec: str) -> bool:
-    """Return whether a word of this setting names something in a folder, or in that of its run."""
-    inside = folder.resolve()
-    if (inside.parent / RUN_FILE).is_file() and not (inside / RUN_FILE).is_file():
-        inside = inside.parent
-    words: list[str | None] = [spec, *re.split(r"[\s\0=:\"']+", spec)]
-    if name == "tool_functions_module" and (top := spec.partition(".")[0]).isidentifier():
-        module = importlib.util.find_spec(top)  # runs nothing
-        words = [] if module is None else [module.origin, *(module.submodule_search_locations or ())]
-    paths = (located(Path(word).expanduser(), PLUGINS) for word in words if word and "\0" not in word)
-    return any(path.exists() and path.resolve().is_relative_to(inside) for path in paths)
-
-
-def _told(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values without their secrets; what a path, or a text for the model, looks like is none."""
-    told = dict(without_secrets(dict(values)))
-    for name in told.keys() & {*_MAY_BE_PATHS, *_TEXTS}:
-        given, shown = (value if isinstance(value, list) else [value] for value in (values[name], told[name]))
-        parts = [one if name in _TEXTS or _place(one) else blank for one, blank in zip(given, shown, strict=True)]
-        told[name] = parts if isinstance(values[name], list) else parts[0]
-    return told
-
-
-def _whole(value: Any, names: Collection[str]) -> Any:
-    """Return a path that exists as an absolute one, and anything else as it is; names come before paths."""
-    if isinstance(value, list):
-        return [_whole(one, names) for one in value]
-    place = None if value in names else _place(value)
-    return value if place is None else f"{place.resolve()}{''.join(str(value).partition(':')[1:])}"
-
-
-def _place(value: Any) -> Path | None:
-    """Return the file or folder that a value names before its first colon, if there is one."""
-    path = str(value).partition(":")[0]
-    try:
-        return located(path) if path and located(path).exists() else None
-    except OSError:  # a command, too long for a name
-        return None

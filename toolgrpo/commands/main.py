@@ -20,9 +20,10 @@ from typing import Any
 
 from toolgrpo.commands import arguments as look
 from toolgrpo.commands.flags import Flag
-from toolgrpo.commands.given import LAUNCHED_WITH, Given, read_given, run_file, split_words
+from toolgrpo.commands.given import Given, read_given, split_words
 from toolgrpo.commands.help_page import asked_for, completion, help_text
 from toolgrpo.commands.other_names import LAUNCHER_FLAGS
+from toolgrpo.commands.run_file import LAUNCHED_WITH, run_file
 from toolgrpo.commands.table import COMMANDS, Command, flags_of
 from toolgrpo.commands.terminal import LOADING, Terminal, plain_warnings
 from toolgrpo.errors import ConfigError, ToolGRPOError, UserError

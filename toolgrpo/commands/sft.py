@@ -23,9 +23,10 @@ from transformers import PrinterCallback, TrainerCallback, TrainerState, Trainin
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
 
 from toolgrpo.build import load_tokenizer, markers_line
-from toolgrpo.commands.given import Given, config_of_run, keep_run_config, lies_in, read_run, resume_command, run_text
+from toolgrpo.commands.given import Given
 from toolgrpo.commands.job import init_kwargs_of, of_revision, shape_of, with_lora_modules
 from toolgrpo.commands.plugins import TOOL_SOURCES, tool_flags, tool_sources
+from toolgrpo.commands.run_file import config_of_run, keep_run_config, lies_in, read_run, resume_command, run_text
 from toolgrpo.commands.show import recording_in
 from toolgrpo.commands.table import SFTArguments, SFTOptions
 from toolgrpo.data.load import hub_ids

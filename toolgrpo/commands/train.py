@@ -25,9 +25,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from toolgrpo.commands.arguments import ScriptArguments, training_arguments
 from toolgrpo.commands.check import Preflight
-from toolgrpo.commands.given import Given, keep_run_config, resume_command, run_text
+from toolgrpo.commands.given import Given
 from toolgrpo.commands.job import HELDOUT_ROWS, TRAINING_ROWS, Job
 from toolgrpo.commands.look import report_line
+from toolgrpo.commands.run_file import keep_run_config, resume_command, run_text
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.load import hub_ids
 from toolgrpo.data.rows import n_trained_on, trained_on_line
