@@ -21,7 +21,8 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.report.build import build_report, run_findings, step_sums
-from toolgrpo.report.episode_data import TEXT_LIMIT
+from toolgrpo.report.episode_data import TEXT_LIMIT, bounded_prompt
+from toolgrpo.report.files import TokensByStep, step_lines
 from toolgrpo.rollout.batch import RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
 
@@ -108,7 +109,7 @@ def test_everything_that_was_recorded_is_in_the_page(run: Path, tmp_path: Path) 
     assert len(seen) == 3 and all(len(own["d"]) == len(own["l"]) == len(own["h"]) == len(own["k"]) for own in seen)
     assert {one["label"] for one in page.lines("measured")} == {"before (greedy)", "after (greedy)"}
     dead = next(one for one in steps if one["mode"] == "train" and one["step"] == 0)
-    assert dead["groups"] == [1, 1, 0] and dead["causes"] == {"raised": 1}
+    assert dead["groups"] == [1, 1, 0, 0] and dead["causes"] == {"raised": 1}
 
 
 def test_an_episode_has_the_prompt_that_its_own_environment_made(tmp_path: Path) -> None:
@@ -164,6 +165,53 @@ def test_a_resume_makes_void_what_an_earlier_process_did_after_it(run: Path, tmp
     ]
     assert [one["text"] for one in page.lines("event")] == ["a0", "a1", "resumed after 2 steps", "c2", "c3", "c4"]
     assert page.value("index")["runs"][0]["facts"]["process"] == "c"
+
+
+def test_what_a_resumed_run_saw_of_tokens_again_stands_for_the_steps_it_repeated(run: Path, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in (run / "tokens.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    again = [{**line, "ids_crc32": number} for number, part in enumerate((lines, lines[1:])) for line in part]
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "tokens.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in again))
+    seen = TokensByStep(tmp_path / "run")
+    assert [[line["ids_crc32"] for line in seen.of_step(step).values()] for step in range(3)] == [[0], [1], [1]]
+
+
+def test_a_measurement_that_a_resume_made_void_is_not_shown(run: Path, tmp_path: Path) -> None:
+    measured = {"kind": "measured", "n": 4, "label": None, "reward": 0.5}
+    lines = [
+        {"kind": "run", "resumed": None},
+        *({**measured, "step": step, "successes": 1} for step in (0, 10, 15)),
+        {"kind": "run", "resumed": 10},
+        *({**measured, "step": step, "successes": 2} for step in (15, 20)),
+    ]
+    (tmp_path / "steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    found = [(line["step"], line["successes"]) for line in step_lines(tmp_path) if line["kind"] == "measured"]
+    assert found == [(0, 1), (10, 1), (15, 2), (20, 2)]
+
+
+def test_held_out_rows_that_several_processes_measured_are_one_set(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    shutil.copy(tmp_path / "run" / "heldout.jsonl", tmp_path / "run" / "heldout.rank1.jsonl")
+    page = page_of(build_report([tmp_path / "run"]).path)
+    sets = [one for one in page.steps_with_episodes() if one["mode"] == "heldout"]
+    assert [(one["label"], one["n"]) for one in sets] == [("before (greedy)", 4), ("after (greedy)", 4)]
+    assert all(sorted(one["rows"]["n"]) == sorted(set(one["rows"]["n"])) for one in sets)
+
+
+def test_an_episode_that_could_not_be_scored_is_no_failure(run: Path) -> None:
+    group = [one for one in read_episodes(run / "episodes.jsonl") if (one["step"], one["group"]) == (1, 8)]
+    alike = [{**one, "success": ok, "reward_given": 1.0} for one, ok in zip(group, (True, True, None, True), strict=True)]
+    alike[2]["reward_given"] = None
+    sums = step_sums(alike)
+    assert (sums["n"], sums["scored"], sums["ok"], sums["r"], sums["groups"]) == (4, 3, 3, 1.0, [0, 0, 1, 0])
+    alike[0]["success"] = False
+    assert step_sums(alike)["groups"] == [0, 0, 0, 1], "paid alike, for success and for failure"
+
+
+def test_a_number_that_a_browser_would_round_is_text() -> None:
+    prompt = bounded_prompt({"prompt": [], "row": {"answer": 2**53 + 1, "other": -7, "n": [12345678901234567890]}})
+    assert prompt["row"] == {"answer": "9007199254740993", "other": -7, "n": ["12345678901234567890"]}
 
 
 def test_the_page_may_run_its_own_script_and_nothing_else(run: Path, tmp_path: Path) -> None:

@@ -205,11 +205,14 @@ def test_addresses_that_lead_nowhere_say_so(shown: Show, page: Path) -> None:
 
 
 def test_two_runs_stand_side_by_side(shown: Show, run: Path, tmp_path: Path) -> None:
-    other = record_run(tmp_path / "other", steps=1, heldout=1)
+    other = record_run(tmp_path / "run-2", steps=1, heldout=1)
     page = build_report([run, other], tmp_path / "both.html").path
     browser = shown(page, "#/compare")
+    chosen = browser.run("[...document.querySelectorAll('select')].map((one) => one.selectedOptions[0].innerText)")
+    assert chosen == ["run: held out, after (greedy)", "run-2: held out, after (greedy)"]
     sets: Any = browser.run("[...document.querySelector('select').options].map((one) => one.innerText)")
-    assert {name.split(":")[0] for name in sets} == {"run", "other"}
+    assert {name.split(":")[0] for name in sets} == {"run", "run-2"}
     assert "all (1)" in text_of(browser)
     assert "1 step" in at(browser, "#/overview?run=1") or "of 1" in text_of(browser)
+    assert "8 groups" in at(browser, "#/groups") and "6 groups" in at(browser, "#/groups?run=0")
     quiet(browser, page)

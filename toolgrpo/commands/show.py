@@ -12,6 +12,7 @@ It reads the recording alone, needs no PyTorch, and may look while a run writes.
 from __future__ import annotations
 
 import heapq
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,7 +94,8 @@ def _show_chosen(folder: Path, asked: ShowArguments, console: Console) -> None:
     def reward(record: dict[str, Any]) -> float:
         nonlocal n_found
         n_found += 1
-        return float(record.get("reward_given") or 0.0)
+        given = record.get("reward_given")  # one that could not be scored is neither best nor worst
+        return float(given) if given is not None else -math.inf if asked.best else math.inf
 
     matching = _matching(folder, asked.step, asked.cause, successes=asked.successes)
     chosen = choose(n, _of_last_step(folder) if of_last else matching, key=reward)

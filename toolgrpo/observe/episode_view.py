@@ -9,6 +9,7 @@ without escape sequences.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
@@ -46,16 +47,14 @@ def group_table(records: Sequence[Record]) -> Table:
     table = _table(f"{_place(records[0])}: {len(groups)} groups, {len(records)} episodes")
     for title in ("group", "episodes", "reward", "success", "turns", "calls", "failed", "ends", "prompt"):
         _add_column(table, title, to_the_left=title in ("ends", "prompt", "episodes"))
-    for number, group in sorted(groups.items(), key=lambda item: fmean(map(_reward, item[1]))):
-        rewards = [_reward(record) for record in group]
-        spread = f"{min(rewards):g}" if min(rewards) == max(rewards) else f"{min(rewards):g} to {max(rewards):g}"
+    for number, group in sorted(groups.items(), key=lambda item: _mean_reward(item[1])):
         ends = Counter(record["stop_reason"] for record in group)
         _add_row(
             table,
             str(number),
             f"{group[0].get('episode')}-{group[-1].get('episode')}",
-            spread,
-            f"{sum(bool(record.get('success')) for record in group)}/{len(group)}",
+            _rewards(group),
+            f"{sum(bool(record.get('success')) for record in group)}/{sum(record.get('success') is not None for record in group)}",
             f"{sum(len(record['turns']) for record in group) / len(group):.1f}",
             str(sum(len(results_of(record)) for record in group)),
             str(sum(failed(record) for record in group)),
@@ -76,7 +75,7 @@ def episode_table(records: Sequence[Record], *, of: int) -> Table:
             table,
             str(record.get("episode")),
             str(shown_step(record)),
-            f"{_reward(record):g}",
+            _reward(record),
             {True: "yes", False: "no"}.get(record.get("success"), "?"),  # type: ignore[arg-type]
             str(len(record["turns"])),
             str(len(results_of(record))),
@@ -158,7 +157,7 @@ def _headline(record: Record) -> Text:
         f"episode {record.get('episode')}",
         _place(record),
         f"group {record.get('group')}",
-        f"reward {_reward(record):g}",
+        f"reward {_reward(record)}",
         success,
         f"ended: {record['stop_reason']}",
     ]
@@ -191,7 +190,7 @@ def _worth(record: Record) -> Text:
     text = Text()
     for name, value in (record.get("rewards") or {}).items():
         text.append(f"{plain(name)} {'none' if value is None else format(value, 'g')}  ", style="bold")
-    text.append(f"together {_reward(record):g}", style="bold")
+    text.append(f"together {_reward(record)}", style="bold")
     if record.get("advantage") is not None:
         text.append(f", advantage {record['advantage']:.3g}")
     if record.get("turn_advantages"):
@@ -256,9 +255,27 @@ def failed(record: Record) -> int:
     return sum(result["error"] is not None for result in results_of(record))
 
 
-def _reward(record: Record) -> float:
+def _reward(record: Record) -> str:
     value = record.get("reward_given")
-    return 0.0 if value is None else float(value)
+    return "none" if value is None else f"{value:g}"
+
+
+def _given(group: Sequence[Record]) -> list[float]:
+    """Return the rewards of those episodes that could be scored."""
+    return [record["reward_given"] for record in group if record.get("reward_given") is not None]
+
+
+def _mean_reward(group: Sequence[Record]) -> float:
+    rewards = _given(group)
+    return fmean(rewards) if rewards else -math.inf
+
+
+def _rewards(group: Sequence[Record]) -> str:
+    rewards = _given(group)
+    if not rewards:
+        return "none"
+    low, high = min(rewards), max(rewards)
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 def question(record: Record) -> str:

@@ -55,17 +55,18 @@ def step_sums(batch: Sequence[Record]) -> dict[str, Any]:
     dead = (
         [group for group in groups.values() if is_dead([one.get("reward_given") for one in group])] if grouped else []
     )
-    solved = sum(all(one.get("success") for one in group) for group in dead)
+    ends = Counter(_all_alike(group) for group in dead)
     waits = ((record.get("timings") or {}).get("rollout_s") for record in batch)
     return {
         "mode": str(first.get("mode")),
         "step": first["step"],
         "label": first.get("label"),
         "n": n,
+        "scored": sum(record.get("success") is not None for record in batch),
         "ok": sum(bool(record.get("success")) for record in batch),
         "r": round(fmean(rewards), 5) if rewards else None,
         "sd": round(pstdev(rewards), 5) if rewards else 0.0,
-        "groups": [len(groups) - len(dead), len(dead) - solved, solved] if grouped else None,
+        "groups": [len(groups) - len(dead), ends["failed"], ends["solved"], ends["both"]] if grouped else None,
         "stops": Counter(record["stop_reason"] for record in batch),
         "causes": _causes(result for record in batch for result in results_of(record)),
         "tools": {name: _tool_sums(results) for name, results in tools.items()},
@@ -74,6 +75,12 @@ def step_sums(batch: Sequence[Record]) -> dict[str, Any]:
         "turns": round(sum(len(record["turns"]) for record in batch) / n, 3),
         "rollout_s": next((seconds for seconds in waits if seconds is not None), None),
     }
+
+
+def _all_alike(group: Sequence[Record]) -> str:
+    """Return how a group whose rewards are all alike ended: all `failed`, all `solved`, or `both` ways."""
+    ends = {one["success"] for one in group if one.get("success") is not None}
+    return "both" if len(ends) > 1 else "solved" if True in ends else "failed"
 
 
 def _tool_sums(results: Sequence[Record]) -> dict[str, Any]:
@@ -287,9 +294,12 @@ class Built:
 
 
 def build_report(
-    folders: Sequence[Path], to: Path | None = None, *, live: bool = False, most_episodes: int = MOST_EPISODES
+    folders: Sequence[Path], to: Path | None = None, *, live: str = "", most_episodes: int = MOST_EPISODES
 ) -> Built:
-    """Read one or two output folders and write one page, into the first of them unless told otherwise."""
+    """Read one or two output folders and write one page, into the first of them unless told otherwise.
+
+    `live` is the state of the recordings that a served page is made for.
+    """
     places = [run_folder(folder) for folder in folders]
     path = to or folders[0] / "report.html"
     with storage_errors(f"the report {path}", path.parent):
@@ -309,6 +319,13 @@ def _write(page: PageWriter, folders: Sequence[Path], places: Sequence[Path], mo
     names, runs = Names(), []
     for number, (folder, place) in enumerate(zip(folders, places, strict=True)):
         run = write_run(place, number, names, page, most_episodes=most_episodes)
-        runs.append({"name": folder.resolve().name, **run})
+        runs.append({"name": _run_name(folder, folders), **run})
     page.finish({"version": __version__, "runs": runs, "broken": list(PARSE_CAUSES), **asdict(names)})
     return sum(run["recorded"] for run in runs), sum(run["shown"] for run in runs)
+
+
+def _run_name(folder: Path, folders: Sequence[Path]) -> str:
+    """Return the folder's name, with the one it lies in where another run has the same."""
+    path = folder.resolve()
+    alike = sum(other.resolve().name == path.name for other in folders) > 1
+    return str(Path(path.parent.name, path.name)) if alike else path.name

@@ -22,6 +22,7 @@ from toolgrpo.observe.records import episode_files, iter_episodes, iter_steps, i
 from toolgrpo.report.episode_data import cut_text
 
 _STEP_OF_LINE = re.compile(r'^\{(?:"schema": \d+, )?"step": (\d+), "mode": "(\w+)"')
+_STEP_OF_TOKENS = re.compile(r'^\{(?:"schema": \d+, )?"step": (\d+)')
 
 Record = dict[str, Any]
 
@@ -57,15 +58,23 @@ def batches(folder: Path) -> Iterator[list[Record]]:
     """Yield the episodes of each step and mode of all processes, and then the held-out ones."""
     streams = [iter_episodes(file) for file in episode_files(folder)]
     yield from _together(heapq.merge(*streams, key=lambda record: record["step"]))
-    for file in episode_files(folder, "heldout"):
-        yield from _together(iter_episodes(file))
+    files = episode_files(folder, "heldout")
+    streams = [_renumbered(iter_episodes(file), process, len(files)) for process, file in enumerate(files)]
+    yield from _together(heapq.merge(*streams, key=lambda record: record["step"]))
+
+
+def _renumbered(records: Iterator[Record], process: int, n: int) -> Iterator[Record]:
+    """Yield held-out episodes, which each of `n` processes counts for itself, with numbers of their own."""
+    for record in records:
+        own = {name: record[name] * n + process for name in ("episode", "group") if record.get(name) is not None}
+        yield {**record, **own}
 
 
 class TokensByStep:
     """The training pass's view of episodes, one step in memory; ask for steps in order."""
 
     def __init__(self, folder: Path) -> None:
-        streams = [iter_tokens(file) for file in episode_files(folder, "tokens")]
+        streams = [_without_void(file) for file in episode_files(folder, "tokens")]
         self._lines = heapq.merge(*streams, key=lambda line: line["step"])
         self._next = next(self._lines, None)
 
@@ -77,6 +86,29 @@ class TokensByStep:
                 found[self._next["episode"]] = self._next
             self._next = next(self._lines, None)
         return found
+
+
+def _without_void(file: Path) -> Iterator[Record]:
+    """Yield the lines of a file of tokens, without those that a resumed run has written again."""
+    resumes, last = [], -1
+    for line in lines_of(file):
+        match = _STEP_OF_TOKENS.match(line.text[:80])
+        if match is not None:
+            if int(match[1]) < last:
+                resumes.append(int(match[1]))
+            last = int(match[1])
+    below, last = _bounds(resumes), -1
+    for record in iter_tokens(file):
+        if record["step"] < last:
+            below.pop(0)
+        last = record["step"]
+        if record["step"] < below[0]:
+            yield record
+
+
+def _bounds(resumes: list[int]) -> list[float]:
+    """Return what a step must be below, by the number of resumes before it; of the last one nothing is void."""
+    return [*list(accumulate(reversed(resumes), min))[::-1], math.inf]
 
 
 def _together(records: Iterator[Record]) -> Iterator[list[Record]]:
@@ -95,9 +127,7 @@ def step_lines(folder: Path) -> Iterator[Record]:
     """Yield the runs, steps, measurements and events of `steps.jsonl`; a resume makes void what is after it."""
     runs = (line for line in iter_steps(folder) if line["kind"] == "run")
     resumes = [run["resumed"] for run in runs if run.get("resumed") is not None]
-    # What a line's step must be below, by the number of resumes before it; of the last one nothing is void.
-    below = [*list(accumulate(reversed(resumes), min))[::-1], math.inf]
-    behind = 0
+    below, behind = _bounds(resumes), 0
     for line in iter_steps(folder):
         kind, resumed = line["kind"], line.get("resumed")
         if kind == "run" and resumed is not None:
@@ -106,10 +136,15 @@ def step_lines(folder: Path) -> Iterator[Record]:
             if resumed < below[behind]:
                 text = f"resumed after {resumed} steps"
                 yield {"kind": "event", "step": resumed, "what": "resumed", "text": text, "time": line.get("time")}
-        elif kind in ("run", "measured") or (kind == "step" and line["step"] < below[behind]):
+        elif kind == "run" or (kind in ("step", "measured") and _done(line) <= below[behind]):
             yield line
         elif kind == "event" and line["step"] < below[behind]:
             yield {**line, "text": cut_text(line["text"])[:2000]}
+
+
+def _done(line: Record) -> int:
+    """Return how many steps were done at a line; one that measures says so itself."""
+    return int(line["step"]) + (line["kind"] == "step")
 
 
 def steps_shown(folder: Path, most_episodes: int) -> set[int] | None:

@@ -48,7 +48,7 @@ _ENOUGH = 200_000  # characters in a block that several pieces, or lines, share
 class PageWriter:
     """Writes one page: `piece` and `line` for its data, then `finish` with the index."""
 
-    def __init__(self, path: Path, title: str, *, live: bool = False) -> None:
+    def __init__(self, path: Path, title: str, *, live: str = "") -> None:
         self.path = path
         self._half = path.with_name(f"{path.name}.half")
         self._style, self._script = page_parts()

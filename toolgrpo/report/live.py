@@ -55,7 +55,7 @@ class LiveReport:
             path = Path(self._scratch.name) / "report.html"
             state = self.state()
             if state != self._made_for:
-                build_report(self._folders, path, live=True)
+                build_report(self._folders, path, live=state)
                 self._made_for = state
             return path.read_bytes()
 

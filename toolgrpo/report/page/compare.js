@@ -4,16 +4,16 @@ function setsToCompare() {
   const found = [];
   REPORT.runs.forEach((run, number) => {
     const prefix = REPORT.runs.length > 1 ? `${run.name}: ` : "";
-    for (const chunk of run.chunks.filter((one) => one.mode !== "train")) found.push([`c${chunk.texts}`, prefix + placeName(chunk).replace(`${run.name}, `, "")]);
+    for (const chunk of run.chunks.filter((one) => one.mode !== "train")) found.push([`c${chunk.texts}`, prefix + placeName(chunk, false), number]);
     const steps = run.chunks.filter((one) => one.mode === "train").map((one) => one.step);
     if (!steps.length) return;
     const [first, last] = [Math.min(...steps), Math.max(...steps)];
     const middle = Math.floor((first + last) / 2);
-    found.push([`r${number}.${first}.${last}`, `${prefix}all training steps`]);
+    found.push([`r${number}.${first}.${last}`, `${prefix}all training steps`, number]);
     if (last > first) {
-      found.push([`r${number}.${first}.${middle}`, `${prefix}training, first half`]);
-      found.push([`r${number}.${middle + 1}.${last}`, `${prefix}training, second half`]);
-      for (const step of [...new Set(steps)]) found.push([`r${number}.${step}.${step}`, `${prefix}step ${shownStep(step)}`]);
+      found.push([`r${number}.${first}.${middle}`, `${prefix}training, first half`, number]);
+      found.push([`r${number}.${middle + 1}.${last}`, `${prefix}training, second half`, number]);
+      for (const step of [...new Set(steps)]) found.push([`r${number}.${step}.${step}`, `${prefix}step ${shownStep(step)}`, number]);
     }
   });
   return found;
@@ -36,11 +36,11 @@ function membersOf(name) {
 
 // The first choice: before and after (greedy), else the halves, else the runs.
 function firstPair(sets) {
-  const named = (words) => sets.find(([, name]) => words.every((word) => name.includes(word)));
+  const named = (end, run = 0) => sets.find(([, name, number]) => number === run && name.endsWith(end));
   const pairs = [
-    REPORT.runs.length > 1 ? [REPORT.runs[0].name, REPORT.runs[1].name].map((run) => named([run, "after (greedy)"]) || named([run, "all training"])) : [],
-    [named(["before (greedy)"]), named(["after (greedy)"])],
-    [named(["first half"]), named(["second half"])],
+    REPORT.runs.length > 1 ? [0, 1].map((run) => named("after (greedy)", run) || named("all training steps", run)) : [],
+    [named("before (greedy)"), named("after (greedy)")],
+    [named("first half"), named("second half")],
     [sets[0], sets[1] || sets[0]],
   ];
   return pairs.find((pair) => pair[0] && pair[1]) || [];
@@ -53,8 +53,7 @@ async function compareView(wanted) {
   const [left, right] = [wanted.a || a[0], wanted.b || b[0]];
   const set = (changes) => go("compare", { ...wanted, ...changes }, { replace: true });
   const [before, after] = [membersOf(left), membersOf(right)];
-  const share = (rows) => rows.filter((row) => REPORT.rows.ok[row]).length / rows.length;
-  const pairs = [...before.keys()].filter((q) => after.has(q)).map((q) => ({ q, before: before.get(q), after: after.get(q), from: share(before.get(q)), to: share(after.get(q)) }));
+  const pairs = [...before.keys()].filter((q) => after.has(q)).map((q) => ({ q, before: before.get(q), after: after.get(q), from: successOf(before.get(q)), to: successOf(after.get(q)) })).filter((pair) => pair.from !== null && pair.to !== null);
   const kinds = {
     up: pairs.filter((pair) => pair.from < 0.5 && pair.to >= 0.5),
     down: pairs.filter((pair) => pair.from >= 0.5 && pair.to < 0.5),
@@ -71,7 +70,7 @@ async function compareView(wanted) {
   const chosen = pairs.find((pair) => REPORT.prompts[pair.q][0] === wanted.q);
   return [
     h("h1", {}, "Compare"),
-    h("p.quiet", {}, "The same questions in two sets of episodes."),
+    h("p.quiet", {}, `The same questions in two sets of episodes${inPart(REPORT.runs)}.`),
     h("div.bar", {}, choice("A", left, sets, (value) => set({ a: value, q: "" })), choice("B", right, sets, (value) => set({ b: value, q: "" }))),
     h("div.toggle", { role: "group", "aria-label": "Which questions" }, [["up", `flipped to success (${kinds.up.length})`], ["down", `flipped to failure (${kinds.down.length})`], ["same", `no flip (${kinds.same.length})`], ["all", `all (${pairs.length})`]].map(([name, text]) => h("button", { type: "button", "aria-pressed": String(kind === name), onclick: () => set({ kind: name, q: "" }) }, text))),
     chosen ? await sideBySide(chosen, sets, left, right) : null,
@@ -79,7 +78,11 @@ async function compareView(wanted) {
   ];
 }
 
-const outcome = (rows) => (rows.length === 1 ? (REPORT.rows.ok[rows[0]] ? "success" : "no success") : `${rows.filter((row) => REPORT.rows.ok[row]).length}/${rows.length}`);
+const outcome = (rows) => {
+  const scored = rows.filter((row) => REPORT.rows.ok[row] !== null);
+  const ok = scored.filter((row) => REPORT.rows.ok[row]).length;
+  return scored.length === 1 ? (ok ? "success" : "no success") : `${ok}/${scored.length}`;
+};
 
 async function sideBySide(pair, sets, left, right) {
   const typical = (rows, share) => rows.find((row) => Boolean(REPORT.rows.ok[row]) === share >= 0.5) ?? rows[0];

@@ -98,6 +98,7 @@ function findGroups() {
       mean: rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length : null,
       spread: rewards.length ? Math.max(...rewards) - Math.min(...rewards) : 0,
       ok: rows.filter((row) => REPORT.rows.ok[row]).length,
+      scored: rows.filter((row) => REPORT.rows.ok[row] !== null).length, // the others were dropped
       calls: rows.reduce((sum, row) => sum + REPORT.rows.calls[row], 0) / rows.length,
       failed: rows.reduce((sum, row) => sum + REPORT.rows.failed[row], 0),
       gen: rows.reduce((sum, row) => sum + REPORT.rows.gen[row], 0) / rows.length,
@@ -111,8 +112,20 @@ function findGroups() {
 const atOf = (row) => REPORT.chunks.get(REPORT.rows.chunk[row]);
 const previewOf = (row) => REPORT.prompts[REPORT.rows.q[row]][1];
 
-function placeName(at) {
-  const run = REPORT.runs.length > 1 ? `${REPORT.runs[at.run].name}, ` : "";
+// The share of rows that succeeded, of those that could be scored; null where none could.
+function successOf(rows) {
+  const scored = rows.filter((row) => REPORT.rows.ok[row] !== null);
+  return scored.length ? scored.filter((row) => REPORT.rows.ok[row]).length / scored.length : null;
+}
+
+// What a page of a long run has not, as words behind a number; empty where it has all.
+function inPart(runs) {
+  const [shown, recorded] = ["shown", "recorded"].map((name) => runs.reduce((sum, run) => sum + run[name], 0));
+  return shown < recorded ? ` (this page has ${shown.toLocaleString("en-US")} of ${plural(recorded, "recorded episode")})` : "";
+}
+
+function placeName(at, withRun = true) {
+  const run = withRun && REPORT.runs.length > 1 ? `${REPORT.runs[at.run].name}, ` : "";
   if (at.mode === "heldout") return `${run}held out${at.label ? `, ${at.label}` : ""}`;
   if (at.mode === "eval") return `${run}evaluation${at.step ? ` after step ${at.step}` : ""}`;
   return `${run}step ${shownStep(at.step)}`;
@@ -186,7 +199,7 @@ const searchable = new Map(); // chunk -> array by place
 async function searchTexts(chunk) {
   if (!searchable.has(chunk)) {
     const texts = await piece(chunk);
-    searchable.set(chunk, texts.episodes.map((episode) => textOf(episode, texts.prompts[episode.q]).toLowerCase()));
+    searchable.set(chunk, texts.episodes.map((episode) => textOf(episode, { ...texts.prompts[episode.q], ...(episode.m && { m: episode.m }) }).toLowerCase()));
   }
   return searchable.get(chunk);
 }
@@ -202,6 +215,7 @@ function textOf(episode, prompt) {
       parts.push(attempt.n || "", attempt.raw || JSON.stringify(attempt.a ?? ""));
     }
     for (const result of turn.re || []) parts.push(result.c, result.e || "");
+    if (turn.u) parts.push(turn.u);
   }
   for (const message of episode.msgs || []) parts.push(contentText(message.content));
   if (episode.fail) parts.push(episode.fail);
@@ -235,9 +249,9 @@ async function rowsOf(wanted, onProgress) {
     if (tool !== null && (tool < 0 || !(rows.tools[row] & (1 << tool)))) continue;
     if (cause !== null && (cause < 0 || !(rows.causes[row] & (1 << cause)))) continue;
     if (stop !== null && rows.stop[row] !== stop) continue;
-    if (wanted.success && (wanted.success === "yes") !== Boolean(rows.ok[row])) continue;
-    if (min !== null && !(rows.r[row] >= min)) continue;
-    if (max !== null && !(rows.r[row] <= max)) continue;
+    if (wanted.success && rows.ok[row] !== (wanted.success === "yes" ? 1 : 0)) continue;
+    if (min !== null && (rows.r[row] === null || !(rows.r[row] >= min))) continue;
+    if (max !== null && (rows.r[row] === null || !(rows.r[row] <= max))) continue;
     if (wanted.q && REPORT.prompts[rows.q[row]][0] !== wanted.q) continue;
     if (wanted.ready && !isReady(wanted.ready, row, top)) continue;
     found.push(row);
@@ -262,7 +276,7 @@ async function rowsOf(wanted, onProgress) {
 function isReady(name, row, top) {
   const { rows } = REPORT;
   if (name in FLAGS) return Boolean(rows.flags[row] & FLAGS[name]);
-  if (name === "hack") return !rows.ok[row] && rows.r[row] !== null && rows.r[row] > 0 && rows.r[row] >= 0.5 * top;
+  if (name === "hack") return rows.ok[row] === 0 && rows.r[row] !== null && rows.r[row] > 0 && rows.r[row] >= 0.5 * top;
   if (name === "failedcall") return rows.failed[row] > 0;
   if (name === "brokencall") return REPORT.broken.some((cause) => rows.causes[row] & (1 << REPORT.causes.indexOf(cause)) && REPORT.causes.includes(cause));
   if (name === "dead") return REPORT.groupOf[row].dead;

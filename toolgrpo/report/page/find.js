@@ -26,8 +26,8 @@ async function findView(wanted) {
   const any = (names) => [["", "any"], ...names.map((name) => [name, name.replaceAll("_", " ")])];
   const began = performance.now();
   const search = rowsOf(wanted, (done, all) => fill(status, `Reading texts: ${Math.round((100 * done) / all)} %`)).then((found) => {
-    const ok = found.filter((row) => REPORT.rows.ok[row]).length;
-    fill(status, `${plural(found.length, "episode")} of ${REPORT.n.toLocaleString("en-US")}${found.length ? `, ${percent(ok / found.length)} successful` : ""}`);
+    const ok = successOf(found);
+    fill(status, `${plural(found.length, "episode")} of ${REPORT.n.toLocaleString("en-US")}${ok === null ? "" : `, ${percent(ok)} successful`}${inPart(REPORT.runs)}`);
     status.dataset.milliseconds = String(Math.round(performance.now() - began));
     fill(results, episodeTable(found, wanted, set));
   });

@@ -9,7 +9,7 @@ function groupsView(wanted) {
     (!wanted.run || String(group.at.run) === wanted.run) &&
     (!wanted.step || (group.at.mode === "train" && String(shownStep(group.at.step)) === wanted.step)) &&
     (!wanted.mode || group.at.mode === wanted.mode) &&
-    (!wanted.kind || (wanted.kind === "live" ? !group.dead : group.dead && (wanted.kind === "dead" || (wanted.kind === "solved") === (group.ok === group.rows.length)))) &&
+    (!wanted.kind || (wanted.kind === "live" ? !group.dead : group.dead && (wanted.kind === "dead" || wanted.kind === deadBy(group)))) &&
     (!text || previewOf(group.rows[0]).toLowerCase().includes(text)));
   const set = (changes) => go("groups", { ...wanted, ...changes }, { replace: true });
   const search = h("input", { type: "search", value: wanted.text || "", placeholder: "words of the question", onchange: () => set({ text: search.value }) });
@@ -18,7 +18,7 @@ function groupsView(wanted) {
     { name: "step", number: true, value: (group) => group.at.run * 1e9 + group.at.step, show: (group) => (group.at.mode === "train" ? shownStep(group.at.step) : group.at.mode) },
     { name: "rewards", value: (group) => group.spread, show: (group) => strip(group) },
     { name: "reward", number: true, value: (group) => group.mean, show: (group) => num(group.mean) },
-    { name: "success", number: true, value: (group) => group.ok / group.rows.length, show: (group) => `${group.ok}/${group.rows.length}` },
+    { name: "success", number: true, value: (group) => (group.scored ? group.ok / group.scored : null), show: (group) => `${group.ok}/${group.scored}` },
     { name: "state", value: (group) => Number(group.dead), show: (group) => deadBadge(group) },
     { name: "calls", number: true, value: (group) => group.calls, show: (group) => num(group.calls) },
     { name: "failed", number: true, value: (group) => group.failed },
@@ -27,20 +27,23 @@ function groupsView(wanted) {
   return [
     h("h1", {}, "Groups"),
     h("p.quiet", {}, "The episodes of one question in one step. A group whose rewards are all alike is dead: it teaches nothing."),
-    runChoice(wanted, "groups"),
+    runChoice(wanted, "groups", [["", "both"]]),
     h("form.bar", { role: "search", onsubmit: (event) => { event.preventDefault(); set({ text: search.value }); } },
       choice("Step", wanted.step, [["", "all"], ...steps.map((step) => shownStep(step))], (step) => set({ step })),
       modes.length > 1 ? choice("Mode", wanted.mode, [["", "all"], ...modes], (mode) => set({ mode })) : null,
-      choice("State", wanted.kind, [["", "all"], ["live", "live"], ["dead", "dead"], ["failed", "dead, all failed"], ["solved", "dead, all solved"]], (kind) => set({ kind })),
+      choice("State", wanted.kind, [["", "all"], ["live", "live"], ["dead", "dead"], ["failed", "dead, all failed"], ["solved", "dead, all solved"], ["both", "dead, both ways"]], (kind) => set({ kind })),
       h("label.field.grow", {}, h("span", {}, "Question"), search)),
     h("p.count", { role: "status" }, plural(found.length, "group")),
     table(columns, found, { sort: wanted.sort || "step", down: wanted.down === "1", onsort: (sort, down) => set({ sort, down: down ? 1 : 0 }), href: groupLink, empty: "No group is left by this filter." }),
   ];
 }
 
+// How a group whose rewards are all alike ended; one may be paid alike for success and for failure.
+const deadBy = (group) => (!group.ok ? "failed" : group.ok === group.scored ? "solved" : "both");
+
 function deadBadge(group) {
   if (!group.dead) return h("span.badge.good", {}, "live");
-  return h("span.badge", {}, group.ok === group.rows.length ? "dead, all solved" : "dead, all failed");
+  return h("span.badge", {}, { failed: "dead, all failed", solved: "dead, all solved", both: "dead, both ways" }[deadBy(group)]);
 }
 
 // A square for each episode of a group, best first.
@@ -65,10 +68,10 @@ async function groupView(parts, wanted) {
   const number = REPORT.groups.indexOf(group);
   const siblings = [REPORT.groups[number - 1], REPORT.groups[number + 1]];
   return [
-    h("nav.crumbs", { "aria-label": "Where this is" }, h("a", { href: link("groups") }, "Groups"), " / ", h("a", { href: link("groups", { step: group.at.mode === "train" ? shownStep(group.at.step) : null }) }, placeName(group.at)),
+    h("nav.crumbs", { "aria-label": "Where this is" }, h("a", { href: link("groups") }, "Groups"), " / ", h("a", { href: link("groups", { step: group.at.mode === "train" ? shownStep(group.at.step) : null, run: REPORT.runs.length > 1 ? group.at.run : null }) }, placeName(group.at)),
       h("span.step", {}, siblings[0] ? h("a", { href: groupLink(siblings[0]), "data-key": "k" }, "← previous") : null, siblings[1] ? h("a", { href: groupLink(siblings[1]), "data-key": "j" }, "next →") : null)),
     h("h1", {}, previewOf(row) || "(empty question)"),
-    h("p", {}, deadBadge(group), " ", `${group.ok} of ${plural(group.rows.length, "episode")} succeeded, mean reward ${num(group.mean)}`,
+    h("p", {}, deadBadge(group), " ", `${group.ok} of ${plural(group.scored, "episode")} succeeded, mean reward ${num(group.mean)}`,
       episodes[0].columns.answer !== undefined ? h("span.quiet", {}, ` · answer of the row: `, h("code", {}, short(contentText(episodes[0].columns.answer), 200))) : null),
     h("section", {}, h("h2", {}, "Where they part"), h("p.quiet", {}, "Each box is what episodes said and called in one turn. They share a box as long as they do the same."), prefixTree(episodes)),
     h("section", {}, h("h2", {}, "Side by side"), h("div.side", {}, episodes.map((episode) => sideCard(episode)))),

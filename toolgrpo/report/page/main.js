@@ -103,18 +103,18 @@ function switchScheme() {
 
 // A live report asks its server whether the run has gone on, and offers (or, on the overview, takes) what is new.
 function follow() {
-  let known = null;
+  let known = REPORT.live;
   setInterval(async () => {
     try {
       const answer = await fetch("state", { cache: "no-store" });
       const { state } = await answer.json();
-      if (known !== null && state !== known) {
+      if (state !== known) {
         if ((route().path[0] || "overview") === "overview" && !document.hidden) location.reload();
         else {
           fill(news, "The run has gone on. ", h("button.button", { type: "button", onclick: () => location.reload() }, "Show what is new"));
           news.hidden = false;
         }
-      } else known = state;
+      } else news.hidden = true;
     } catch {
       fill(news, "The server of this live report does not answer any more; what is shown stays.");
       news.hidden = false;

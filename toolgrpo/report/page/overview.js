@@ -18,15 +18,15 @@ function overview(wanted) {
   ];
 }
 
-function runChoice(wanted, path) {
+function runChoice(wanted, path, first = []) {
   if (REPORT.runs.length < 2) return null;
-  return h("div.bar", {}, choice("Run", wanted.run || 0, REPORT.runs.map((run, number) => [number, run.name]), (value) => go(path, { ...wanted, run: value })));
+  return h("div.bar", {}, choice("Run", wanted.run ?? (first.length ? "" : 0), [...first, ...REPORT.runs.map((run, number) => [number, run.name])], (value) => go(path, { ...wanted, run: value })));
 }
 
 function heading(run) {
   const facts = run.facts || {};
   const model = facts.model ? facts.model.split("/").at(-1) : null;
-  const said = [model && `model ${model}`, facts.tools && facts.tools.length && plural(facts.tools.length, "tool"), plural(run.recorded, "recorded episode"), facts.versions && `toolgrpo ${facts.versions.toolgrpo}, TRL ${facts.versions.trl}`];
+  const said = [model && `model ${model}`, facts.tools && facts.tools.length && plural(facts.tools.length, "tool"), plural(run.recorded, "recorded episode") + (inPart([run]) && `, ${run.shown.toLocaleString("en-US")} of them in lists, Find and Compare`), facts.versions && `toolgrpo ${facts.versions.toolgrpo}, TRL ${facts.versions.trl}`];
   return h("div.title", {}, h("h1", {}, run.name), h("p.quiet", {}, said.filter(Boolean).join(" · ")));
 }
 
@@ -38,17 +38,22 @@ function cards(run, sums) {
   }
   if (sums.length) {
     const tenth = Math.max(1, Math.round(sums.length / 10));
-    const mean = (part, value) => part.reduce((sum, one) => sum + value(one), 0) / part.length;
+    const mean = (part, value) => {
+      const given = part.map(value).filter((one) => one !== null);
+      return given.length ? given.reduce((sum, one) => sum + one, 0) / given.length : null;
+    };
     const [first, last] = [sums.slice(0, tenth), sums.slice(-tenth)];
     const over = tenth > 1 ? `first and last ${tenth} steps` : "first and last step";
     found.push(change("reward", mean(first, (one) => one.r), mean(last, (one) => one.r), over, num));
-    found.push(change("success in training", mean(first, (one) => one.ok / one.n), mean(last, (one) => one.ok / one.n), over, percent));
+    found.push(change("success in training", mean(first, successful), mean(last, successful), over, percent));
   }
   const times = run.steps.map((one) => one.metrics.step_time).filter((value) => value > 0);
   const all = times.reduce((sum, value) => sum + value, 0);
-  found.push(h("div.card", {}, h("h3", {}, "steps"), h("p.big", {}, String(run.steps.length || sums.length), run.facts.max_steps ? h("small", {}, ` of ${run.facts.max_steps}`) : null), h("p.quiet", {}, times.length ? `${seconds(all / times.length)} each` : plural(run.recorded, "episode"))));
+  found.push(h("div.card", {}, h("h3", {}, "steps"), h("p.big", {}, String(Math.max(0, ...[...run.steps, ...sums].map((one) => one.step + 1))), run.facts.max_steps ? h("small", {}, ` of ${run.facts.max_steps}`) : null), h("p.quiet", {}, times.length ? `${seconds(all / times.length)} each` : plural(run.recorded, "episode"))));
   return found;
 }
+
+const successful = (sums) => (sums.scored ? sums.ok / sums.scored : null); // an episode that could not be scored is no failure
 
 function change(name, before, after, over, show) {
   return h("div.card", {}, h("h3", {}, name), h("p.big", {}, h("span.from", {}, show(before)), h("span.arrow", {}, " → "), h("span", {}, show(after))), h("p.quiet", {}, over));
@@ -108,13 +113,14 @@ function charts(run, sums) {
       ...(parts.length > 1 ? parts.map((name) => ({ name, points: points((one) => one.parts[name] ?? null) })) : []),
     ] }),
     chart({ title: "Success", hint: "share of a step's episodes, 95 % interval", range: [0, 1], show: percent, events, series: [
-      { name: "in training", colour: 2, points: sums.map((one) => [shownStep(one.step), one.ok / one.n, ...interval(one.ok, one.n)]) },
-      { name: "held out", colour: 1, points: run.sums.filter((one) => one.mode === "eval").map((one) => [one.step, one.ok / one.n, ...measuredInterval({ successes: one.ok, n: one.n, questions: one.groups?.reduce((sum, n) => sum + n, 0) })]) },
+      { name: "in training", colour: 2, points: sums.filter((one) => one.scored).map((one) => [shownStep(one.step), successful(one), ...interval(one.ok, one.scored)]) },
+      { name: "held out", colour: 1, points: run.sums.filter((one) => one.mode === "eval" && one.scored).map((one) => [one.step, successful(one), ...measuredInterval({ successes: one.ok, n: one.scored, questions: one.groups?.reduce((sum, n) => sum + n, 0) })]) },
     ] }),
     chart({ title: "Groups", hint: "dead ones teach nothing", stacked: true, whole: true, events, show: (value) => String(Math.round(value)), series: [
       { name: "live", colour: 2, points: points((one) => (one.groups ? one.groups[0] : null)) },
       { name: "dead, failed", colour: 3, points: points((one) => (one.groups ? one.groups[1] : null)) },
       { name: "dead, solved", colour: 1, points: points((one) => (one.groups ? one.groups[2] : null)) },
+      { name: "dead, both", colour: 7, points: points((one) => (one.groups ? one.groups[3] || null : null)) },
     ] }),
     chart({ title: "Why episodes ended", stacked: true, events, show: percent, range: [0, 1], series: stops.map((name) => ({ name: name.replaceAll("_", " "), colour: STOP_COLOURS[name], points: points((one) => (one.stops[name] || 0) / one.n) })) }),
     chart({ title: "Calls by tool", hint: "calls per episode", stacked: true, events, series: [
@@ -150,13 +156,17 @@ function toolTable(run, sums) {
     }
   }
   if (!found.size) return null;
+  // Find knows as many names as it has bits for; others have no link.
+  const to = (tool, more, kind, text) => (REPORT.tools.includes(tool.name) && (!more.cause || REPORT.causes.includes(more.cause))
+    ? h(kind, { href: link("find", { tool: tool.name, run: REPORT.runs.length > 1 ? run.number : null, ...more }) }, text)
+    : h(kind.replace(/^a/, "span"), {}, text));
   const failures = (tool) => Object.values(tool.failed).reduce((sum, count) => sum + count, 0);
   const ordered = [...found.values()].sort((a, b) => failures(b) - failures(a) || b.n - a.n);
   const columns = [
-    { name: "tool", value: (tool) => tool.name, show: (tool) => h("a", { href: link("find", { tool: tool.name }) }, named(tool.name)) },
+    { name: "tool", value: (tool) => tool.name, show: (tool) => to(tool, {}, "a", named(tool.name)) },
     { name: "calls", number: true, value: (tool) => tool.n, show: (tool) => tool.n.toLocaleString("en-US") },
     { name: "failed", number: true, value: failures, show: (tool) => (failures(tool) ? `${failures(tool).toLocaleString("en-US")} (${percent(failures(tool) / tool.n)})` : "0") },
-    { name: "why", value: () => 0, show: (tool) => Object.entries(tool.failed).sort((a, b) => b[1] - a[1]).map(([cause, count]) => h("a.badge.warn", { href: link("find", { tool: tool.name, cause }) }, `${cause.replaceAll("_", " ")} ${count}`)) },
+    { name: "why", value: () => 0, show: (tool) => Object.entries(tool.failed).sort((a, b) => b[1] - a[1]).map(([cause, count]) => to(tool, { cause }, "a.badge.warn", `${cause.replaceAll("_", " ")} ${count}`)) },
     { name: "median", number: true, value: (tool) => tool.p50, show: (tool) => seconds(tool.p50 / tool.n) },
     { name: "slowest p95", number: true, value: (tool) => tool.p95, show: (tool) => seconds(tool.p95) },
   ];
@@ -172,7 +182,7 @@ function measuredTable(run) {
     { name: "95 % interval", number: true, value: () => 0, show: (one) => measuredInterval(one).map(percent).join(" to ") },
     { name: "reward", number: true, value: (one) => one.reward, show: (one) => num(one.reward) },
   ];
-  const both = run.chunks.filter((one) => one.mode === "heldout").length > 1;
+  const both = ["before", "after"].every((when) => run.chunks.some((one) => one.mode === "heldout" && (one.label || "").startsWith(when)));
   return h("section", {}, h("h2", {}, "Before and after"), table(columns, run.measured), both ? h("p", {}, h("a", { href: link("compare") }, "Which questions flipped")) : null);
 }
 

@@ -16,7 +16,8 @@ async function timelineView(wanted) {
   const total = Math.max(lasted(at), ...loaded.map((episode) => (episode.qs || 0) + (episode.d || 0)), 1e-6);
   const ordered = [...loaded].sort((a, b) => (b.qs || 0) + (b.d || 0) - (a.qs || 0) - (a.d || 0));
   const busy = loaded.flatMap((episode) => segmentsOf(episode).filter((one) => one.what === "decoding").map((one) => [one.from, one.to]));
-  const idle = gaps(busy, total);
+  const all = (REPORT.runs[at.run].facts.config?.record_episodes ?? 1) >= 1; // of others nobody knows when they decoded
+  const idle = all ? gaps(busy, total) : [];
   const idleSum = idle.reduce((sum, [from, to]) => sum + to - from, 0);
   return [
     h("h1", {}, "Timeline"),
@@ -24,7 +25,7 @@ async function timelineView(wanted) {
     h("div.bar", {},
       choice("Rollout", at.texts, sets.map((chunk) => [chunk.texts, `${placeName(chunk)} (${seconds(lasted(chunk))})`]), (value) => go("timeline", { at: value }, { replace: true })),
       h("a.button", { href: link("timeline", { at: slowest[0].texts }) }, `Slowest: ${placeName(slowest[0])}`)),
-    h("p", {}, `${placeName(at)} took ${seconds(lasted(at) || total)}; in ${seconds(idleSum)} of it (${percent(idleSum / total)}) no episode waited for the engine.`),
+    h("p", {}, `${placeName(at)} took ${seconds(lasted(at) || total)}; ${all ? `in ${seconds(idleSum)} of it (${percent(idleSum / total)}) no episode waited for the engine` : "only a share of its episodes was recorded"}.`),
     slowestSentence(ordered[0], total),
     h("div.legend", {}, [["decoding", "decoding"], ["tool", "tool"], ["queued", "waiting for a place"], ["idle", "engine idle"]].map(([name, text]) => h("span", {}, h(`i.swatch.${name}`), text))),
     drawTimeline(ordered.slice(0, 300), total, idle),
