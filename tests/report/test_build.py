@@ -178,7 +178,7 @@ def test_what_a_resumed_run_saw_of_tokens_again_stands_for_the_steps_it_repeated
 
 
 def test_a_measurement_that_a_resume_made_void_is_not_shown(run: Path, tmp_path: Path) -> None:
-    measured = {"kind": "measured", "n": 4, "label": None, "reward": 0.5}
+    measured = {"kind": "measured", "n": 4, "label": "x", "reward": 0.5}
     lines = [
         {"kind": "run", "resumed": None},
         *({**measured, "step": step, "successes": 1} for step in (0, 10, 15)),

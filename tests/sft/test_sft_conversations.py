@@ -125,3 +125,13 @@ def test_a_mixture_gives_the_conversations_of_its_tasks_by_weight_with_their_ope
     mixture.write_text(tasks + "  tools: [add]\n")
     with pytest.raises(DataError, match=r"words\.jsonl.*`toolgrpo sft`"):
         read_conversations(mixture)
+
+
+def test_schemas_of_a_row_may_be_json_text_and_nothing_else(tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"messages": said, "tools": json.dumps(SCHEMAS)}) + "\n")
+    assert read_conversations(file)[0]["tools"] == SCHEMAS
+    file.write_text(json.dumps({"messages": said, "tools": "add, multiply"}) + "\n")
+    with pytest.raises(DataError, match="`tools` must be a list of schemas"):
+        read_conversations(file)

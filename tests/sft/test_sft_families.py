@@ -97,3 +97,71 @@ def test_calls_written_into_the_text_are_taught_as_tokens() -> None:
     asked = example.ids[: example.mask.index(1)]
     schemas_alone = chat.prompt([{"role": "user", "content": "x?"}], [LOOK_UP])
     assert asked.count(marker) == schemas_alone.count(marker)
+
+
+def answers(*texts: str) -> list[dict[str, Any]]:
+    return [{"role": "tool", "tool_call_id": f"id{number}", "content": text} for number, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("name", ["llama3_1", "gptoss", "qwen3", "glm4moe"])
+def test_every_call_of_a_turn_is_learnt_and_its_own_result_is_shown_behind_it(name: str) -> None:
+    tokenizer, chat = supported(name)
+    said = calling(("look_up", {"key": "x"}), ("find", {"key": "y"}))
+    said["tool_calls"] = [{**call, "id": f"id{place}"} for place, call in enumerate(said["tool_calls"])]
+    first, second = answers("of x", "of y")
+    messages = [{"role": "user", "content": "?"}, said, second, first, {"role": "assistant", "content": "Both."}]
+    example = ConversationEncoder(tokenizer, chat)(messages, [LOOK_UP])
+    turns = learnt(chat, example.ids, example.mask)
+    calls = [(one.name, one.arguments) for turn in turns for one in turn.attempts]
+    assert calls == [("look_up", {"key": "x"}), ("find", {"key": "y"})] and turns[-1].content.strip() == "Both."
+    text = tokenizer.decode(example.ids)
+    assert "unknown" not in text, "a result has the name of its call"
+    if chat.family.one_call:
+        assert text.index("of x") < text.index('"y"') < text.index("of y"), "each result behind its own call"
+
+
+def test_an_answer_that_only_looks_like_a_call_is_taught_as_it_stands() -> None:
+    tokenizer, chat = supported("llama3_1")
+    said = '{"name": "Ann", "age": 30}'
+    example = ConversationEncoder(tokenizer, chat)(
+        [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": said}]
+    )
+    learnt_ids = [token for token, bit in zip(example.ids, example.mask, strict=True) if bit]
+    assert tokenizer.decode(learnt_ids[:-1]) == said
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3_instruct_2507", "llama3"])
+def test_thinking_in_a_text_is_taught_where_the_template_prints_none(name: str) -> None:
+    tokenizer, chat = supported(name)
+    said = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nIt is 12."}
+    example = ConversationEncoder(tokenizer, chat)([CONVERSATION[0], said])
+    ids = [token for token, bit in zip(example.ids, example.mask, strict=True) if bit]
+    assert tokenizer.decode(ids[:-1]) == said["content"]
+
+
+def test_thinking_in_the_text_of_a_turn_with_calls_is_thinking() -> None:
+    tokenizer, chat = supported("qwen3")
+    said = calling(("look_up", {"key": "x"}), content="<think>\nhm\n</think>")
+    example = ConversationEncoder(tokenizer, chat)([CONVERSATION[0], said], [LOOK_UP])
+    (turn,) = learnt(chat, example.ids, example.mask)
+    assert (turn.reasoning or "").strip() == "hm" and len(turn.attempts) == 1
+    assert tokenizer.convert_tokens_to_ids("</think>") in example.ids
+
+
+def test_an_answer_ends_as_the_template_ends_one_that_a_user_replies_to() -> None:
+    tokenizer, chat = supported("glm4moe")
+    example = ConversationEncoder(tokenizer, chat)(CONVERSATION, [LOOK_UP])
+    ends = [
+        tokenizer.convert_ids_to_tokens(token)
+        for token, bit, behind in zip(example.ids, example.mask, [*example.mask[1:], 0], strict=True)
+        if bit and not behind
+    ]
+    assert ends == ["<|observation|>", "<|user|>", "<|observation|>", "<|user|>"]
+
+
+def test_the_words_of_a_user_are_shown_whole() -> None:
+    tokenizer, chat = supported("qwen3")
+    asks = "Now write the STUB class"
+    messages = [*CONVERSATION[:1], THOUGHT, {"role": "user", "content": asks}, THOUGHT]
+    example = ConversationEncoder(tokenizer, chat)(messages)
+    assert f"<|im_start|>user\n{asks}<|im_end|>" in tokenizer.decode(example.ids)

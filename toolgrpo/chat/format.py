@@ -170,6 +170,10 @@ class TemplateFormat:
             self._guard.value(messages), self._guard.value(schemas), enable_thinking=enable_thinking, ask=ask
         )
 
+    def guarded(self, text: str) -> str:
+        """Return text that spells no control token, to put beside what `render` gave."""
+        return self._guard.text(text)
+
     def encode(self, rendered: str) -> list[int]:
         """Return the ids of what `render` gave, or of a part of it."""
         return self._encoder.encode(rendered)

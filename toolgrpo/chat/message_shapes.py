@@ -89,9 +89,20 @@ def with_ids(messages: Sequence[Message]) -> list[Message]:
     return told
 
 
+def with_names(messages: Sequence[Message]) -> list[Message]:
+    """Return the same with the name of its call for every result that has none."""
+    told: list[Message] = []
+    names: dict[str, Any] = {}
+    for message, known in zip(messages, with_ids(messages), strict=True):
+        names |= {call["id"]: call.get("function", call).get("name") for call in known.get("tool_calls") or ()}
+        name = message["role"] == "tool" and not message.get("name") and names.get(known.get("tool_call_id", ""))
+        told.append({**message, "name": name} if name else message)
+    return told
+
+
 def _answers(result: Message, call: Mapping[str, Any]) -> bool:
     if "tool_call_id" in result:
-        return bool(result["tool_call_id"] == call["id"])
+        return bool(result["tool_call_id"] == call.get("id"))
     return bool(result.get("name") == call.get("function", call).get("name"))
 
 
@@ -106,12 +117,17 @@ def one_call_each(messages: Sequence[Message]) -> list[Message]:
         if len(calls) < 2:
             apart.append(message)
             continue
+        results: list[Message] = []
+        while position < len(messages) and messages[position]["role"] == "tool":
+            results.append(messages[position])
+            position += 1
         for number, call in enumerate(calls):
             said = {"content": ""} if number else {key: value for key, value in message.items() if key != "role"}
             apart.append({**said, "role": "assistant", "tool_calls": [call]})
-            if position < len(messages) and messages[position]["role"] == "tool":
-                apart.append(messages[position])
-                position += 1
+            if results:
+                own = next((result for result in results if _answers(result, call)), results[0])
+                apart.append(results.pop(results.index(own)))
+        apart += results
     return apart
 
 

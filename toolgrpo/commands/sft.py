@@ -31,7 +31,7 @@ from toolgrpo.commands.show import recording_in
 from toolgrpo.commands.table import SFTArguments, SFTOptions
 from toolgrpo.data.load import hub_ids
 from toolgrpo.engines.policy import Backend, compute_dtype
-from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
+from toolgrpo.errors import ChatFormatError, ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.models import check_weights, folder_of, name_base_whole
 from toolgrpo.models.adapter_step import join_adapters
 from toolgrpo.models.untrained_markers import output_rows
@@ -337,7 +337,10 @@ def _examples(
         return _examples_of_run(sft, encode, max_length, schemas, say)
     examples = []
     for index, row in enumerate(read_conversations(str(sft.dataset_id_or_path), sft.dataset_split)):
-        example = _encoded(encode, row, row["tools"] or schemas, sft.system_prompt)
+        try:
+            example = _encoded(encode, row, row["tools"] or schemas, sft.system_prompt)
+        except ChatFormatError as error:
+            raise ChatFormatError(f"{sft.dataset_id_or_path}: conversation {index + 1}: {error}") from error
         if len(example.ids) > max_length:
             raise DataError(
                 f"{sft.dataset_id_or_path}: conversation {index + 1} has {len(example.ids)} tokens, but max_length "

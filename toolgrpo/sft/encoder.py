@@ -16,8 +16,11 @@ refused.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,8 +28,10 @@ from typing import Any
 from toolgrpo.chat import resolve_format
 from toolgrpo.chat.base import assistant_message
 from toolgrpo.chat.format import TemplateFormat
+from toolgrpo.chat.message_shapes import one_call_each, with_names
 from toolgrpo.data.load import Mixture, is_mixture, source_rows
 from toolgrpo.data.rows import OnBadRow, Row, raise_bad_row
+from toolgrpo.episode.tool_calls import RUNNABLE
 from toolgrpo.episode.trajectory import Message
 from toolgrpo.errors import ChatFormatError, DataError
 from toolgrpo.support.shipped_files import located, no_conversations, page_here
@@ -95,12 +100,24 @@ def _checked(spec: str, split: str) -> Iterator[dict[str, Any]]:
             )
         if not any(message["role"] == "assistant" for message in messages[n_prompt:]):
             raise DataError(f"{row.where}: no assistant message, so there is nothing to learn from")
-        yield {"messages": messages, "n_prompt": n_prompt, "tools": columns.get("tools")}
+        yield {"messages": messages, "n_prompt": n_prompt, "tools": _schemas_of(row.where, columns.get("tools"))}
+
+
+def _schemas_of(where: str, given: Any) -> list[Any] | None:
+    """Return a row's own schemas, also where they stand as JSON text."""
+    schemas = given
+    if isinstance(given, str):
+        with suppress(ValueError):
+            schemas = json.loads(given)
+    if schemas is None or (isinstance(schemas, list) and all(isinstance(one, dict) for one in schemas)):
+        return schemas
+    raise DataError(f"{where}: `tools` must be a list of schemas, or such a list as JSON text; got {given!r:.80}")
 
 
 _QUESTION: Message = {"role": "user", "content": "q"}
-_STUB = "STUB"  # stands for an assistant turn whose text does not matter
+_STUB, _SAID = "STUB", "SAID"  # stand for what an assistant and others say where the text does not matter
 _OPENED, _CLOSED = "<think>", "\n</think>\n\n"  # of templates that open the thinking and print none
+_UNPRINTED = "thought"  # the key of thinking that a turn's own text held, where the template prints none
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +146,10 @@ class ConversationEncoder:
         Raises `ChatFormatError` where its template cannot print it.
         """
         tools = list(schemas or ())
-        messages = [self._taken_apart(message) for message in messages]
+        messages = with_names([self._taken_apart(message) for message in messages])
+        if self.chat.family.one_call:  # as such a model plays them: a turn for each call
+            shown = one_call_each(messages[:n_prompt])
+            messages, n_prompt = [*shown, *one_call_each(messages[n_prompt:])], len(shown)
         ids: list[int] = []
         mask: list[int] = []
         asked: Sequence[Message] = ()  # the prompt
@@ -164,21 +184,34 @@ class ConversationEncoder:
                 for shown, ask in ((asked, True), ([*asked, *messages[index:results]], results > index + 1))
             )
             if whole.startswith(header):
-                return _Turn(self._until_end(whole[len(header) :]), enable_thinking)
+                text = self._thought(messages[index].get(_UNPRINTED), opening=f"{_OPENED}\n") + whole[len(header) :]
+                return _Turn(self._until_end(text, messages[index]), enable_thinking)
         plain = header.removesuffix("\n").removesuffix(_OPENED)
         if plain == header or not whole.startswith(plain):
             raise ChatFormatError(
                 f"the chat template of the {self.chat.name} format prints message {index} otherwise than its own "
                 f"header begins, so the assistant's tokens cannot be told apart. Use a template that prints what it asks for."
             )
-        thought = messages[index].get("reasoning_content") or ""
-        return _Turn(self._until_end(f"{thought}{_CLOSED}{whole[len(plain) :]}"), False)
+        thought = messages[index].get("reasoning_content") or messages[index].get(_UNPRINTED) or ""
+        return _Turn(self._until_end(self._thought(thought) + whole[len(plain) :], messages[index]), False)
 
-    def _until_end(self, text: str) -> list[int]:
+    def _thought(self, thought: str | None, opening: str = "") -> str:
+        return "" if thought is None else f"{opening}{self.chat.guarded(thought)}{_CLOSED}"
+
+    def _until_end(self, text: str, message: Message) -> list[int]:
         """Return the ids of a turn's text, up to and with the token that ends it."""
         ids = self.chat.encode(text)
         ends = [place for place, token in enumerate(ids) if token in self.chat.stop_ids]
-        return ids[: ends[0] + 1] if ends else [*ids, self.chat.stop_ids[0]]
+        if ends:
+            return ids[: ends[0] + 1]
+        return [*ids, self.chat.stop_ids[0] if message.get("tool_calls") else self._end_of_answer]
+
+    @cached_property
+    def _end_of_answer(self) -> int:
+        """The token that ends a turn without calls, where the template prints none behind the last one."""
+        with suppress(ChatFormatError):  # it has no end that a user's words may follow
+            return self.chat.bridge((), [_QUESTION], messages=[_QUESTION])[0]
+        return self.chat.stop_ids[0]
 
     def _between(
         self,
@@ -192,7 +225,15 @@ class ConversationEncoder:
         if between and all(message["role"] == "tool" for message in between):
             return self.chat.bridge(ids, between, messages=asked, schemas=tools, enable_thinking=enable_thinking)
         shown = [_QUESTION, {"role": "assistant", "content": _STUB}, *between]
-        after = self.chat.encode(self.chat.render(shown, [], enable_thinking=enable_thinking).rpartition(_STUB)[2])
+        named = [{**message, "content": f"{_SAID}{place}"} for place, message in enumerate(between)]
+        printed = self.chat.render([*shown[:2], *named], [], enable_thinking=enable_thinking)
+        lost = [one["role"] for one in named if one["content"] not in printed]
+        if lost:
+            raise ChatFormatError(
+                f"the chat template of the {self.chat.name} format does not print what the role {lost[0]} says where between "
+                f"two turns of the assistant stand {', '.join(one['role'] for one in named)}"
+            )
+        after = self.chat.encode(self.chat.render(shown, [], enable_thinking=enable_thinking).partition(_STUB)[2])
         return after[1:] if after and after[0] == ids[-1] else after
 
     def _taken_apart(self, message: Message) -> Message:
@@ -202,10 +243,23 @@ class ConversationEncoder:
         messages.
         """
         content = message.get("content")
-        if message["role"] != "assistant" or not isinstance(content, str) or message.get("tool_calls"):
+        if message["role"] != "assistant" or not isinstance(content, str):
             return message
         ids = self._tokenizer.encode(content, add_special_tokens=False)
         parsed = self.chat.parse([*ids, self.chat.stop_ids[0]])
+        unread = [attempt for attempt in parsed.attempts if attempt.status not in RUNNABLE]
+        if unread and parsed.reasoning is None:
+            return message  # words about calls, or an object that is none: they are taught as they stand
+        if unread:
+            raise ChatFormatError(f"a call in the text of an assistant cannot be read, {unread[0].detail}: {content!r:.200}")
         if parsed.reasoning is None and not parsed.attempts:
             return message
-        return {**message, **assistant_message(parsed)}
+        apart = {**assistant_message(parsed), **{key: message[key] for key in ("tool_calls",) if message.get(key)}}
+        if parsed.reasoning is not None and not self._prints_thoughts and _OPENED in content:
+            apart[_UNPRINTED] = apart.pop("reasoning_content")
+        return {**message, **apart}
+
+    @cached_property
+    def _prints_thoughts(self) -> bool:
+        thinks = {"role": "assistant", "content": "a", "reasoning_content": _STUB}
+        return any(_STUB in self.chat.render([_QUESTION, thinks], [], enable_thinking=flag, ask=False) for flag in (None, True))
