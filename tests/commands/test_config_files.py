@@ -20,7 +20,14 @@ from toolgrpo.commands.flags import Flag, flags_of_classes
 from toolgrpo.commands.given import read_given
 from toolgrpo.commands.job import of_revision
 from toolgrpo.commands.main import main, mistakes, read
-from toolgrpo.commands.run_file import LAUNCHED_WITH, keep_run_config, resume_command, run_text
+from toolgrpo.commands.run_file import (
+    LAUNCHED_WITH,
+    asks_the_same,
+    held_out_otherwise,
+    keep_run_config,
+    resume_command,
+    run_text,
+)
 from toolgrpo.commands.table import flags_of
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError
@@ -313,3 +320,19 @@ def test_evaluations_are_left_out_where_that_is_typed(tmp_path: Path) -> None:
     words = ["--config", str(tmp_path / "mine.yaml")]
     assert parse_arguments(words)[1].eval_strategy == "steps"
     assert parse_arguments([*words, "--eval_strategy", "no"])[1].eval_strategy == "no"
+
+
+@pytest.mark.parametrize(
+    ("now", "had"),
+    [
+        ({}, None),
+        ({"eval_share": 0.1}, None),
+        ({"eval_share": 0.2}, "--seed 42 --eval_share 0.1 --max_rows none"),
+        ({"eval_share": 0.1, "seed": 7}, "--seed 42 --eval_share 0.1 --max_rows none"),
+        ({"eval_share": 0.1, "seed": 7, "dataset_id_or_path": "other"}, None),
+    ],
+)
+def test_a_run_that_goes_on_holds_out_the_rows_that_it_held_out(now: dict[str, Any], had: str | None) -> None:
+    data = {"dataset_id_or_path": "rows"}
+    assert held_out_otherwise({**data, "eval_share": 0.1}, {**data, **now}) == had
+    assert asks_the_same({**data, "eval_share": 0.1}, {**data, **now}) == (now == {"eval_share": 0.1})

@@ -201,7 +201,9 @@ def test_held_out_rows_that_several_processes_measured_are_one_set(run: Path, tm
 
 def test_an_episode_that_could_not_be_scored_is_no_failure(run: Path) -> None:
     group = [one for one in read_episodes(run / "episodes.jsonl") if (one["step"], one["group"]) == (1, 8)]
-    alike = [{**one, "success": ok, "reward_given": 1.0} for one, ok in zip(group, (True, True, None, True), strict=True)]
+    alike = [
+        {**one, "success": ok, "reward_given": 1.0} for one, ok in zip(group, (True, True, None, True), strict=True)
+    ]
     alike[2]["reward_given"] = None
     sums = step_sums(alike)
     assert (sums["n"], sums["scored"], sums["ok"], sums["r"], sums["groups"]) == (4, 3, 3, 1.0, [0, 0, 1, 0])

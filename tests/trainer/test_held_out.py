@@ -95,6 +95,21 @@ def test_a_training_ends_as_its_evaluations_say_stopped_and_resumed_or_not(tmp_p
         assert same_weights(resumed, whole), again
 
 
+def test_a_step_that_a_signal_stops_is_saved_though_another_was_better(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"keep": "best", "save_strategy": "best", "save_total_limit": None, "eval_on_start": True}
+    trained(tmp_path, signalled(6), **changes)
+    assert [one.step for one in complete_checkpoints(tmp_path)] == [2, 4, 6]
+    elsewhere = (tmp_path / "checkpoint-6" / "trainer_state.json").read_text()
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for folder in (*tmp_path.glob("checkpoint-*"), *tmp_path.glob("run*"), *tmp_path.glob("*.jsonl")):
+        folder.rename(moved / folder.name)
+    assert str(tmp_path / "checkpoint-4") in elsewhere
+    resumed = trained(moved, resume="auto", **changes)
+    assert (resumed.best_step, resumed.state.best_model_checkpoint) == (4, str(moved / "checkpoint-4"))
+    assert [step for step, _ in rates(resumed)] == [0, 2, 4, 6, 8, 9], "the start is measured once"
+
+
 def test_several_data_sets_count_by_their_mean(tmp_path: Path) -> None:
     always = Dataset.from_list([{"prompt": "solved", "answer": "h0"}])
     parts = {"eval_dataset": {"own": ROWS, "easy": always}}

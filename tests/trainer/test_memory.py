@@ -21,7 +21,16 @@ from toolgrpo.models.adapter_step import join_adapters
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.testing import ByteChat
 from toolgrpo.testing.trainers import tiny_trainer
-from toolgrpo.trainer.memory import Device, PassShape, RunShape, estimate, free_bytes, keeps_activations, most_tokens
+from toolgrpo.trainer.memory import (
+    Device,
+    PassShape,
+    RunShape,
+    _left_by_groups,
+    estimate,
+    free_bytes,
+    keeps_activations,
+    most_tokens,
+)
 
 GIB = 2**30
 LORA = 366_592  # weights of rank 16 in a layer of Qwen2.5-0.5B
@@ -143,6 +152,25 @@ def decided(shape: PassShape, free_gib: float, *, given: int | None = None, shar
     )
     assert len(said) == 1
     return most, said[0]
+
+
+@pytest.mark.parametrize(
+    ("of_process", "group", "limit", "used"),
+    [
+        ("0::/", "", "memory.max", "anon"),
+        ("0::/slurm/job_7", "slurm/job_7", "memory.max", "anon"),
+        ("0::/slurm/job_7/step_0", "slurm/job_7", "memory.max", "anon"),
+        ("9:name=systemd:/\n4:memory:/docker/7", "memory", "memory.limit_in_bytes", "total_rss"),
+        ("4:memory:/job", "memory/job", "memory.limit_in_bytes", "total_rss"),
+    ],
+)
+def test_the_limit_of_each_control_group_of_this_process_counts(
+    tmp_path: Path, of_process: str, group: str, limit: str, used: str
+) -> None:
+    (tmp_path / group).mkdir(parents=True, exist_ok=True)
+    (tmp_path / group / limit).write_text("1000\n")
+    (tmp_path / group / "memory.stat").write_text(f"file 7\n{used} 300\n")
+    assert min(_left_by_groups(tmp_path, of_process)) == 700
 
 
 def test_a_pass_is_cut_where_the_machine_is_too_small() -> None:

@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from datasets import Dataset
 from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 
 from tests.support.trainings import CREDIT_BY_TURN, recorded, run_to_end, same_weights, signalled, step_logs, varied
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
+from toolgrpo.observe.records import read_episodes
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
+from toolgrpo.trainer import checkpoint_files
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 from toolgrpo.trainer.checkpointing import tied_head_expected
 
@@ -139,6 +143,64 @@ def test_a_signal_in_the_last_step_is_remembered_and_asks_for_nothing_more(
     assert trainer.stopped_by == "SIGTERM" and trainer.state.global_step == 2
     assert complete_checkpoints(tmp_path) == []
     assert "go on with --resume_from_checkpoint" not in capsys.readouterr().err
+
+
+def test_another_number_of_processes_goes_on_with_the_recording_and_the_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path, max_steps=4)
+    whole = run.train()
+    (tmp_path / "episodes.rank1.jsonl").write_bytes((tmp_path / "episodes.jsonl").read_bytes())
+    place = torch.load(tmp_path / "checkpoint-2" / "toolgrpo_place_0.pt", weights_only=True)
+    torch.save(place, tmp_path / "checkpoint-2" / "toolgrpo_place_1.pt")
+    checkpoint_files.seal(tmp_path / "checkpoint-2", step=2, n_processes=2, run=checkpoint_files._run_in(tmp_path))
+    resumed = run.train(resume=str(tmp_path / "checkpoint-2"))
+    assert "was saved by 2 processes and is resumed by 1" in " ".join(capsys.readouterr().err.split())
+    numbers = [one["metadata"]["episode"] for one in read_episodes(tmp_path / "episodes.jsonl")]
+    assert sorted(numbers) == list(range(whole.rollout_batches.n_episodes)), "none stands there twice"
+    assert resumed.rollout_batches.n_episodes == whole.rollout_batches.n_episodes
+    left = read_episodes(tmp_path / "episodes.rank1.jsonl")
+    assert {one["step"] for one in left} == {0, 1}, "of a process that is no more"
+
+
+def test_a_signal_in_the_middle_of_an_epoch_is_no_end_of_it(tmp_path: Path) -> None:
+    """Transformers takes it for one: it would evaluate, delete what was just saved, and save once more."""
+    held_out = [{"prompt": f"held out {i}", "answer": "1"} for i in range(2)]
+    epochs = {"save_strategy": "epoch", "eval_strategy": "epoch", "max_steps": 6}
+    parts = {"tools": ScriptedTools({"add": lambda a, b: str(a + b)}), "eval_dataset": Dataset.from_list(held_out)}
+    rows = [{"prompt": f"question {i}"} for i in range(8)]
+    saves: list[int] = []
+
+    class Saves(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            saves.append(state.global_step)
+
+    given = {**parts, "callbacks": [Saves(), signalled(2)]}
+    trainer = run_to_end(tiny_trainer(tmp_path, reward, script, rows=rows, parts=given, **epochs))
+    assert (trainer.state.global_step, saves) == (2, [2])
+    assert not any("eval_success" in log for log in trainer.state.log_history)
+    given = {**parts, "callbacks": [Saves()]}
+    resumed = run_to_end(tiny_trainer(tmp_path, reward, script, rows=rows, parts=given, **epochs), "auto")
+    assert [log["step"] for log in resumed.state.log_history if "eval_success" in log] == [4, 6]
+
+
+def test_weights_alone_are_no_run_to_go_on_with(tmp_path: Path) -> None:
+    run = Run(tmp_path, max_steps=2, save_only_model=True)
+    run.train()
+    with pytest.raises(ConfigError, match=r"checkpoint-2 holds weights alone .*--model_name_or_path"):
+        run.train(resume="auto", max_steps=3)
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(checkpoint_files, "rotate", refuse)
+    Run(tmp_path, max_steps=4, save_total_limit=1).train()
+    assert [c.step for c in complete_checkpoints(tmp_path)] == [2, 4]
+    assert "could not be deleted, and stays" in capsys.readouterr().err
 
 
 def test_auto_starts_from_the_beginning_where_there_is_nothing(tmp_path: Path) -> None:

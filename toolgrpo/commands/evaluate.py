@@ -25,7 +25,7 @@ from toolgrpo.commands.check_lines import CheckReport
 from toolgrpo.commands.given import Given
 from toolgrpo.commands.job import QUESTIONS, Job
 from toolgrpo.commands.loaded_model import load_model
-from toolgrpo.commands.run_file import keep_run_config, read_run, run_file, run_text
+from toolgrpo.commands.run_file import held_out_otherwise, keep_run_config, read_run, run_file, run_text, run_values
 from toolgrpo.commands.table import EvaluationArguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.build import EngineOptions
@@ -40,7 +40,6 @@ from toolgrpo.observe.recorder import EpisodeRecorder, TokenText, episodes_path,
 from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
 from toolgrpo.rollout import Rollouts
 from toolgrpo.rollout.observers import Observers
-from toolgrpo.support.shipped_files import located
 from toolgrpo.support.storage import storage_errors, write_whole
 from toolgrpo.trainer.assembly import engine_lines
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
@@ -116,20 +115,11 @@ class EvaluationRun:
     def _refuse_other_shares(self) -> None:
         """Refuse held-out rows of another seed or share than the model's run had, of which some were trained on."""
         known = read_run(run_file(Path(str(self.model.model_name_or_path))))
-        if not self.script.eval_share or not known.get("eval_share"):
-            return
-        its, ours = str(known.get("dataset_id_or_path")), str(self.script.dataset_id_or_path)
-        same_split = known.get("dataset_split", ScriptArguments.dataset_split) == self.script.dataset_split
-        if its not in (ours, str(located(ours).resolve())) or not same_split:
-            return
-        had = {name: known.get(name) for name in ("seed", "eval_share", "max_rows")}
-        had["seed"] = known.get("seed", EvaluationConfig.seed)
-        now = {"seed": self.config.seed, "eval_share": self.script.eval_share, "max_rows": self.script.max_rows}
-        if had != now:
-            words = " ".join(f"--{name} {'none' if value is None else value}" for name, value in had.items())
+        had = held_out_otherwise(known, run_values(run_text(self.given))) if known.get("eval_share") else None
+        if had is not None:
             raise ConfigError(
                 f"eval_share {self.script.eval_share:g} with seed {self.config.seed} holds out other rows than the run of "
-                f"{self.model.model_name_or_path}, which trained on some of them; give what it had: {words}"
+                f"{self.model.model_name_or_path}, which trained on some of them; give what it had: {had}"
             )
 
     def _measure(self, name: str, rows: Dataset, label: str) -> ModelReport | CheckReport:

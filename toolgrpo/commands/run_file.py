@@ -48,6 +48,11 @@ def run_text(given: Given) -> str:
     return head + (yaml.dump(kept, Dumper=_Dumper) if kept else "")
 
 
+def run_values(text: str) -> Mapping[str, Any]:
+    """Return what `run_text` keeps, as reading the file gives it."""
+    return yaml.safe_load(text) or {}
+
+
 def keep_run_config(text: str, output_dir: Path, run: str | None = None) -> None:
     """Write `run_text` into the output folder, with the identity of the run."""
     path = output_dir / RUN_FILE
@@ -96,6 +101,39 @@ def read_run(file: Path | None) -> Mapping[str, Any]:
     except (OSError, BadSettings):
         return {}
     return known if isinstance(known, Mapping) else {}
+
+
+_HELD_OUT_BY = {"seed": 42, "eval_share": None, "max_rows": None}  # with their defaults
+
+
+def held_out_otherwise(known: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Return the flags by which a run held out a share of its rows, if these would hold out others; None: the same ones.
+
+    Both are as `run.yaml` has them. Other data is no share of the same rows.
+    """
+    if not now.get("eval_share") or known.get("dataset_id_or_path") != now.get("dataset_id_or_path"):
+        return None
+    if known.get("dataset_split", "train") != now.get("dataset_split", "train"):
+        return None
+    had, have = ({name: one.get(name, default) for name, default in _HELD_OUT_BY.items()} for one in (known, now))
+    return (
+        None
+        if had == have
+        else " ".join(f"--{name} {'none' if value is None else value}" for name, value in had.items())
+    )
+
+
+def asks_the_same(known: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return whether two runs, as `run.yaml` has them, measure the same held-out rows."""
+    names = (
+        "eval_dataset_id_or_path",
+        "eval_split",
+        "eval_questions",
+        "dataset_id_or_path",
+        "dataset_split",
+        *_HELD_OUT_BY,
+    )
+    return all(known.get(name) == now.get(name) for name in names)
 
 
 def config_of_run(folder: Path) -> Path:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from rich.table import Table
@@ -28,11 +29,20 @@ from toolgrpo.commands.check import Preflight
 from toolgrpo.commands.given import Given
 from toolgrpo.commands.job import HELDOUT_ROWS, TRAINING_ROWS, Job
 from toolgrpo.commands.look import report_line
-from toolgrpo.commands.run_file import keep_run_config, resume_command, run_text
+from toolgrpo.commands.run_file import (
+    asks_the_same,
+    held_out_otherwise,
+    keep_run_config,
+    read_run,
+    resume_command,
+    run_file,
+    run_text,
+    run_values,
+)
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.load import hub_ids
 from toolgrpo.data.rows import n_trained_on, trained_on_line
-from toolgrpo.errors import ToolGRPOError
+from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.evaluation.measures import Share
 from toolgrpo.models import folder_of
 from toolgrpo.observe.progress import training_line
@@ -101,11 +111,29 @@ def run_train(given: Given, terminal: Terminal) -> int:
     text = run_text(given)  # while the files of an earlier run are in place
     run = TrainingRun(script, config, model, terminal)
     with terminal.writing_into_folder(config, dry_run=script.dry_run, begins=run.begin) as config:
+        same = _goes_on_alike(run.begun, text)
         if run.begun is not None and terminal.is_main_process():
             keep_run_config(text, Path(config.output_dir), run.begun.run)
-        run = TrainingRun(script, config, model, terminal, run.begun)
+        run = TrainingRun(script, config, model, terminal, run.begun, same_questions=same)
         run.run()
     return run.exit_code
+
+
+def _goes_on_alike(begun: BegunRun | None, text: str) -> bool:
+    """Return whether a run measures what the one that it goes on with did; it may not hold out what that trained on."""
+    if begun is None or begun.checkpoint is None:
+        return True
+    found = None
+    if PartialState().is_main_process:
+        known, now = read_run(run_file(begun.checkpoint)), run_values(text)
+        found = (held_out_otherwise(known, now) if known else None, not known or asks_the_same(known, now))
+    ((had, same),) = broadcast_object_list([found])
+    if had is not None:
+        raise ConfigError(
+            f"eval_share holds out other rows than the run had that is gone on with, which trained on some of them; give what "
+            f"it had, {had}, or begin anew with --resume_from_checkpoint false"
+        )
+    return bool(same)
 
 
 @dataclass
@@ -117,6 +145,7 @@ class TrainingRun:
     model: ModelConfig
     terminal: Terminal
     begun: BegunRun | None = None  # None: it begins with its first stage
+    same_questions: bool = True  # as the run had that it goes on with
     exit_code: int = 0  # 130: Ctrl-C ended it before its last step
 
     def __post_init__(self) -> None:
@@ -143,7 +172,7 @@ class TrainingRun:
                 opened.callback(claim_folder(Path(self.config.output_dir), self.terminal.rank()).release)
                 self.begin()
             (earlier,) = broadcast_object_list([self._earlier() if self.terminal.is_main_process() else None])
-            before = _measured_before(earlier, heldout)
+            before = _measured_before(earlier, heldout) if self.same_questions else {}
             if not before:
                 before = self._success(trainer, heldout, "before")
                 self._keep({"before": _as_json(before)})  # for the run that resumes this one, should it be killed

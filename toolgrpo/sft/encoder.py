@@ -251,7 +251,9 @@ class ConversationEncoder:
         if unread and parsed.reasoning is None:
             return message  # words about calls, or an object that is none: they are taught as they stand
         if unread:
-            raise ChatFormatError(f"a call in the text of an assistant cannot be read, {unread[0].detail}: {content!r:.200}")
+            raise ChatFormatError(
+                f"a call in the text of an assistant cannot be read, {unread[0].detail}: {content!r:.200}"
+            )
         if parsed.reasoning is None and not parsed.attempts:
             return message
         apart = {**assistant_message(parsed), **{key: message[key] for key in ("tool_calls",) if message.get(key)}}
@@ -262,4 +264,6 @@ class ConversationEncoder:
     @cached_property
     def _prints_thoughts(self) -> bool:
         thinks = {"role": "assistant", "content": "a", "reasoning_content": _STUB}
-        return any(_STUB in self.chat.render([_QUESTION, thinks], [], enable_thinking=flag, ask=False) for flag in (None, True))
+        return any(
+            _STUB in self.chat.render([_QUESTION, thinks], [], enable_thinking=flag, ask=False) for flag in (None, True)
+        )

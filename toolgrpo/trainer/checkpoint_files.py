@@ -183,6 +183,12 @@ def is_foreign(folder: Path) -> bool:
     return not any(path.name.startswith(_OURS) for path in folder.iterdir())
 
 
+def has_optimizer(folder: Path) -> bool:
+    """Return whether a run can go on from a checkpoint: with `save_only_model` it holds weights alone."""
+    names = [path.name for path in folder.iterdir()]
+    return any(name.startswith(("optimizer", "scheduler", "global_step")) for name in names)
+
+
 def complete_checkpoints(output_dir: Path) -> list[Checkpoint]:
     """Return all complete checkpoints, the one sealed last at the end."""
     found = [_read(folder) for folder in step_folders(output_dir)]

@@ -15,7 +15,7 @@ A run that refuses a batch (too many of its episodes were dropped) is saved as i
 began.
 
 Not covered: the metrics of steps that were not logged yet when a batch was refused; resuming with another number of processes gives the model and optimizer back where the
-backend can do that, but not the random numbers and places, and says so.
+backend can do that, and the order of rows, but not the random numbers and places, and says so.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from toolgrpo.engines.base import Resumable
 from toolgrpo.errors import ConfigError, StorageError
+from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
 from toolgrpo.support.storage import storage_failure, write_whole
 from toolgrpo.trainer import checkpoint_files as files
 
@@ -151,6 +152,12 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         self._keep = trainer.args.save_total_limit
         self._begun: _Begun | None = None
         self._run: files.BegunRun | None = None
+        self._once_sealed: Callable[[], None] | None = None
+        self._evaluates_first = trainer.args.eval_on_start
+
+    def once_sealed(self, action: Callable[[], None]) -> None:
+        """Do this when the checkpoint that is being written is whole."""
+        self._once_sealed = action
 
     def to_resume(self, wanted: str | bool | files.BegunRun | None) -> str | None:
         """Return the folder to resume from, or None to begin anew; the first time the run begins.
@@ -192,14 +199,24 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
             if self._is_main:
                 run = None if self._run is None else self._run.run
                 files.seal(folder, step=step, n_processes=trainer.accelerator.num_processes, run=run)
-                best = trainer.state.best_model_checkpoint
-                files.rotate(self._output_dir, keep=self._keep, best=None if best is None else Path(best))
         except Exception as error:
             reason = storage_failure(error, self._output_dir)
             if reason is None:
                 raise
             raise self._not_saved(folder, reason) from error
+        if self._is_main:
+            self._delete_old()
+        if self._once_sealed is not None:
+            self._once_sealed()
+            self._once_sealed = None
         trainer.accelerator.wait_for_everyone()
+
+    def _delete_old(self) -> None:
+        best = self._trainer.state.best_model_checkpoint
+        try:
+            files.rotate(self._output_dir, keep=self._keep, best=None if best is None else Path(best))
+        except OSError as error:  # the new one is whole
+            self._warn(f"an old checkpoint could not be deleted, and stays: {error}")
 
     def save_step_before(self, write: Callable[[], None]) -> None:
         """Save the step that was done last, as it was before the one that failed; every process must ask.
@@ -237,6 +254,13 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         args.save_total_limit = None  # after the trackers were told
         if self._resumed is None:
             return
+        if not files.has_optimizer(self._resumed):
+            raise ConfigError(
+                f"{self._resumed} holds weights alone (save_only_model), so no run can go on from it as if it had never stopped; "
+                f"begin a new one from them: --model_name_or_path {self._resumed} --resume_from_checkpoint false"
+            )
+        args.eval_on_start = False  # the run has started; its draws would be others
+        self._find_best(state)
         reason = self._trainer.heldout_watch.reason(state)
         if state.global_step >= state.max_steps or reason is not None:
             raise RunIsComplete(reason or f"all {state.global_step} steps were done before")
@@ -252,7 +276,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        args.save_total_limit = self._keep
+        args.save_total_limit, args.eval_on_start = self._keep, self._evaluates_first
 
     def on_push_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -266,6 +290,18 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
     def _is_main(self) -> bool:
         return bool(self._trainer.accelerator.is_main_process)
 
+    def _find_best(self, state: TrainerState) -> None:
+        """Find the best checkpoint beside the resumed one: its path may be of another place, or of another working folder."""
+        if not state.best_global_step or state.best_model_checkpoint is not None:
+            return
+        assert self._resumed is not None
+        best = files.checkpoint_folder(self._resumed.parent, state.best_global_step)
+        reason = files.why_incomplete(best)
+        if reason is None:
+            state.best_model_checkpoint = str(best)
+        elif self._trainer.args.load_best_model_at_end:
+            self._warn(f"the best step so far, {state.best_global_step}, has no whole checkpoint ({best}: {reason})")
+
     def _restore(self, folder: Path) -> list[str]:
         """Put this process where it was; returns what could not be restored."""
         path = self._place_file(folder)
@@ -273,6 +309,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         saved_by = None if checkpoint is None else checkpoint.n_processes
         now = self._trainer.accelerator.num_processes
         if not path.is_file() or saved_by != now:
+            self._restore_of_another_number(folder)
             return [
                 f"{folder} was saved by {saved_by or 'an unknown number of'} processes and is resumed by {now}: random "
                 f"numbers and the place inside a generation batch start anew in process "
@@ -280,6 +317,23 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
             ]
         lost = self._restore_place(torch.load(path, map_location="cpu", weights_only=True))
         return [] if lost is None else [f"the recording of episodes is not whole: {lost}"]
+
+    def _restore_of_another_number(self, folder: Path) -> None:
+        """Restore what no process has for itself: the order of rows, the number of episodes, and what was recorded."""
+        places = {
+            int(path.stem.rpartition("_")[2]): torch.load(path, map_location="cpu", weights_only=True)
+            for path in folder.glob("toolgrpo_place_*.pt")
+        }
+        if not places:
+            return
+        self._restore_order(places[min(places)])
+        if self._trainer.recorder.path is None:
+            return
+        for process, place in places.items():
+            if process == self._trainer.accelerator.process_index:
+                self._trainer.recorder.cut(place["episode_log_bytes"])
+            elif self._is_main and process >= self._trainer.accelerator.num_processes:
+                EpisodeRecorder(episodes_path(self._output_dir, process)).cut(place["episode_log_bytes"])
 
     def _warn(self, text: str) -> None:
         """Warn the person at the terminal, and in the log of a command."""
@@ -310,12 +364,15 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         same_engine = place.get("engine_name", trainer.engine.name) == trainer.engine.name
         if place["engine"] is not None and same_engine and isinstance(trainer.engine, Resumable):
             trainer.engine.restore_sampling_state(place["engine"])
-        trainer.rollout_batches.n_episodes = place["n_episodes"]
-        groups = trainer.rollout_batches.groups
-        if groups is not None and place.get("row_order") is not None:
-            groups.order.restore(place["row_order"])
+        self._restore_order(place)
         lost: str | None = trainer.recorder.cut(place["episode_log_bytes"])
         return lost
+
+    def _restore_order(self, place: Place) -> None:
+        batches = self._trainer.rollout_batches
+        batches.n_episodes = place["n_episodes"]
+        if batches.groups is not None and place.get("row_order") is not None:
+            batches.groups.order.restore(place["row_order"])
 
     def _not_saved(self, folder: Path, reason: str) -> StorageError:
         shutil.rmtree(folder, ignore_errors=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -359,11 +359,29 @@ def free_bytes(device: torch.device = _CPU) -> int | None:
     with suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
-        with suppress(OSError, StopIteration, ValueError):  # a container's own limit
-            folder = Path("/sys/fs/cgroup")
-            used = next(line for line in (folder / "memory.stat").read_text().splitlines() if line.startswith("anon "))
-            free = min(free, int((folder / "memory.max").read_text()) - int(used.split()[1]))
+        free = min([free, *_left_by_groups(Path("/sys/fs/cgroup"))])
         mapped = re.findall(r"^(\w+)-(\w+) .*\.safetensors$", Path("/proc/self/maps").read_text(), re.MULTILINE)
         free -= sum(int(end, 16) - int(start, 16) for start, end in mapped)
         return max(0, free) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return None
+
+
+def _left_by_groups(root: Path, own: str | None = None) -> Iterator[int]:
+    """Yield what each control group of this process leaves of its limit: a container's own, a batch system's, a service's.
+
+    `own` is /proc/self/cgroup: a line a hierarchy, `0::PATH` for version 2 and `N:memory:PATH` for version 1.
+    """
+    with suppress(OSError):
+        own = Path("/proc/self/cgroup").read_text() if own is None else own
+    for line in (own or "0::/").splitlines():
+        _, kinds, path = line.split(":", 2)
+        place = {"": ("", "memory.max", "anon "), "memory": ("memory", "memory.limit_in_bytes", "total_rss ")}
+        if kinds not in place:
+            continue
+        below, limit, counted = place[kinds]
+        group = Path(path.lstrip("/"))
+        for folder in (root / below / one for one in (group, *group.parents)):
+            with suppress(OSError, StopIteration, ValueError):
+                stat = (folder / "memory.stat").read_text().splitlines()
+                used = int(next(line for line in stat if line.startswith(counted)).split()[1])
+                yield int((folder / limit).read_text()) - used

@@ -115,6 +115,13 @@ class GracefulStop(TrainerCallback):  # type: ignore[misc]  # transformers ships
             control.should_save = control.should_save or state.global_step < state.max_steps
             control.should_training_stop = True
 
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Leave alone what was just saved: Transformers takes a stop in the middle of an epoch for its end."""
+        if self.stopped_by is not None and abs((state.epoch or 0) - round(state.epoch or 0)) > 1e-6:
+            control.should_save = control.should_evaluate = False
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._received = signal.Signals(number)
         _let_the_next_end_it()
@@ -159,12 +166,16 @@ class HeldOutWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships
         of_this_step = [log for log in state.log_history if "eval_success" in log and log["step"] == state.global_step]
         if len(of_this_step) < self._n_datasets:
             return
-        if self._keeps_best and state.global_step and _rates(state)[-1] > (state.best_metric or -1.0):
+        if self._keeps_best and state.global_step and _rates(state)[-1] > _best(state):
             control.should_save = True  # Transformers notes it as the best, and loads it at the end
         reason = self.reason(state)
         if reason is not None:
             control.should_save = control.should_training_stop = True
             self._say(f"stopped after step {state.global_step}: {reason} (stop_when {self._stop_when})")
+
+
+def _best(state: TrainerState) -> float:
+    return -1.0 if state.best_metric is None else float(state.best_metric)
 
 
 def _rates(state: TrainerState) -> list[float]:

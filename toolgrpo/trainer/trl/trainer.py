@@ -108,6 +108,13 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def _write_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
 
+    def _push_from_checkpoint(self, output_dir: str) -> None:
+        self._checkpoints.once_sealed(lambda: super(TrainerOfTRL, self)._push_from_checkpoint(output_dir))
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Return whether to save, which `save_strategy best` takes from it alone: also where a stop has asked for that."""
+        return bool(super()._determine_best_metric(metrics, trial)) or self.control.should_save
+
     def _load_best(self) -> None:
         """Load the best checkpoint, as Transformers does at the end of a training."""
         if self.state.best_model_checkpoint is not None:
