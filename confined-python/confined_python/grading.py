@@ -37,6 +37,8 @@ _BUILT_IN = frozenset(dir(builtins)) | {"__name__"}
 _WIND_UP_S = 1.0  # for the judge to finish once the solution's time is over
 _LEAST_S = 0.01  # a run needs some time, also where none is left
 _MOST_EXPLORED = 4096  # suites
+# As tests import a program: what stands under `if __name__ == "__main__":` is not run.
+_AS_MODULE = "import sys; __name__ = 'program'; sys.modules[__name__] = sys.modules['__main__']; del sys"
 _NO_ANSWER = {"lost": "the solution's process has ended, or its time is over"}
 
 _explored: dict[Suite, dict[str, Any]] = {}  # what a judge found out about a suite
@@ -252,8 +254,10 @@ def grade(
         return SuiteGrade((False,) * len(todo.tests), why=reason, forgeable=True)
     deadline = time.monotonic() + most_s
     with sandbox.session() as session:
-        source = f"{suite.imports}\n{program}" if suite.imports else program
-        loaded = session.run(source, timeout=_left_s(deadline))
+        # Imports apart, for a `from __future__` line of the program comes first; its last value is nobody's to see.
+        loaded = session.run(f"{_AS_MODULE}\n{suite.imports}", timeout=_left_s(deadline))
+        if loaded.ok and not loaded.state_lost:
+            loaded = session.run(f"{program}\nNone", timeout=_left_s(deadline))
         if not loaded.ok or loaded.state_lost:
             why = (loaded.stderr.strip() or str(loaded.status))[-500:]
             return SuiteGrade((False,) * len(todo.tests), why=why, forgeable=reason is not None)

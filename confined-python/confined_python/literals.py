@@ -80,6 +80,7 @@ _VALUES: dict[str, tuple[Any, Callable[[Any], list[Any]]]] = {
     "date": (date, lambda value: [value.year, value.month, value.day]),
     "timedelta": (timedelta, lambda value: [value.days, value.seconds, value.microseconds]),
     "datetime": (datetime, lambda value: [*value.timetuple()[:6], value.microsecond]),
+    "slice": (slice, lambda value: [value.start, value.stop, value.step]),
     "time": (time, lambda value: [value.hour, value.minute, value.second, value.microsecond]),
 }
 """Values of the standard library, and what each is made of; those with a time zone do not cross."""
@@ -95,7 +96,10 @@ def form_of_python(value: Any) -> dict[str, Any]:
         return {"T": value.__name__}
     if name not in _VALUES or type(value) is not _VALUES[name][0] or getattr(value, "tzinfo", None) is not None:
         raise NotPlainError(f"a {name} is not a plain literal")
-    return {"v": [name, _VALUES[name][1](value)]}
+    parts = _VALUES[name][1](value)
+    if not all(part is None or isinstance(part, int | str) for part in parts):
+        raise NotPlainError(f"a {name} of more than numbers is not a plain literal")
+    return {"v": [name, parts]}
 
 
 def python_of_form(tag: str, body: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from confined_python import Sandbox
@@ -54,6 +56,56 @@ def depth(node):
 def test_an_honest_solution_passes(strongest: Sandbox, program: str, suite: Suite) -> None:
     result = grade(strongest, program, suite)
     assert result.all_passed, result
+
+
+TABLE = """
+class Table:
+    def __init__(self): self.kept, self.open = {}, False
+    def __contains__(self, key): return key in self.kept
+    def __setitem__(self, key, value): self.kept[key] = value
+    def __delitem__(self, key): del self.kept[key]
+    def __getitem__(self, key): return list(self.kept)[key] if isinstance(key, slice) else self.kept[key]
+    def __enter__(self):
+        self.open = True
+        return self
+    def __exit__(self, *raised): self.open = False
+"""
+FUTURE = "from __future__ import annotations\ndef add(a: Number, b: Number) -> Number:\n    return a + b"
+GUARDED = "def add(a, b):\n    return a + b\nif __name__ == '__main__':\n    print(add(int(input()), int(input())))"
+PICKLED = "import pickle\nclass Two:\n    n = 2\nTWO = pickle.loads(pickle.dumps(Two()))\ndef two():\n    return TWO.n"
+CLASSVAR = (
+    "from dataclasses import dataclass\nfrom typing import ClassVar, Dict\n@dataclass\nclass Fast:\n"
+    "    seen: ClassVar[Dict[int, int]] = {}\n    n: int = 3\ndef three():\n    return Fast().n"
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "suite"),
+    [
+        (TABLE, Suite(("assert 'a' not in t", "t['a'] = 1\nt['b'] = 2\nassert 'b' in t and t[0:1] == ['a']"), setup="t = Table()")),
+        (TABLE, Suite(("t = Table()\nt[1] = 2\ndel t[1]\nassert 1 not in t",))),
+        (TABLE, Suite(("with Table() as t:\n    assert t.open\nassert not t.open",))),
+        (FUTURE, Suite(ADD.tests, imports="import math")),
+        (GUARDED, ADD),
+        (PICKLED, Suite(("assert two() == 2",))),
+        (CLASSVAR, Suite(("assert three() == 3",))),
+        ("import math\ndef f(n):\n    return math.factorial(n) % 7\nmath.factorial(2000)", Suite(("assert f(3) == 6",))),
+        ("def same(items):\n    return items", Suite(("long = list(range(10 ** 9, 10 ** 9 + 200_000))\nassert same(long) == long",))),
+    ],
+    ids=["in", "del", "with", "future", "main", "pickle", "ClassVar", "last line", "long"],
+)  # fmt: skip
+def test_a_right_program_passes_however_it_is_written(strongest: Sandbox, program: str, suite: Suite) -> None:
+    result = grade(strongest, program, suite, timeout=20)
+    assert result.all_passed, result
+
+
+def test_a_name_that_is_missing_where_python_evaluates_it_is_an_error(strongest: Sandbox) -> None:
+    """Our own `from __future__ import annotations` is not the program's."""
+    forgotten = "def add(a: Lisst[int], b) -> Optional[int]:\n    return a + b"
+    if sys.version_info < (3, 14):  # which evaluates no annotation either
+        result = grade(strongest, forgotten, ADD)
+        assert not any(result.passed) and "NameError" in result.why
+    assert strongest.run("def f(x: int): pass\nf.__annotations__['x'] is int").value is True
 
 
 def test_what_forgeable_means(strongest: Sandbox) -> None:

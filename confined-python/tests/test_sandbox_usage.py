@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from confined_python import Rung, RunStatus, Sandbox
+from confined_python import Rung, RunStatus, Sandbox, SharedSandbox
 from confined_python.base import Limits
+from confined_python.errors import SandboxError
 from confined_python.host.run_process import Launcher, Process, open_pipes
 from confined_python.host.run_worker import Run
 
@@ -157,3 +158,12 @@ def test_what_ends_a_run_that_says_nothing(verdict: str, per_look_s: float, tmp_
     process.release()
     for fd in (*launcher.theirs, launcher.alive):
         os.close(fd)
+
+
+def test_a_library_that_the_sandbox_cannot_see_is_said_and_no_zero() -> None:
+    shared = SharedSandbox(workers=1, preload=("no_such_library", "json"))
+    with pytest.raises(SandboxError, match="no module no_such_library"):
+        shared.values(["import json\n1", "import no_such_library\n1"], timeout=20)
+    assert shared.values(["1", "import another\n1"], timeout=20) == [1, None], (
+        "what was not asked for is the code's own"
+    )

@@ -44,6 +44,7 @@ _TIMEOUT_S = 10.0  # of one grade
 _SHARED = SharedSandbox()  # one per process, started by the first program that is scored
 _OPENING = re.compile(r"[ \t]*```[ \t]*([\w+-]*)")
 _CLOSING = re.compile(r"[ \t]*```[ \t]*")
+_FUTURE = re.compile(r"(?m)^from __future__ import .*$")
 _INDENT = re.compile(r"(?m)^([ \t]*)\S")  # of the first line that says anything
 _MOST_PARSED = 10_000  # characters; Python's own parser takes quadratic time for some texts
 _COLUMNS = ("tests", "test_imports", "test_setup_code", "entry_point", "answer", "allow_forgeable")
@@ -159,7 +160,9 @@ def _defining(blocks: Sequence[str], wanted: Collection[str]) -> str | None:
             chosen.insert(0, block)
             missing -= defined
             needed = (needed | _free(tree)) - defined
-    return "\n".join(chosen) if chosen and not missing else None
+    text = "\n".join(chosen)
+    text = "\n".join([*_FUTURE.findall(text), _FUTURE.sub("", text)])  # these lines come first
+    return text if chosen and not missing else None
 
 
 def _defined_by(node: ast.stmt | ast.ExceptHandler) -> set[str]:

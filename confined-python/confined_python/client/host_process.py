@@ -88,8 +88,15 @@ def probe(rung: Rung) -> str | None:
     if sys.platform != "linux":
         return _NO_LINUX
     command = python_command("host.confine", "probe_rung", rung)
-    done = subprocess.run(command, env={}, capture_output=True, text=True, timeout=_PROBE_S)
+    done = subprocess.run(
+        command, env=_of_interpreter("LD_LIBRARY_PATH", "TMPDIR"), capture_output=True, text=True, timeout=_PROBE_S
+    )
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it died"])[-1]
+
+
+def _of_interpreter(*names: str) -> dict[str, str]:
+    """Return what an interpreter of ours may need of this process's environment; no run sees it."""
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 class Host:
@@ -115,7 +122,7 @@ class Host:
         try:
             self._process = subprocess.Popen(
                 python_command(module, "main", {**settings, **lent}),
-                env=_ENVIRONMENT,
+                env={**_ENVIRONMENT, **_of_interpreter("LD_LIBRARY_PATH")},
                 pass_fds=fds,
                 cwd="/",
                 stdin=subprocess.DEVNULL,

@@ -15,7 +15,9 @@ import functools
 import json
 import logging
 import os
+import re
 import socket
+import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -267,7 +269,17 @@ class SharedSandbox:
     def values(self, programs: Iterable[str], *, timeout: float) -> list[Any]:
         """Return what each program ends with, or None if it failed; as many run at a time as there are workers."""
         with ThreadPoolExecutor(self._workers, thread_name_prefix="shared-sandbox") as threads:
-            return list(threads.map(lambda code: self.use(lambda it: it.run(code, timeout=timeout)).value, programs))
+            results = list(threads.map(lambda code: self.use(lambda it: it.run(code, timeout=timeout)), programs))
+        for name in {name for result in results for name in _MISSING.findall(result.stderr)} & set(self._preload):
+            if not self.use(lambda it, code=f"import {name}": it.run(code)).ok:  # type: ignore[misc]
+                raise SandboxError(
+                    f"the sandbox has no module {name}: it knows those in the folders of {sys.executable} alone, none of "
+                    f"PYTHONPATH and none of a user's own site-packages. Install it into that environment"
+                )
+        return [result.value for result in results]
+
+
+_MISSING = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
 
 
 class _Link:

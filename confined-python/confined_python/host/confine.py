@@ -236,20 +236,38 @@ def probe_rung() -> None:
         if rung == "namespaces":
             leave_network()
             enter_pid_namespace()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                _try(rung, scratch)
-            except BaseException as error:
-                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-                os._exit(1)
-            os._exit(0)
-        sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        sys.exit(_tried(lambda: _try(rung, scratch)))
     finally:
         os.rmdir(scratch)
 
 
+def _tried(attempt: Callable[[], object]) -> int:
+    """Return 0 if a process of its own did this."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            attempt()
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _give_up_root(scratch: str) -> None:
+    """Do what each run of root's does to become nobody: not every root may (a user namespace of one user, dropped capabilities)."""
+    if os.getuid() != 0:
+        return
+    try:
+        os.chown(scratch, NOBODY, NOBODY)
+        drop_privileges(keep_reading=True)
+    except OSError as error:
+        raise OSError(f"this root may not become nobody ({error}); run as an ordinary user") from None
+
+
 def _try(rung: str, scratch: str) -> None:
+    if _tried(lambda: _give_up_root(scratch)):
+        os._exit(1)  # it has said why
     outside = "/proc/self/environ"
     rules = SyscallRules(syscall_filter(files=rung != "seccomp"))
     if rung != "seccomp":

@@ -31,6 +31,7 @@ from confined_python.processes.wire import pack, receive, send
 
 _LIMITS_FROM_BIRTH = ("memory_mb", "file_mb", "open_files")
 _MOST_BYTES = 4 << 20  # of a result or of one output stream; more ends the run
+_MOST_OF_A_CALL = 16 << 20  # of what a judge asks and is answered: the arguments of a test may be long
 _JOB = ("code", "call", "suite", "came", "keep", "timeout_s")  # what the process is told
 _CHECK_S = 0.1  # between looks at the CPU time used, the threads and the scratch folder
 _MOST_THREADS = 256
@@ -164,6 +165,7 @@ class Run:
         self._inputs = {process.requests: memoryview(pack(job))}
         if process.stdin >= 0:  # closed after a session's first run
             self._inputs[process.stdin] = memoryview(request["stdin"].encode(errors="replace"))
+        self._most_of_results = _MOST_BYTES if "code" in request else _MOST_OF_A_CALL
         self._poller = select.poll()
         self._verdict: str | None = None
         self._exited = False  # the process ended by itself
@@ -264,7 +266,7 @@ class Run:
         except BlockingIOError:
             return True
         self._held[fd] += part
-        if len(self._held[fd]) > _MOST_BYTES:
+        if len(self._held[fd]) > (self._most_of_results if fd == self._process.results else _MOST_BYTES):
             self._verdict = "output"
         return bool(part)
 

@@ -8,6 +8,7 @@ the result pipe as a stranger's text.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import io
@@ -19,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 from confined_python.inside import judge
@@ -31,7 +32,10 @@ _NAME = "<cell>"
 
 
 def fresh_namespace() -> dict[str, Any]:
-    return {"__name__": "__main__", "__builtins__": __builtins__}
+    """Return the names of an empty module `__main__`, which is the process's from now on: classes are looked up there."""
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    module.__dict__["__builtins__"] = __builtins__
+    return vars(module)
 
 
 _streams: list[io.TextIOWrapper] = []
@@ -66,8 +70,8 @@ def serve(requests: int, results: int, begin: Callable[[float], None] = lambda t
     """
     sys.stdin, sys.stdout, sys.stderr = _streams
     try:
-        namespace = fresh_namespace()
         warm_up()
+        namespace = fresh_namespace()
         while (request := read_frame(requests)) is not None:
             begin(request["timeout_s"])
             _answer(request, namespace, requests, results)
@@ -115,7 +119,7 @@ def answer_call(function: str, arguments: str, namespace: dict[str, Any]) -> dic
                 return {**report, "lost": f"the program defines no {name}"}
             called = namespace[name]
         else:
-            called = eval(name, namespace)
+            called = eval(compile(name, _NAME, "eval", dont_inherit=True), namespace)
         value = called(*args, **kwargs)
         if function == judge.ON_ARGUMENTS:
             value = [value, args, kwargs]
@@ -132,6 +136,10 @@ OPERATIONS: dict[str, Any] = {
     ".set": setattr,
     ".item": operator.getitem,
     ".put": operator.setitem,
+    ".del": operator.delitem,
+    ".in": operator.contains,
+    ".enter": lambda manager: type(manager).__enter__(manager),
+    ".exit": lambda manager: type(manager).__exit__(manager, None, None, None),
     ".iter": iter,
     ".next": next,
     ".take": lambda iterator, most: list(islice(iterator, most)),
@@ -216,8 +224,16 @@ def _compile(code: str) -> tuple[CodeType, CodeType | None]:
     tree = ast.parse(code, _NAME)
     last: CodeType | None = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
-        last = compile(ast.Expression(tree.body.pop().value), _NAME, "eval")  # type: ignore[attr-defined] # an Expr
-    return compile(tree, _NAME, "exec"), last
+        shown = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined] # an Expr
+        last = compile(shown, _NAME, "eval", _future_of(tree), dont_inherit=True)
+    return compile(tree, _NAME, "exec", dont_inherit=True), last
+
+
+def _future_of(tree: ast.Module) -> int:
+    """Return the flags of the code's own `from __future__` lines."""
+    asked = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    features = [getattr(__future__, alias.name, None) for node in asked for alias in node.names]
+    return sum({feature.compiler_flag for feature in features if feature is not None})
 
 
 def _value_report(value: Any) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def _verdict(test: str, namespace: dict[str, Any], answers: _Answers) -> list[st
     random.seed(0)
     answers.missed = None
     try:
-        exec(test, namespace)
+        exec(compile(test, "<test>", "exec", dont_inherit=True), namespace)
     except (_Unsplittable, _Enough):
         raise
     except BaseException as error:  # of a test of any shape
@@ -191,6 +191,18 @@ class _Object:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.__answers.ask(".put", self, key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self.__answers.ask(".del", self, key)
+
+    def __contains__(self, item: Any) -> bool:
+        return self.__answers.ask(".in", self, item)  # type: ignore[no-any-return]
+
+    def __enter__(self) -> Any:
+        return self.__answers.ask(".enter", self)
+
+    def __exit__(self, *raised: object) -> None:
+        self.__answers.ask(".exit", self)  # an exception of the test's own stays here
 
     def __iter__(self) -> Iterator[Any]:
         iterator, most = self.__answers.ask(".iter", self), 1
@@ -348,6 +360,15 @@ class _Anything:
         return True
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        self()
+
+    def __delitem__(self, key: Any) -> None:
+        self()
+
+    def __enter__(self) -> _Anything:
+        return self()
+
+    def __exit__(self, *raised: object) -> None:
         self()
 
     def __len__(self) -> int:
