@@ -9,7 +9,6 @@ Not covered: a listed name that resolves to an internal address is asked; list o
 """
 
 import fnmatch
-import html
 import json
 import os
 import re
@@ -169,7 +168,7 @@ class _TextOnly(HTMLParser):
 def _page_text(page: str) -> str:
     parser = _TextOnly()
     parser.feed(page)
-    lines = [re.sub(r"[ \t\xa0]+", " ", line).strip() for line in html.unescape("".join(parser.parts)).splitlines()]
+    lines = [re.sub(r"[ \t\xa0]+", " ", line).strip() for line in "".join(parser.parts).splitlines()]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 

@@ -143,6 +143,34 @@ def test_a_folder_has_a_file_for_each_split(tmp_path: Path) -> None:
         load_tasks(tmp_path / "train.jsonl", split="heldout")
 
 
+@pytest.mark.parametrize(
+    ("names", "taken"),
+    [
+        (["train.jsonl", "train_small.jsonl", "train-old.jsonl"], 1),
+        (["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "train_small.jsonl"], 2),
+        (["train_small.jsonl", "test.jsonl"], 1),
+        (["train.jsonl", "train.ndjson"], "several files for the split 'train': train.jsonl, train.ndjson"),
+        (["train_small.jsonl", "train_old.jsonl"], "several files"),
+    ],
+)
+def test_what_only_begins_like_a_split_is_not_read_beside_it(
+    tmp_path: Path, names: list[str], taken: int | str
+) -> None:
+    for name in names:
+        jsonl(tmp_path / name, GOOD)
+    if isinstance(taken, int):
+        assert len(load_tasks(tmp_path)) == taken
+    else:
+        with pytest.raises(DataError, match=taken):
+            load_tasks(tmp_path)
+
+
+def test_an_answer_that_the_rows_before_it_lack_is_named(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "d.jsonl", {"prompt": "x"}, {"prompt": "y", "answer": "1"})
+    with pytest.raises(DataError, match="line 2: it has an 'answer', although the rows before it have none"):
+        load_tasks(path)
+
+
 def test_a_folder_in_an_original_format(tmp_path: Path) -> None:
     """As a clone of the hub's repository has it: a folder for each configuration."""
     for config in ("main", "socratic"):

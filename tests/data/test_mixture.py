@@ -36,6 +36,8 @@ def test_weights_are_shares_and_no_row_comes_twice(tmp_path: Path) -> None:
         assert row["prompt"][0] == {"role": "system", "content": "S" if row["task"] == "a" else "T"}
     assert list(rows) == list(load_tasks(path, seed=1)) != list(load_tasks(path, seed=2))
     assert len(load_tasks(path, limit=7)) == 7
+    asked = [{row["prompt"][1]["content"] for row in load_tasks(path, seed=seed)} for seed in range(12)]
+    assert len(set.union(*asked)) > 100, "not the first rows of a file, which may be sorted"
 
 
 def test_the_data_sets_of_trl_are_whole_or_by_their_fractions(tmp_path: Path) -> None:

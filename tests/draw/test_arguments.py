@@ -131,6 +131,8 @@ def test_values_of_earlier_results_fit_a_parameter_by_their_name() -> None:
     seen = Seen()
     seen.add("list_customers", '[{"customer_id": "C1", "name": "Anna"}, {"customer_id": "C2", "name": "Ben"}]')
     assert seen.of("customer_id", str) == ["C1", "C2"] and seen.of("weight", str) == []
+    nested = '{"results": [{"id": 5, "name": "x"}, {"id": 7}], "id": 9}'
+    assert [value for label, value in outputs(nested) if label == "id"] == [5, 7, 9], "in the order of reading"
     assert list(outputs("7")) == [("", 7)] and list(outputs("a\nb")) == [("", "a"), ("", "b")]
 
 

@@ -59,6 +59,14 @@ def test_every_row_gives_its_answer_in_workers_that_never_saw_it() -> None:
     assert asked[0].isdisjoint(asked[1])
     gold = [{row["gold_calls"] for row in some} for some in (drawn.train, drawn.held_out)]
     assert gold[0].isdisjoint(gold[1]), "held-out rows have other values"
+    alone = {
+        call
+        for row in drawn.held_out
+        if " " not in row["task"]
+        for call in map(json.dumps, json.loads(row["gold_calls"]))
+    }
+    trained = {json.dumps(call) for row in drawn.train for call in json.loads(row["gold_calls"])}
+    assert alone and alone.isdisjoint(trained), "in no composition either"
     tasks = [{row["task"] for row in some if " " in row["task"]} for some in (drawn.train, drawn.held_out)]
     assert tasks[0].isdisjoint(tasks[1]), "and other compositions"
 

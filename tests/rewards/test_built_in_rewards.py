@@ -192,6 +192,12 @@ def test_gsm8k_takes_bare_answers_and_its_own_text() -> None:
         (r"\boxed{12^\circ}", "12", 1.0),
         (r"\boxed{f(2) = 12}", "12", 1.0),
         (r"\boxed{- \frac{1}{2}}", r"- \frac{1}{2}", 1.0),
+        (r"\boxed{-2, 1}", "-2, 1", 1.0),
+        (r"\boxed{1}", "-2, 1", 0.0),
+        (r"\boxed{3,5,7}", "3,5,7", 1.0),
+        ("so it is 7", "3,5,7", 0.0),
+        (r"\boxed{1234}", "1,234", 1.0),
+        (r"\boxed{0.75}", "3/4", 1.0),
     ],
 )
 def test_math(text: str, answer: str, expected: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -112,7 +113,7 @@ def read_file(path: Path) -> Iterator[RawRow]:
 def find_files(folder: Path, split: str) -> list[Path]:
     """Find the files of one split in a folder.
 
-    That is `train.jsonl`, or `train-00000-of-00002.parquet` and so on.
+    That is `train.jsonl` alone, or else `train-00000-of-00002.parquet` and so on, or else the one whose name begins so.
     """
     # not those of runs that were written below the rows that they were trained on
     runs = {file.parent for file in folder.rglob("run.yaml")} - {folder}
@@ -120,7 +121,10 @@ def find_files(folder: Path, split: str) -> list[Path]:
     files = [file for file in files if runs.isdisjoint(file.parents)]
     if not files:
         raise DataError(f"the folder {folder} holds no data files ({', '.join(READERS)})")
-    chosen = [file for file in files if file.stem == split or file.stem.startswith((f"{split}-", f"{split}_"))]
+    named = [file for file in files if file.stem == split]
+    parts = [file for file in files if re.fullmatch(rf"{re.escape(split)}[-_]\d+([-_]of[-_]\d+)?", file.stem)]
+    begin_so = [file for file in files if file.stem.startswith((f"{split}-", f"{split}_"))]
+    chosen = named or parts or begin_so
     if not chosen:
         names = ", ".join(str(file.relative_to(folder)) for file in files[:8])
         raise DataError(
@@ -130,6 +134,12 @@ def find_files(folder: Path, split: str) -> list[Path]:
     if len(within) > 1:  # a clone of a hub repository with several configurations, say
         raise DataError(
             f"the folder {folder} has the split {split!r} more than once, in {', '.join(within)}; give one of these folders"
+        )
+    kinds = {file.suffix.lower() for file in chosen}
+    if len(chosen) > 1 and (chosen != parts or len(kinds) > 1):
+        names = ", ".join(file.name for file in chosen)
+        raise DataError(
+            f"the folder {folder} has several files for the split {split!r}: {names}; give the one that is meant"
         )
     return chosen
 

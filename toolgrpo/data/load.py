@@ -315,12 +315,14 @@ class Mixture(_Opening):
                 raise DataError(f"{self._path}: {task.data} has no rows that can be used")
         weights = [task.weight or len(part) for task, part in zip(tasks, parts, strict=True)]
         total = min(len(part) / weight for weight, part in zip(weights, parts, strict=True))
-        rows = [
-            self._with_task(row, task)
-            for task, part, weight in zip(tasks, parts, weights, strict=True)
-            for row in part[: max(1, int(total * weight + 1e-9))]
-        ]
-        random.Random(seed).shuffle(rows)
+        draw, rows = random.Random(seed), list[Row]()
+        for task, part, weight in zip(tasks, parts, weights, strict=True):
+            n = max(1, int(total * weight + 1e-9))
+            kept = (
+                range(len(part)) if n == len(part) else sorted(draw.sample(range(len(part)), n))
+            )  # a part may be sorted
+            rows += [self._with_task(part[place], task) for place in kept]
+        draw.shuffle(rows)
         yield from rows[:limit]
 
     def _with_task(self, row: Row, task: Task) -> Row:

@@ -139,6 +139,8 @@ def good_rows(raw_rows: Iterable[RawRow], convert: Convert, on_bad_row: OnBadRow
                 with_answer = "answer" in row
             elif with_answer and "answer" not in row:
                 raise RowError(f"it has no 'answer', although the rows before it have one{nearest_is('answer', row)}")
+            elif not with_answer and "answer" in row:
+                raise RowError("it has an 'answer', although the rows before it have none")
         except RowError as problem:
             columns = raw.columns or {}
             if index == 0 and columns and "prompt" not in columns and str(problem).startswith(_NO_PROMPT):

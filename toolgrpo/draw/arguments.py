@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,7 +77,7 @@ _KEYS = ("id", "name", "code", "key", "path", "number", "symbol", "slug")
 
 def outputs(content: str) -> Iterator[tuple[str, Any]]:
     """Yield the short values of a result, each with its key; the key of a bare value is empty."""
-    pending: list[tuple[str, Any]] = []
+    pending: deque[tuple[str, Any]] = deque()
     text = content[:_MOST_READ].strip()
     try:
         while text:  # a server may give several values, one after the other
@@ -85,14 +85,14 @@ def outputs(content: str) -> Iterator[tuple[str, Any]]:
             pending.append(("", value))
             text = text[end:].lstrip()
     except (ValueError, RecursionError):
-        pending = [("", line.strip()) for line in content[:_MOST_READ].splitlines()[:20]]
+        pending = deque(("", line.strip()) for line in content[:_MOST_READ].splitlines()[:20])
     taken = 0
     while pending and taken < 100:
-        label, value = pending.pop(0)
+        label, value = pending.popleft()  # what stands inside comes next, as it is read
         if isinstance(value, dict):
-            pending += [(str(key), one) for key, one in value.items()]
+            pending.extendleft([(str(key), one) for key, one in value.items()][::-1])
         elif isinstance(value, list):
-            pending += [(label, one) for one in value[:30]]
+            pending.extendleft([(label, one) for one in value[:30]][::-1])
         elif (isinstance(value, str) and 0 < len(value) <= 80) or (type(value) in (int, float) and abs(value) < 1e12):
             taken += 1
             yield label, value

@@ -103,10 +103,11 @@ def _split(
     away = set(rng.sample(composed, max(len(composed) > 1, round(_HELD_OUT * len(composed)))))
     if hold_out:
         away = {task for task, some in by_task.items() if any(call.name in hold_out for call in some[0])}
+    trained_in = {_key((call,)) for task in composed if task not in away for one in by_task[task] for call in one}
     train: dict[str, list[Program]] = {}
     held_out: dict[str, list[Program]] = {}
     for task, some in by_task.items():
-        mixed = rng.sample(some, len(some))
+        mixed = sorted(rng.sample(some, len(some)), key=lambda one: _key(one) in trained_in)
         n = (
             len(some)
             if task in away
@@ -115,6 +116,9 @@ def _split(
             else max(1, len(some) // 5)
         )
         held_out[task], train[task] = mixed[:n], mixed[n:]
+    alone = {_key(one) for some in held_out.values() for one in some if len(one) == 1}
+    for task in composed:  # no call that is asked for alone is trained on in a composition
+        train[task] = [one for one in train[task] if alone.isdisjoint(_key((call,)) for call in one)]
     n_held_out = round(_HELD_OUT * n_rows)
     return _taken(train, n_rows - n_held_out), _taken(held_out, n_held_out)
 

@@ -88,7 +88,8 @@ def _same(response: str, expected: str) -> bool:
 
 def _number(text: str) -> Fraction | None:
     bare = _text(text)
-    return last_number(bare) if _ONLY_NUMBER.fullmatch(bare) else None
+    numbers = all_numbers(bare) if _ONLY_NUMBER.fullmatch(bare) else []
+    return numbers[0] if len(numbers) == 1 else None  # 3,5,7 are several
 
 
 def _text(latex: str) -> str:
