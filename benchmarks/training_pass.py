@@ -320,7 +320,9 @@ def measure_real(threads: int) -> dict[str, Any]:
 def measure_sizes(options: argparse.Namespace) -> dict[str, Any]:
     quick = options.quick
     hidden, layers, rounds = (128, 2, min(options.rounds, 2)) if quick else (384, 6, options.rounds)
-    found: dict[str, Any] = {"threads": options.threads, "rounds": rounds, "results": []}
+    before = before_here(quick)
+    others: dict[str, Any] = {name: before[name] for name in ("real", "hybrids") if name in before}
+    found: dict[str, Any] = {"threads": options.threads, "rounds": rounds, "results": [], **others}
     with servers(options.threads) as by_way:
         for prompt, completion, group in QUICK_SIZES if quick else SIZES:
             for lengths in ("full", "spread") if group > 1 else ("full",):
@@ -346,10 +348,15 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """The sizes; or the real shape or the hybrids, beside the sizes that were measured on this machine."""
     if not options.real and not options.hybrids:
         return measure_sizes(options)
-    before = kept(NAME, options.quick)
-    same = before.get(STAMP, {}).get("machine", {}).get("name") == stamp_of(quick=False).as_json()["machine"]["name"]
     measured = {"real": measure_real(options.threads)} if options.real else {"hybrids": measure_hybrids(options)}
-    return {"results": [], **(before if same else {}), **measured}
+    return {"results": [], **before_here(options.quick), **measured}
+
+
+def before_here(quick: bool) -> dict[str, Any]:
+    """What was measured before on this machine."""
+    before = kept(NAME, quick)
+    same = before.get(STAMP, {}).get("machine", {}).get("name") == stamp_of(quick=False).as_json()["machine"]["name"]
+    return before if same else {}
 
 
 def rows(results: dict[str, Any]) -> list[Row]:

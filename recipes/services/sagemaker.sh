@@ -19,7 +19,7 @@ import json, os
 hosts = sorted(json.loads(os.environ["SM_HOSTS"]))
 print(len(hosts), hosts.index(os.environ["SM_CURRENT_HOST"]), hosts[0])')
 export NCCL_SOCKET_IFNAME=$SM_NETWORK_INTERFACE_NAME GLOO_SOCKET_IFNAME=$SM_NETWORK_INTERFACE_NAME
-python3 -m pip install --quiet "${TOOLGRPO:-toolgrpo[cuda]}"
+python3 -m pip install --quiet --find-links . "${TOOLGRPO:-toolgrpo[cuda]}"
 exec toolgrpo train --accelerate_config "${LAUNCH:-multi_node}" --num_machines "$machines" --machine_rank "$rank" \
     --num_processes $((machines * SM_NUM_GPUS)) --main_process_ip "$first" \
     --output_dir "${OUTPUT:-/opt/ml/checkpoints}" --resume_from_checkpoint auto "$@"

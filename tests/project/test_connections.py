@@ -43,7 +43,7 @@ def is_field_of_a_config(target: ast.expr) -> bool:
 
 
 def test_no_config_is_changed_after_it_was_made() -> None:
-    """TRL and Transformers read two fields only from the config itself; those are put back at once.
+    """TRL and Transformers read three fields only from the config itself; those are put back.
 
     The configs of `models/` and `shared_pass/` are those of transformers models.
     """
@@ -57,4 +57,8 @@ def test_no_config_is_changed_after_it_was_made() -> None:
         for target in (one.elts if isinstance(one, ast.Tuple) else [one])
         if isinstance(target, ast.Attribute) and is_field_of_a_config(target)
     }
-    assert found == {("trainer/trl/trainer.py", "use_vllm"), ("trainer/checkpointing.py", "save_total_limit")}
+    assert found == {
+        ("trainer/trl/trainer.py", "use_vllm"),
+        ("trainer/checkpointing.py", "save_total_limit"),
+        ("trainer/checkpointing.py", "eval_on_start"),
+    }

@@ -66,7 +66,7 @@ def test_every_file_says_that_it_was_not_run() -> None:
 
 
 def test_skypilot(run: Run) -> None:
-    assert run("bash", "-c", SKYPILOT["setup"]).endswith("toolgrpo-env/bin/python toolgrpo[cuda]\n")
+    assert run("bash", "-c", SKYPILOT["setup"]).endswith("toolgrpo-env/bin/python --find-links . toolgrpo[cuda]\n")
     machine = {"NODE_RANK": "1", "NUM_NODES": "2", "NUM_GPUS_PER_NODE": "8", "NODE_IPS": "10.0.0.1\n10.0.0.2"}
     variables = SKYPILOT["envs"] | {f"SKYPILOT_{name}": value for name, value in machine.items()}
     is_part(run("bash", "-c", SKYPILOT["run"], **variables), "--config shop.yaml")
@@ -84,7 +84,7 @@ def test_sagemaker(run: Run) -> None:
     machine = {"SM_HOSTS": '["10.0.0.2", "10.0.0.1"]', "SM_CURRENT_HOST": "10.0.0.2", "SM_NUM_GPUS": "8"}
     words = ("bash", str(SERVICES / "sagemaker.sh"), "--config", "shop.yaml")
     noted = run(*words, **machine, SM_NETWORK_INTERFACE_NAME="eth0")
-    assert noted.startswith("python3 -m pip install --quiet toolgrpo[cuda]\n")
+    assert noted.startswith("python3 -m pip install --quiet --find-links . toolgrpo[cuda]\n")
     is_part(noted, "--output_dir /opt/ml/checkpoints --resume_from_checkpoint auto --config shop.yaml")
 
 
@@ -97,7 +97,7 @@ def test_hugging_face_jobs(run: Run, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     words = [word.replace("/files", str(tmp_path / "files")) for word in sent[sent.index("python:3.12") + 1 :]]
     noted = run(*words).splitlines()
-    assert noted[0] == "pip install --quiet toolgrpo[cuda]"
+    assert noted[0] == "pip install --quiet --find-links . toolgrpo[cuda]"
     assert noted[1].startswith(
         "toolgrpo train --num_processes 2 --config my shop.yaml --push_to_hub --hub_model_id you/shop"
     )

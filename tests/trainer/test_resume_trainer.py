@@ -166,7 +166,7 @@ def test_another_number_of_processes_goes_on_with_the_recording_and_the_order(
 def test_a_signal_in_the_middle_of_an_epoch_is_no_end_of_it(tmp_path: Path) -> None:
     """Transformers takes it for one: it would evaluate, delete what was just saved, and save once more."""
     held_out = [{"prompt": f"held out {i}", "answer": "1"} for i in range(2)]
-    epochs = {"save_strategy": "epoch", "eval_strategy": "epoch", "max_steps": 6}
+    epochs: dict[str, Any] = {"save_strategy": "epoch", "eval_strategy": "epoch", "max_steps": 6}
     parts = {"tools": ScriptedTools({"add": lambda a, b: str(a + b)}), "eval_dataset": Dataset.from_list(held_out)}
     rows = [{"prompt": f"question {i}"} for i in range(8)]
     saves: list[int] = []

@@ -63,6 +63,8 @@ def test_generate_still_returns_the_same_eight_things() -> None:
         ("_generate_and_score_completions", ["self", "inputs"]),
         ("_calculate_rewards", ["self", "inputs", "prompts", "completions", "completion_ids_list"]),
         ("_save_checkpoint", ["self", "model", "trial"]),
+        ("_push_from_checkpoint", ["self", "output_dir"]),
+        ("_determine_best_metric", ["self", "metrics", "trial"]),
     ],
 )
 def test_what_we_override_is_given_the_same(method: str, parameters: list[str]) -> None:

@@ -97,8 +97,8 @@ def choose_engine(options: EngineOptions, policy: Policy | None = None) -> Engin
             return EngineChoice("transformers", (unsendable or unfit or "").partition(": ")[0])
     elif engine == "vllm_colocate" and not vllm_available():
         raise ConfigError(
-            "engine vllm_colocate needs vLLM, which is not installed: `pip install toolgrpo[cpu]` on a CPU, "
-            "`pip install toolgrpo[cuda]` with CUDA, or use engine transformers."
+            "engine vllm_colocate needs vLLM, which is not installed: `pip install 'toolgrpo[cuda]'` with CUDA, "
+            "requirements-user.lock of a clone on a CPU (its first lines say how), or use engine transformers."
         )
     elif engine == "vllm_server" and not server_urls:
         raise ConfigError("engine vllm_server needs --vllm_server_urls, e.g. http://localhost:8000")

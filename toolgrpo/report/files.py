@@ -144,7 +144,8 @@ def step_lines(folder: Path) -> Iterator[Record]:
 
 def _done(line: Record) -> int:
     """Return how many steps were done at a line; one that measures says so itself."""
-    return int(line["step"]) + (line["kind"] == "step")
+    n_done: int = line["step"] + (line["kind"] == "step")
+    return n_done
 
 
 def steps_shown(folder: Path, most_episodes: int) -> set[int] | None:

@@ -210,8 +210,8 @@ class ConversationEncoder:
     def _end_of_answer(self) -> int:
         """The token that ends a turn without calls, where the template prints none behind the last one."""
         with suppress(ChatFormatError):  # it has no end that a user's words may follow
-            return self.chat.bridge((), [_QUESTION], messages=[_QUESTION])[0]
-        return self.chat.stop_ids[0]
+            return int(self.chat.bridge((), [_QUESTION], messages=[_QUESTION])[0])
+        return int(self.chat.stop_ids[0])
 
     def _between(
         self,

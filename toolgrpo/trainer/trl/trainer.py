@@ -10,7 +10,8 @@ changes):
 * `GRPOTrainer._get_train_sampler` is overridden to keep the sampler: its generator makes the order of every epoch, so a
   run that is resumed in a later epoch has to draw the orders before it (`skip_epochs`);
 * `_step` and `_buffered_inputs` are a process's place inside a generation batch, which a checkpoint keeps;
-* `GRPOTrainer._save_checkpoint` is overridden, to seal what it wrote; `Trainer._load_best_model` loads the one that
+* `GRPOTrainer._save_checkpoint` is overridden, to seal what it wrote, `Trainer._push_from_checkpoint` to push only then, and
+  `Trainer._determine_best_metric`, which decides over a stop's save too; `Trainer._load_best_model` loads the one that
   `state.best_model_checkpoint` names;
 * `Trainer.evaluation_loop` is overridden: `evaluate` logs the metrics that it returns, with TRL's `_metrics["eval"]`;
 * `trl.trainer.utils.add_fused_lm_head` gives a model the head that scores labels tile by tile, for supervised training;
