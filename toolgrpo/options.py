@@ -255,7 +255,7 @@ class OverlapOptions(Options, theme="overlap"):
 
     max_staleness: int = option(
         0,
-        "Most steps by which the weights that sample a batch may lag behind: rollouts run while this many earlier batches "
+        "Most batches by which the weights that sample one may lag behind: rollouts run while this many earlier ones "
         "are trained on. 0: rollouts and training alternate.",
         **at_least(0),
     )

@@ -38,7 +38,7 @@ _WIND_UP_S = 1.0  # for the judge to finish once the solution's time is over
 _LEAST_S = 0.01  # a run needs some time, also where none is left
 _MOST_EXPLORED = 4096  # suites
 # As tests import a program: what stands under `if __name__ == "__main__":` is not run.
-_AS_MODULE = "import sys; __name__ = 'program'; sys.modules[__name__] = sys.modules['__main__']; del sys"
+_AS_MODULE = "__name__ = 'program'\n__import__('sys').modules[__name__] = __import__('sys').modules['__main__']"
 _NO_ANSWER = {"lost": "the solution's process has ended, or its time is over"}
 
 _explored: dict[Suite, dict[str, Any]] = {}  # what a judge found out about a suite
@@ -255,7 +255,7 @@ def grade(
     deadline = time.monotonic() + most_s
     with sandbox.session() as session:
         # Imports apart, for a `from __future__` line of the program comes first; its last value is nobody's to see.
-        loaded = session.run(f"{_AS_MODULE}\n{suite.imports}", timeout=_left_s(deadline))
+        loaded = session.run(f"{suite.imports}\n{_AS_MODULE}\nNone", timeout=_left_s(deadline))
         if loaded.ok and not loaded.state_lost:
             loaded = session.run(f"{program}\nNone", timeout=_left_s(deadline))
         if not loaded.ok or loaded.state_lost:

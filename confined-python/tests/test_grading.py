@@ -65,6 +65,7 @@ class Table:
     def __setitem__(self, key, value): self.kept[key] = value
     def __delitem__(self, key): del self.kept[key]
     def __getitem__(self, key): return list(self.kept)[key] if isinstance(key, slice) else self.kept[key]
+    def __iter__(self): return iter(self.kept)
     def __enter__(self):
         self.open = True
         return self
@@ -86,13 +87,14 @@ CLASSVAR = (
         (TABLE, Suite(("t = Table()\nt[1] = 2\ndel t[1]\nassert 1 not in t",))),
         (TABLE, Suite(("with Table() as t:\n    assert t.open\nassert not t.open",))),
         (FUTURE, Suite(ADD.tests, imports="import math")),
+        ("def add(a, b):\n    return sys.maxsize and a + b", Suite(ADD.tests, imports="from __future__ import annotations\nimport sys")),
         (GUARDED, ADD),
         (PICKLED, Suite(("assert two() == 2",))),
         (CLASSVAR, Suite(("assert three() == 3",))),
         ("import math\ndef f(n):\n    return math.factorial(n) % 7\nmath.factorial(2000)", Suite(("assert f(3) == 6",))),
         ("def same(items):\n    return items", Suite(("long = list(range(10 ** 9, 10 ** 9 + 200_000))\nassert same(long) == long",))),
     ],
-    ids=["in", "del", "with", "future", "main", "pickle", "ClassVar", "last line", "long"],
+    ids=["in", "del", "with", "future", "future of the row", "main", "pickle", "ClassVar", "last line", "long"],
 )  # fmt: skip
 def test_a_right_program_passes_however_it_is_written(strongest: Sandbox, program: str, suite: Suite) -> None:
     result = grade(strongest, program, suite, timeout=20)
@@ -106,6 +108,13 @@ def test_a_name_that_is_missing_where_python_evaluates_it_is_an_error(strongest:
         result = grade(strongest, forgotten, ADD)
         assert not any(result.passed) and "NameError" in result.why
     assert strongest.run("def f(x: int): pass\nf.__annotations__['x'] is int").value is True
+
+
+def test_an_object_does_not_say_itself_what_is_in_it(strongest: Sandbox) -> None:
+    liar = "class L:\n    def __contains__(self, item): return True\n{more}def f(n): return L()"
+    for more in ("", "    def __iter__(self): return iter([])\n"):
+        result = grade(strongest, liar.replace("{more}", more), Suite(("assert 42 in f(3)",)))
+        assert not result.all_passed and result.compared is (not more), result
 
 
 def test_what_forgeable_means(strongest: Sandbox) -> None:

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from toolgrpo import Trajectory
-from toolgrpo.errors import RewardError
+from toolgrpo.errors import ConfigError, RewardError
 from toolgrpo.learning import Facts, TrainBatch
 from toolgrpo.rewards.gold_calls import listed_calls, made_calls
 
@@ -89,6 +89,11 @@ Returns = list[tuple[float, ...] | None]
 
 def credit_turns(batch: TrainBatch, facts: Facts, function: Callable[..., Any]) -> TrainBatch:
     """Return the batch with an advantage for each turn, by these rewards by turn; tokens of no turn have 0."""
+    if facts.rule.shaping.normalize_first:
+        raise ConfigError(
+            "rewards by turn are added to an episode's own reward, and multi_objective_aggregation normalize_then_sum makes "
+            "none; use sum_then_normalize, or leave the stage out"
+        )
     rewards = turn_rewards(facts, function)
     own = [EpisodeTurns(*of) for of in zip(batch.rewards, rewards, strict=True)]
     episodes = facts.gathered(own)

@@ -148,6 +148,7 @@ def test_a_folder_has_a_file_for_each_split(tmp_path: Path) -> None:
     [
         (["train.jsonl", "train_small.jsonl", "train-old.jsonl"], 1),
         (["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "train_small.jsonl"], 2),
+        ([f"train-0000{n}-of-00002-a3ecf92756993583.jsonl" for n in range(2)], 2),
         (["train_small.jsonl", "test.jsonl"], 1),
         (["train.jsonl", "train.ndjson"], "several files for the split 'train': train.jsonl, train.ndjson"),
         (["train_small.jsonl", "train_old.jsonl"], "several files"),

@@ -209,6 +209,28 @@ def test_a_turn_that_is_cut_says_so_and_can_be_gone_on_from() -> None:
     assert not done.ended_itself, "an agent's own limit is one"
 
 
+def test_a_turn_that_a_stop_text_ends_was_not_cut() -> None:
+    async def act(session: GatewaySession) -> None:
+        said = await session.answer(asked(QUESTION, stop=["c"]))
+        assert (said.content, said.finish_reason) == ("ab", "stop")
+
+    done, _ = session_of([ByteChat.say("abcdef")], act)
+    assert done.turns[0].closed and done.ended_itself
+
+
+def test_what_was_said_last_says_whether_an_episode_ended_by_itself() -> None:
+    """A sub-agent's conversation begins later and ends before; its end is not the episode's."""
+    for limits, itself in (((None, 3, None), True), ((None, None, 3), False)):
+
+        async def act(session: GatewaySession, limits: tuple[int | None, ...] = limits) -> None:
+            first = await session.answer(asked(QUESTION))
+            await session.answer(asked({"role": "user", "content": "expert?"}, tools=(), max_tokens=limits[1]))
+            await session.answer(asked(QUESTION, as_repeated(first), result(first, "7"), max_tokens=limits[2]))
+
+        done, _ = session_of([ByteChat.say(one) for one in (CALL, "a long reply", "the answer")], act)
+        assert len(done.segments) == 2 and done.ended_itself is itself
+
+
 def test_an_agent_whose_prompt_did_not_fit_and_that_shortens_it_has_met_no_limit() -> None:
     async def act(session: GatewaySession) -> None:
         await session.answer(asked(QUESTION))

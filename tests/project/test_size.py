@@ -23,41 +23,41 @@ PACKAGE = ROOT / "toolgrpo"
 
 # Of each package, when this was written, rounded up to 50.
 LINES = {
-    "chat": 2864,
+    "chat": 2865,
     "commands": 6542,
-    "data": 1571,
+    "data": 1575,
     "draw": 1484,
     "engines": 3940,
-    "episode": 781,
+    "episode": 782,
     "evaluation": 1493,
     "gateway": 2307,
-    "learning": 796,
+    "learning": 798,
     "models": 420,
-    "observe": 3322,
+    "observe": 3335,
     "report": 979,
-    "rewards": 2107,
+    "rewards": 2111,
     "rollout": 2642,
     "sft": 383,
     "shared_pass": 1360,
     "support": 1390,
     "testing": 970,
     "tools": 5241,
-    "trainer": 5168,
+    "trainer": 5197,
     "(itself)": 800,
 }
 MOST = {
     "modules": 235,
     "modules with one importer": 44,
     "modules that a trainer imports": 129,
-    "lines that a trainer imports": 23_477,
+    "lines that a trainer imports": 23_531,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 43_599,
+    "lines of tests": 43_653,
     "lines of benchmarks": 5_779,
     "lines of pages": 4_105,
     "words of pages": 30_900,
 }
-SANDBOX = {"lines": 3_971, "lines of tests": 2_867}  # of confined-python, which is counted by itself
+SANDBOX = {"lines": 3_980, "lines of tests": 2_876}  # of confined-python, which is counted by itself
 
 
 def lines_of(path: Path) -> int:

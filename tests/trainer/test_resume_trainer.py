@@ -14,11 +14,13 @@ import pytest
 import torch
 from datasets import Dataset
 from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from trl import GRPOTrainer
 
 from tests.support.trainings import CREDIT_BY_TURN, recorded, run_to_end, same_weights, signalled, step_logs, varied
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
+from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 from toolgrpo.trainer import checkpoint_files
@@ -161,6 +163,9 @@ def test_another_number_of_processes_goes_on_with_the_recording_and_the_order(
     assert resumed.rollout_batches.n_episodes == whole.rollout_batches.n_episodes
     left = read_episodes(tmp_path / "episodes.rank1.jsonl")
     assert {one["step"] for one in left} == {0, 1}, "of a process that is no more"
+    recorder = EpisodeRecorder(tmp_path / "episodes.jsonl")
+    recorder.cut(recorder.bytes_before(3))  # as of a process that came later
+    assert {one["step"] for one in read_episodes(tmp_path / "episodes.jsonl")} == {0, 1, 2}
 
 
 def test_a_signal_in_the_middle_of_an_epoch_is_no_end_of_it(tmp_path: Path) -> None:
@@ -187,8 +192,26 @@ def test_a_signal_in_the_middle_of_an_epoch_is_no_end_of_it(tmp_path: Path) -> N
 def test_weights_alone_are_no_run_to_go_on_with(tmp_path: Path) -> None:
     run = Run(tmp_path, max_steps=2, save_only_model=True)
     run.train()
+    assert run.train(resume="auto").state.global_step == 2, "nothing is left to train"
     with pytest.raises(ConfigError, match=r"checkpoint-2 holds weights alone .*--model_name_or_path"):
         run.train(resume="auto", max_steps=3)
+
+
+def test_a_checkpoint_is_pushed_when_it_is_whole_and_a_push_that_fails_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole: list[bool] = []
+
+    def push(trainer: Any, folder: str) -> None:
+        whole.append(checkpoint_files.why_incomplete(Path(folder)) is None)
+        raise OSError(28, "No space left on device")
+
+    trainer = Run(tmp_path, max_steps=4).trainer()
+    monkeypatch.setattr(GRPOTrainer, "_push_from_checkpoint", push)
+    monkeypatch.setattr(trainer.args, "push_to_hub", True)
+    run_to_end(trainer)
+    assert whole == [True, True] and [c.step for c in complete_checkpoints(tmp_path)] == [2, 4]
+    assert "checkpoint-4 could not be pushed" in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_old_checkpoint_that_cannot_be_deleted_costs_nothing(
@@ -201,6 +224,11 @@ def test_an_old_checkpoint_that_cannot_be_deleted_costs_nothing(
     Run(tmp_path, max_steps=4, save_total_limit=1).train()
     assert [c.step for c in complete_checkpoints(tmp_path)] == [2, 4]
     assert "could not be deleted, and stays" in capsys.readouterr().err
+
+
+def test_a_signal_in_the_last_step_leaves_it_what_is_due_at_the_end_of_an_epoch(tmp_path: Path) -> None:
+    trainer = Run(tmp_path, save_strategy="epoch", max_steps=2).train(signalled(2))
+    assert trainer.stopped_by == "SIGTERM" and [c.step for c in complete_checkpoints(tmp_path)] == [2]
 
 
 def test_auto_starts_from_the_beginning_where_there_is_nothing(tmp_path: Path) -> None:

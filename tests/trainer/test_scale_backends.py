@@ -395,6 +395,7 @@ def test_zero_in_short(launcher: Any, name: str, tiny_model: Path, tmp_path: Pat
     check_backend(name, runs)
     check_one_model(runs)
     check_failure(runs)
+    assert "built successfully" not in runs.done.stdout, "DeepSpeed compiles nothing"
     if "shared" in jobs:
         check_shared_prompts(runs)
         check_live_rows(runs)

@@ -102,6 +102,7 @@ def test_each_loss_weighs_each_token_by_its_turns_advantage(tmp_path: Path, loss
         ({"loss_type": "vespo"}, "vespo takes one for each episode"),
         ({"importance_sampling_level": "sequence"}, "sequence has one ratio for all tokens"),
         ({"off_policy_mask_threshold": 0.5}, "leave it out"),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, "rewards by turn are added"),
         ({"multi_objective_aggregation": "normalize_then_sum", "stage_fn": [f"{STAGES}/overlong.py"]}, "makes none"),
     ],
 )

@@ -93,7 +93,8 @@ def with_names(messages: Sequence[Message]) -> list[Message]:
     """Return the same with the name of its call for every result that has none."""
     told: list[Message] = []
     names: dict[str, Any] = {}
-    for message, known in zip(messages, with_ids(messages), strict=True):
+    given = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    for message, known in zip(messages, with_ids(given), strict=True):
         names |= {call["id"]: call.get("function", call).get("name") for call in known.get("tool_calls") or ()}
         name = message["role"] == "tool" and not message.get("name") and names.get(known.get("tool_call_id", ""))
         told.append({**message, "name": name} if name else message)
@@ -101,7 +102,7 @@ def with_names(messages: Sequence[Message]) -> list[Message]:
 
 
 def _answers(result: Message, call: Mapping[str, Any]) -> bool:
-    if "tool_call_id" in result:
+    if result.get("tool_call_id") is not None:
         return bool(result["tool_call_id"] == call.get("id"))
     return bool(result.get("name") == call.get("function", call).get("name"))
 

@@ -125,15 +125,9 @@ def held_out_otherwise(known: Mapping[str, Any], now: Mapping[str, Any]) -> str 
 
 def asks_the_same(known: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Return whether two runs, as `run.yaml` has them, measure the same held-out rows."""
-    names = (
-        "eval_dataset_id_or_path",
-        "eval_split",
-        "eval_questions",
-        "dataset_id_or_path",
-        "dataset_split",
-        *_HELD_OUT_BY,
-    )
-    return all(known.get(name) == now.get(name) for name in names)
+    asked = ("eval_dataset_id_or_path", "eval_split", "eval_questions", "dataset_id_or_path")
+    defaults = {**dict.fromkeys(asked), "dataset_split": "train", **_HELD_OUT_BY}
+    return all(known.get(name, default) == now.get(name, default) for name, default in defaults.items())
 
 
 def config_of_run(folder: Path) -> Path:

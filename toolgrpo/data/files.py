@@ -122,7 +122,11 @@ def find_files(folder: Path, split: str) -> list[Path]:
     if not files:
         raise DataError(f"the folder {folder} holds no data files ({', '.join(READERS)})")
     named = [file for file in files if file.stem == split]
-    parts = [file for file in files if re.fullmatch(rf"{re.escape(split)}[-_]\d+([-_]of[-_]\d+)?", file.stem)]
+    parts = [
+        file
+        for file in files
+        if re.fullmatch(rf"{re.escape(split)}[-_]\d+([-_]of[-_]\d+(-[0-9a-f]{{16}})?)?", file.stem)
+    ]
     begin_so = [file for file in files if file.stem.startswith((f"{split}-", f"{split}_"))]
     chosen = named or parts or begin_so
     if not chosen:

@@ -172,7 +172,9 @@ class Trajectory:
     @property
     def ended_itself(self) -> bool:
         """Return whether the model, or a tool, ended it, and no limit did, an agent's own one neither."""
-        closed = not self.turns or self.turns[-1].closed
+        # the last of several conversations of an agent, which overlap
+        last = max(reversed(self.turns), key=lambda turn: turn.started_s, default=None)
+        closed = last is None or last.closed
         return self.stop_reason in (StopReason.FINISHED, StopReason.STOP_TOOL) and closed
 
     def completion(self) -> list[Message]:

@@ -283,7 +283,7 @@ class GatewaySession:
             parsed = ParsedTurn(self._text(sample), None, (), True)
         else:
             parsed = self._parsed(sample, ids, sequence)
-        self._write(start, sample, parsed, started)
+        self._write(start, sample, parsed, started, stopped=stopped)
         cut = sample.finish_reason is FinishReason.LENGTH and not stopped
         if not cut and self.limit is StopReason.CONTEXT_FULL:  # a shorter prompt went on
             self.limit = None
@@ -313,8 +313,8 @@ class GatewaySession:
             return Shown(sample)
         return await off_loop(shown_of, sample, request.stop, self.shared.parts.tokenizer, each=request.logprobs)
 
-    def _write(self, start: Start, sample: Sample, parsed: ParsedTurn, started: float) -> None:
-        """Put a turn, and what came before it, into its sequence."""
+    def _write(self, start: Start, sample: Sample, parsed: ParsedTurn, started: float, *, stopped: bool) -> None:
+        """Put a turn, and what came before it, into its sequence; one that a stop text ends was not cut."""
         sequence, ledger = start.sequence, start.sequence.ledger
         if sequence not in self._sequences:
             if self._sequences:
@@ -323,7 +323,8 @@ class GatewaySession:
         self._settle(sequence, start.results, start.user)
         ledger.context(start.context)
         ledger.say(*start.messages)
-        sequence.open_turn = turn_said(ledger, sample, parsed, started_s=started, duration_s=self._now() - started)
+        turn = turn_said(ledger, sample, parsed, started_s=started, duration_s=self._now() - started)
+        sequence.open_turn = replace(turn, closed=turn.closed or stopped)
 
     def _settle(self, sequence: KnownSequence, results: Sequence[ToolResult], user: str | None = None) -> None:
         """Write the open turn down, with what its calls gave or a user said to it."""

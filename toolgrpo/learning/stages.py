@@ -225,12 +225,12 @@ def correction(batch: TrainBatch, facts: Facts) -> TrainBatch:
     if rule.method == "geo_tis":
         weights = truncated(log_ratio, rule.cap) * kept(log_ratio, batch.mask, rule.rule).unsqueeze(1)
     trained = batch.mask.bool()
-    lost = trained.any(dim=1) & ~((weights.expand(trained.shape) != 0) & trained).any(dim=1)
-    lost_rows, rows = facts.summed(torch.stack([lost.sum(), torch.tensor(len(lost), device=lost.device)])).tolist()
     read = ~batch.old_logps.isnan().all(dim=1)
+    lost = read & trained.any(dim=1) & ~((weights.expand(trained.shape) != 0) & trained).any(dim=1)
+    lost_rows, rows = facts.summed(torch.stack([lost.sum(), read.sum()])).tolist()
     weighted = weights_of_rows(log_ratio[read], weights[read], batch.mask[read])
     batch = replace(batch, weights=weights, weighted=tuple(weighted))
-    return batch.told(**{"sampling/dropped_episodes": lost_rows / rows})
+    return batch.told(**{"sampling/dropped_episodes": lost_rows / rows if rows else 0.0})
 
 
 def left_out(batch: TrainBatch, facts: Facts) -> TrainBatch:

@@ -48,6 +48,9 @@ class Line(NamedTuple):
     fault: str = ""
 
 
+STEP_OF_LINE = re.compile(r'^\{(?:"schema": \d+, )?"step": (\d+), "mode": "(\w+)"')  # of a recorded episode
+
+
 def json_line(record: Mapping[str, Any]) -> str:
     """Return a record as one line of JSON.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.episode.trajectory import Trajectory
-from toolgrpo.observe.line_file import LineFile, json_line
+from toolgrpo.observe.line_file import STEP_OF_LINE, LineFile, json_line, lines_of
 from toolgrpo.observe.records import SCHEMA, ids_checksum, prompt_id, prompt_messages, read_vocabulary
 from toolgrpo.observe.records import read_episodes as read_episodes  # its documented place
 from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored
@@ -243,6 +243,16 @@ class EpisodeRecorder(Observer):
     def open_kinds(self) -> list[str]:
         """Return the files of the recording that this process has written to: `heldout`, ..."""
         return [kind for kind, file in self._files.items() if file.is_open]
+
+    def bytes_before(self, step: int) -> int:
+        """Return how many bytes the recording has of steps before this one."""
+        n_bytes = 0
+        for line in lines_of(self._files["episodes"].path):
+            found = STEP_OF_LINE.match(line.text[:80])
+            if found is not None and int(found[1]) >= step:
+                break
+            n_bytes += len(line.text.encode()) + 1
+        return n_bytes
 
     def cut(self, n_bytes: int) -> str | None:
         """Forget what was recorded after the first `n_bytes`: the resumed run records it again.

@@ -64,6 +64,7 @@ def step_sums(batch: Sequence[Record]) -> dict[str, Any]:
         "n": n,
         "scored": sum(record.get("success") is not None for record in batch),
         "ok": sum(bool(record.get("success")) for record in batch),
+        "rewarded": len(rewards),
         "r": round(fmean(rewards), 5) if rewards else None,
         "sd": round(pstdev(rewards), 5) if rewards else 0.0,
         "groups": [len(groups) - len(dead), ends["failed"], ends["solved"], ends["both"]] if grouped else None,

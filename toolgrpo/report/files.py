@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
@@ -17,12 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.errors import ConfigError
-from toolgrpo.observe.line_file import lines_of
+from toolgrpo.observe.line_file import STEP_OF_LINE, lines_of
 from toolgrpo.observe.records import episode_files, iter_episodes, iter_steps, iter_tokens, read_vocabulary
 from toolgrpo.report.episode_data import cut_text
-
-_STEP_OF_LINE = re.compile(r'^\{(?:"schema": \d+, )?"step": (\d+), "mode": "(\w+)"')
-_STEP_OF_TOKENS = re.compile(r'^\{(?:"schema": \d+, )?"step": (\d+)')
 
 Record = dict[str, Any]
 
@@ -91,15 +87,13 @@ class TokensByStep:
 def _without_void(file: Path) -> Iterator[Record]:
     """Yield the lines of a file of tokens, without those that a resumed run has written again."""
     resumes, last = [], -1
-    for line in lines_of(file):
-        match = _STEP_OF_TOKENS.match(line.text[:80])
-        if match is not None:
-            if int(match[1]) < last:
-                resumes.append(int(match[1]))
-            last = int(match[1])
-    below, last = _bounds(resumes), -1
     for record in iter_tokens(file):
         if record["step"] < last:
+            resumes.append(record["step"])
+        last = record["step"]
+    below, last = _bounds(resumes), -1
+    for record in iter_tokens(file):
+        if record["step"] < last and len(below) > 1:  # more may have come since
             below.pop(0)
         last = record["step"]
         if record["step"] < below[0]:
@@ -153,7 +147,7 @@ def steps_shown(folder: Path, most_episodes: int) -> set[int] | None:
     counts: Counter[int] = Counter()
     for file in episode_files(folder):
         for line in lines_of(file):
-            match = _STEP_OF_LINE.match(line.text[:80])
+            match = STEP_OF_LINE.match(line.text[:80])
             if match is not None and match[2] == "train":
                 counts[int(match[1])] += 1
     total = counts.total()

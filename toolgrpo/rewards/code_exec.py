@@ -44,7 +44,6 @@ _TIMEOUT_S = 10.0  # of one grade
 _SHARED = SharedSandbox()  # one per process, started by the first program that is scored
 _OPENING = re.compile(r"[ \t]*```[ \t]*([\w+-]*)")
 _CLOSING = re.compile(r"[ \t]*```[ \t]*")
-_FUTURE = re.compile(r"(?m)^from __future__ import .*$")
 _INDENT = re.compile(r"(?m)^([ \t]*)\S")  # of the first line that says anything
 _MOST_PARSED = 10_000  # characters; Python's own parser takes quadratic time for some texts
 _COLUMNS = ("tests", "test_imports", "test_setup_code", "entry_point", "answer", "allow_forgeable")
@@ -160,9 +159,18 @@ def _defining(blocks: Sequence[str], wanted: Collection[str]) -> str | None:
             chosen.insert(0, block)
             missing -= defined
             needed = (needed | _free(tree)) - defined
-    text = "\n".join(chosen)
-    text = "\n".join([*_FUTURE.findall(text), _FUTURE.sub("", text)])  # these lines come first
+    future = sorted({name for block in chosen for name in _future_of(block)})  # which comes first in a file
+    text = "\n".join(
+        [*([f"from __future__ import {', '.join(future)}"] if future and len(chosen) > 1 else []), *chosen]
+    )
     return text if chosen and not missing else None
+
+
+def _future_of(block: str) -> set[str]:
+    """Return what a block imports from `__future__`."""
+    body = () if (tree := _parsed(block)) is None else tree.body
+    asked = [node for node in body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    return {alias.name for node in asked for alias in node.names}
 
 
 def _defined_by(node: ast.stmt | ast.ExceptHandler) -> set[str]:

@@ -105,8 +105,8 @@ def _checked(spec: str, split: str) -> Iterator[dict[str, Any]]:
 
 def _schemas_of(where: str, given: Any) -> list[Any] | None:
     """Return a row's own schemas, also where they stand as JSON text."""
-    schemas = given
-    if isinstance(given, str):
+    schemas = given or None
+    if isinstance(given, str) and given.strip():
         with suppress(ValueError):
             schemas = json.loads(given)
     if schemas is None or (isinstance(schemas, list) and all(isinstance(one, dict) for one in schemas)):
@@ -248,7 +248,7 @@ class ConversationEncoder:
         ids = self._tokenizer.encode(content, add_special_tokens=False)
         parsed = self.chat.parse([*ids, self.chat.stop_ids[0]])
         unread = [attempt for attempt in parsed.attempts if attempt.status not in RUNNABLE]
-        if unread and parsed.reasoning is None:
+        if unread and len(unread) == len(parsed.attempts):
             return message  # words about calls, or an object that is none: they are taught as they stand
         if unread:
             raise ChatFormatError(

@@ -221,15 +221,21 @@ class Batches:
 def _facts_of(group_set: GroupSet, judged: _GradedGroup) -> _SetFacts:
     episodes = judged.group.episodes
     totals = tuple(one.total for one in episodes if one.total is not None)
-    return _SetFacts(group_set.places, len(episodes), judged.live, tuple(bool(one.success) for one in episodes), totals)
+    return _SetFacts(
+        group_set.places,
+        len(episodes),
+        judged.live,
+        tuple(bool(one.success) for one in episodes if one.success is not None),
+        totals,
+    )
 
 
 def _drawn_metrics(facts: Sequence[_SetFacts]) -> dict[str, float]:
     dead = [one.successes for one in facts if not one.live]
     return {
         "sampling/groups_drawn": float(len(facts)),
-        "sampling/dead_all_failed": float(sum(not any(successes) for successes in dead)),
-        "sampling/dead_all_solved": float(sum(all(successes) for successes in dead)),
+        "sampling/dead_all_failed": float(sum(bool(successes) and not any(successes) for successes in dead)),
+        "sampling/dead_all_solved": float(sum(bool(successes) and all(successes) for successes in dead)),
         "sampling/live_rate": 1 - len(dead) / len(facts),
     }
 

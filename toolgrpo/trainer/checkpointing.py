@@ -207,8 +207,11 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         if self._is_main:
             self._delete_old()
         if self._once_sealed is not None:
-            self._once_sealed()
-            self._once_sealed = None
+            push, self._once_sealed = self._once_sealed, None
+            try:
+                push()
+            except OSError as error:  # it is whole here all the same
+                self._warn(f"{folder} could not be pushed: {error}")
         trainer.accelerator.wait_for_everyone()
 
     def _delete_old(self) -> None:
@@ -254,16 +257,16 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         args.save_total_limit = None  # after the trackers were told
         if self._resumed is None:
             return
-        if not files.has_optimizer(self._resumed):
-            raise ConfigError(
-                f"{self._resumed} holds weights alone (save_only_model), so no run can go on from it as if it had never stopped; "
-                f"begin a new one from them: --model_name_or_path {self._resumed} --resume_from_checkpoint false"
-            )
         args.eval_on_start = False  # the run has started; its draws would be others
         self._find_best(state)
         reason = self._trainer.heldout_watch.reason(state)
         if state.global_step >= state.max_steps or reason is not None:
             raise RunIsComplete(reason or f"all {state.global_step} steps were done before")
+        if not files.has_optimizer(self._resumed):
+            raise ConfigError(
+                f"{self._resumed} holds weights alone (save_only_model), so no run can go on from it as if it had never stopped; "
+                f"begin a new one from them, with another --output_dir: --model_name_or_path {self._resumed}"
+            )
         if args.sync_ref_model:
             raise ConfigError(
                 f"sync_ref_model changes the reference model, which no checkpoint holds, so {self._resumed} cannot be "
@@ -309,31 +312,37 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         saved_by = None if checkpoint is None else checkpoint.n_processes
         now = self._trainer.accelerator.num_processes
         if not path.is_file() or saved_by != now:
-            self._restore_of_another_number(folder)
             return [
                 f"{folder} was saved by {saved_by or 'an unknown number of'} processes and is resumed by {now}: random "
                 f"numbers and the place inside a generation batch start anew in process "
-                f"{self._trainer.accelerator.process_index}"
+                f"{self._trainer.accelerator.process_index}",
+                *self._restore_of_another_number(folder),
             ]
         lost = self._restore_place(torch.load(path, map_location="cpu", weights_only=True))
         return [] if lost is None else [f"the recording of episodes is not whole: {lost}"]
 
-    def _restore_of_another_number(self, folder: Path) -> None:
+    def _restore_of_another_number(self, folder: Path) -> list[str]:
         """Restore what no process has for itself: the order of rows, the number of episodes, and what was recorded."""
         places = {
             int(path.stem.rpartition("_")[2]): torch.load(path, map_location="cpu", weights_only=True)
             for path in folder.glob("toolgrpo_place_*.pt")
         }
         if not places:
-            return
+            return []
         self._restore_order(places[min(places)])
-        if self._trainer.recorder.path is None:
-            return
-        for process, place in places.items():
-            if process == self._trainer.accelerator.process_index:
-                self._trainer.recorder.cut(place["episode_log_bytes"])
-            elif self._is_main and process >= self._trainer.accelerator.num_processes:
-                EpisodeRecorder(episodes_path(self._output_dir, process)).cut(place["episode_log_bytes"])
+        trainer, lost = self._trainer, []
+        own, n = trainer.accelerator.process_index, trainer.accelerator.num_processes
+        for process in {own, *(places if self._is_main else ())} if trainer.recorder.path is not None else ():
+            if process == own or process >= n:
+                recorder = (
+                    trainer.recorder if process == own else EpisodeRecorder(episodes_path(self._output_dir, process))
+                )
+                place = places.get(process)  # None: it came later
+                n_bytes = (
+                    recorder.bytes_before(trainer.state.global_step) if place is None else place["episode_log_bytes"]
+                )
+                lost.append(recorder.cut(n_bytes))
+        return [f"the recording of episodes is not whole: {one}" for one in lost if one is not None]
 
     def _warn(self, text: str) -> None:
         """Warn the person at the terminal, and in the log of a command."""

@@ -123,8 +123,19 @@ def settled_cpu(use_cpu: bool, ddp_backend: str | None, bf16: bool | None) -> tu
         return use_cpu, ddp_backend
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if deepspeed:
+        _leave_out_kernel_of_inference()
         return use_cpu, ddp_backend or ("gloo" if several else None)
     return use_cpu or several or bool(bf16), ddp_backend
+
+
+def _leave_out_kernel_of_inference() -> None:
+    """Keep DeepSpeed from compiling, in the first run on a machine, a kernel that its inference alone calls.
+
+    That takes a compiler, and a minute or more in which nothing is said.
+    """
+    from deepspeed import ops
+
+    ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def _build_locks() -> list[str]:

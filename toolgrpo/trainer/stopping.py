@@ -119,7 +119,8 @@ class GracefulStop(TrainerCallback):  # type: ignore[misc]  # transformers ships
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         """Leave alone what was just saved: Transformers takes a stop in the middle of an epoch for its end."""
-        if self.stopped_by is not None and abs((state.epoch or 0) - round(state.epoch or 0)) > 1e-6:
+        saved = self.stopped_by is not None and state.global_step < state.max_steps
+        if saved and abs((state.epoch or 0) - round(state.epoch or 0)) > 1e-6:
             control.should_save = control.should_evaluate = False
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

@@ -87,7 +87,7 @@ def probe(rung: Rung) -> str | None:
     """Try a rung in a throw-away process; None where this machine holds it, else why not."""
     if sys.platform != "linux":
         return _NO_LINUX
-    command = python_command("host.confine", "probe_rung", rung)
+    command = python_command("host.confine", "probe_rung", [rung, not _nobody_can_read(interpreter_paths())])
     done = subprocess.run(
         command, env=_of_interpreter("LD_LIBRARY_PATH", "TMPDIR"), capture_output=True, text=True, timeout=_PROBE_S
     )
@@ -115,8 +115,7 @@ class Host:
             lent["proc"] = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
             lent["vmstat"] = _open_vmstat()
             readable = interpreter_paths()
-            all_can_read = all(open_to_all(path) for path in (*readable, f"{parent}/any"))
-            settings |= {"preload": preload, "readable": readable, "nobody_can_read": all_can_read}
+            settings |= {"preload": preload, "readable": readable, "nobody_can_read": _nobody_can_read(readable)}
         fds = [fd for fd in lent.values() if fd is not None]
         module = "host.unconfined" if rung is Rung.UNSAFE else "host.host"
         try:
@@ -187,6 +186,10 @@ def interpreter_paths() -> list[str]:
     paths |= {"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/ld.so.cache"}
     paths |= {"/dev/null", "/dev/urandom", "/dev/zero"}
     return sorted(path for path in paths if Path(path).exists())
+
+
+def _nobody_can_read(paths: list[str]) -> bool:
+    return all(open_to_all(path) for path in (*paths, f"{tempfile.gettempdir()}/any"))
 
 
 def open_to_all(path: str) -> bool:

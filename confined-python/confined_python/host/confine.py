@@ -230,13 +230,13 @@ def _number(name: str) -> int | None:
 
 
 def probe_rung() -> None:
-    rung = json.loads(sys.argv[1])
+    rung, keep_reading = json.loads(sys.argv[1])
     scratch = tempfile.mkdtemp()
     try:
         if rung == "namespaces":
             leave_network()
             enter_pid_namespace()
-        sys.exit(_tried(lambda: _try(rung, scratch)))
+        sys.exit(_tried(lambda: _try(rung, scratch, keep_reading=keep_reading)))
     finally:
         os.rmdir(scratch)
 
@@ -254,19 +254,19 @@ def _tried(attempt: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _give_up_root(scratch: str) -> None:
+def _give_up_root(scratch: str, *, keep_reading: bool) -> None:
     """Do what each run of root's does to become nobody: not every root may (a user namespace of one user, dropped capabilities)."""
     if os.getuid() != 0:
         return
     try:
         os.chown(scratch, NOBODY, NOBODY)
-        drop_privileges(keep_reading=True)
+        drop_privileges(keep_reading=keep_reading)
     except OSError as error:
         raise OSError(f"this root may not become nobody ({error}); run as an ordinary user") from None
 
 
-def _try(rung: str, scratch: str) -> None:
-    if _tried(lambda: _give_up_root(scratch)):
+def _try(rung: str, scratch: str, *, keep_reading: bool) -> None:
+    if _tried(lambda: _give_up_root(scratch, keep_reading=keep_reading and rung != "seccomp")):
         os._exit(1)  # it has said why
     outside = "/proc/self/environ"
     rules = SyscallRules(syscall_filter(files=rung != "seccomp"))

@@ -137,7 +137,6 @@ OPERATIONS: dict[str, Any] = {
     ".item": operator.getitem,
     ".put": operator.setitem,
     ".del": operator.delitem,
-    ".in": operator.contains,
     ".enter": lambda manager: type(manager).__enter__(manager),
     ".exit": lambda manager: type(manager).__exit__(manager, None, None, None),
     ".iter": iter,

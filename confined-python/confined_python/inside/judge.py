@@ -196,7 +196,14 @@ class _Object:
         self.__answers.ask(".del", self, key)
 
     def __contains__(self, item: Any) -> bool:
-        return self.__answers.ask(".in", self, item)  # type: ignore[no-any-return]
+        """Look through what it iterates over: asked itself, it could say yes to everything."""
+        try:
+            return any(one is item or one == item for one in self)
+        except TypeError:
+            self.__answers.compared = True
+            raise self.__answers.no_answer(
+                "the tests ask what is in an object of the program that cannot be iterated over"
+            ) from None
 
     def __enter__(self) -> Any:
         return self.__answers.ask(".enter", self)

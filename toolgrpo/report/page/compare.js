@@ -85,7 +85,7 @@ const outcome = (rows) => {
 };
 
 async function sideBySide(pair, sets, left, right) {
-  const typical = (rows, share) => rows.find((row) => Boolean(REPORT.rows.ok[row]) === share >= 0.5) ?? rows[0];
+  const typical = (rows, share) => rows.find((row) => REPORT.rows.ok[row] === (share >= 0.5 ? 1 : 0)) ?? rows[0];
   const rows = [typical(pair.before, pair.from), typical(pair.after, pair.to)];
   const [one, other] = await Promise.all(rows.map(episodeOf));
   const name = (key) => (sets.find(([id]) => id === key) || ["", ""])[1];

@@ -109,7 +109,7 @@ function charts(run, sums) {
   const others = tools.slice(6);
   const made = [
     chart({ title: "Reward", hint: "mean of a step, 95 % interval", events, series: [
-      { name: "reward", points: sums.map((one) => [shownStep(one.step), one.r, one.r - (1.96 * one.sd) / Math.sqrt(one.n), one.r + (1.96 * one.sd) / Math.sqrt(one.n)]) },
+      { name: "reward", points: sums.filter((one) => one.r !== null).map((one) => [shownStep(one.step), one.r, one.r - (1.96 * one.sd) / Math.sqrt(one.rewarded), one.r + (1.96 * one.sd) / Math.sqrt(one.rewarded)]) },
       ...(parts.length > 1 ? parts.map((name) => ({ name, points: points((one) => one.parts[name] ?? null) })) : []),
     ] }),
     chart({ title: "Success", hint: "share of a step's episodes, 95 % interval", range: [0, 1], show: percent, events, series: [

@@ -9,7 +9,7 @@ async function reinforcedView(wanted) {
   for (let row = 0; row < REPORT.n; row++) if (REPORT.rows.chunk[row] === at.texts && REPORT.rows.a[row]) rows.push(row);
   const place = sets.indexOf(at);
   const which = wanted.which || "all";
-  const used = rows.filter((row) => which === "all" || (which === "wrong") !== Boolean(REPORT.rows.ok[row]));
+  const used = rows.filter((row) => which === "all" || REPORT.rows.ok[row] === (which === "wrong" ? 0 : 1));
   const found = await pushes(used);
   return [
     h("h1", {}, "What is reinforced"),
