@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,21 @@ def test_grading_gives_rewards_what_training_gives_them() -> None:
     assert graded.totals == (1.5, 0.5) and graded.successes == (True, False)
     assert graded.episodes[1].rewards == {"right": 0.0, "tokens": 0.5}
     assert grade(BATCH, [right, tokens], weights=[1.0, 2.0], threshold=1.0).totals == (2.0, 1.0)
+
+
+def test_rewards_read_what_an_environment_said_first_as_the_model_did() -> None:
+    seen: list[Any] = []
+
+    def keep(prompts: list[Any], **_: Any) -> list[float]:
+        seen.extend(prompts)
+        return [1.0] * len(prompts)
+
+    messages = [{"role": "user", "content": "q"}]
+    observed = [replace(said("1"), metadata={"observation": f" ({n})"}) for n in range(2)]
+    grade(
+        asked(({"prompt": "q"}, observed[0]), ({"prompt": messages}, observed[1]), ({"prompt": "q"}, said("1"))), [keep]
+    )
+    assert seen == ["q (0)", [{"role": "user", "content": "q (1)"}], "q"] and messages[0]["content"] == "q"
 
 
 def test_rewards_read_copies() -> None:

@@ -214,5 +214,7 @@ def test_two_runs_stand_side_by_side(shown: Show, run: Path, tmp_path: Path) -> 
     assert {name.split(":")[0] for name in sets} == {"run", "run-2"}
     assert "all (1)" in text_of(browser)
     assert "1 step" in at(browser, "#/overview?run=1") or "of 1" in text_of(browser)
-    assert "8 groups" in at(browser, "#/groups") and "6 groups" in at(browser, "#/groups?run=0")
+    both = at(browser, "#/groups")
+    assert "8 groups" in both and "run: 1" in both and "run-2: 1" in both
+    assert "6 groups" in at(browser, "#/groups?run=0")
     quiet(browser, page)

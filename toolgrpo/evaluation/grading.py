@@ -21,7 +21,7 @@ from typing import Any
 
 from toolgrpo.data.rows import measure_of
 from toolgrpo.episode.dropped import Drop, DropCause, DropEpisode
-from toolgrpo.episode.trajectory import Trajectory
+from toolgrpo.episode.trajectory import Trajectory, with_observation
 from toolgrpo.errors import ConfigError
 from toolgrpo.rewards.base import Reward, rows_named, watched
 from toolgrpo.rewards.guard import asked_in_thread
@@ -132,6 +132,14 @@ class _StateElsewhere:
         return getattr(TrainerState(global_step=self.global_step), name)
 
 
+def _asked(prompt: Any, trajectory: Trajectory) -> Any:
+    """Return the prompt as the model was shown it: behind that of the row, what an environment said first."""
+    observation = trajectory.metadata.get("observation")
+    if not observation:
+        return prompt
+    return f"{prompt}{observation}" if isinstance(prompt, str) else with_observation(prompt, str(observation))
+
+
 class _Question:
     """One question to all rewards, about the same episodes."""
 
@@ -145,7 +153,7 @@ class _Question:
         self._metrics: dict[str, list[float]] = defaultdict(list)
         self._arguments: dict[str, Any] = {
             **{key: [row.get(key) for row in rows] for key in rows[0] if key not in _NO_COLUMNS},
-            "prompts": [row["prompt"] for row in rows],
+            "prompts": [_asked(row["prompt"], one) for row, one in zip(rows, trajectories, strict=True)],
             "completions": [one.completion() for one in trajectories],
             "completion_ids": [list(one.ids) for one in trajectories],
             "trajectories": list(trajectories),

@@ -131,6 +131,9 @@ function placeName(at, withRun = true) {
   return `${run}step ${shownStep(at.step)}`;
 }
 
+// The run of a row, where rows of both stand in one list.
+const ofRun = (at, wanted) => (REPORT.runs.length > 1 && !wanted.run ? `${REPORT.runs[at.run].name}: ` : "");
+
 // One episode with all its texts: what `episode_data.py` made of it, its prompt, and where it stands.
 async function episodeOf(row) {
   const texts = await piece(REPORT.rows.chunk[row]);

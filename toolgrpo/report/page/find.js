@@ -59,7 +59,7 @@ function episodeTable(found, wanted, set) {
   const { rows } = REPORT;
   const columns = [
     { name: "question", value: previewOf, show: (row) => h("a.question", { href: episodeLink(row) }, previewOf(row) || "(empty)") },
-    { name: "step", number: true, value: (row) => atOf(row).run * 1e9 + atOf(row).step, show: (row) => (atOf(row).mode === "train" ? shownStep(atOf(row).step) : atOf(row).label || atOf(row).mode) },
+    { name: "step", number: true, value: (row) => atOf(row).run * 1e9 + atOf(row).step, show: (row) => ofRun(atOf(row), wanted) + (atOf(row).mode === "train" ? shownStep(atOf(row).step) : atOf(row).label || atOf(row).mode) },
     { name: "reward", number: true, value: (row) => rows.r[row], show: (row) => num(rows.r[row]) },
     { name: "advantage", number: true, value: (row) => rows.a[row], show: (row) => (rows.a[row] === null ? "–" : signed(rows.a[row])) },
     { name: "marks", value: (row) => rows.flags[row], show: badges },

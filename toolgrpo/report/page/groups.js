@@ -15,7 +15,7 @@ function groupsView(wanted) {
   const search = h("input", { type: "search", value: wanted.text || "", placeholder: "words of the question", onchange: () => set({ text: search.value }) });
   const columns = [
     { name: "question", value: (group) => previewOf(group.rows[0]), show: (group) => h("a.question", { href: groupLink(group) }, previewOf(group.rows[0]) || "(empty)") },
-    { name: "step", number: true, value: (group) => group.at.run * 1e9 + group.at.step, show: (group) => (group.at.mode === "train" ? shownStep(group.at.step) : group.at.mode) },
+    { name: "step", number: true, value: (group) => group.at.run * 1e9 + group.at.step, show: (group) => ofRun(group.at, wanted) + (group.at.mode === "train" ? shownStep(group.at.step) : group.at.mode) },
     { name: "rewards", value: (group) => group.spread, show: (group) => strip(group) },
     { name: "reward", number: true, value: (group) => group.mean, show: (group) => num(group.mean) },
     { name: "success", number: true, value: (group) => (group.scored ? group.ok / group.scored : null), show: (group) => `${group.ok}/${group.scored}` },
