@@ -35,12 +35,17 @@ sandbox.run("open('more', 'w').write('x')\\nwhile True: pass", timeout=60)
 def test_a_killed_owner_leaves_no_process_and_no_folder(how: signal.Signals) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
-    host, scratch = owner.stdout.readline().split()
-    wait_for(lambda: any(Path(scratch).glob("*/more")))  # it is in the middle of a run
-    processes = family_of(int(host))
-    assert len(processes) >= 4, "the host, two workers and their processes"
-    owner.send_signal(how)
-    owner.communicate()
+    try:
+        host, scratch = owner.stdout.readline().split()
+        wait_for(lambda: any(Path(scratch).glob("*/more")))  # it is in the middle of a run
+        processes = family_of(int(host))
+        assert len(processes) >= 4, "the host, two workers and their processes"
+        owner.send_signal(how)
+    except BaseException:
+        owner.kill()
+        raise
+    finally:
+        owner.communicate()
     assert all_end(*processes)
     wait_for(lambda: not Path(scratch).exists())
 

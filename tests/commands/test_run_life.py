@@ -163,7 +163,7 @@ def reward_func(completions, trainer_state, **kwargs):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 0)])
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), pytest.param("SIGTERM", 0, marks=pytest.mark.slow)])
 def test_a_run_that_is_stopped_says_each_thing_once(mini_nano: Path, tmp_path: Path, name: str, code: int) -> None:
     flags = [*arguments(mini_nano, tmp_path), "--max_steps", "4", "--report_to", "wandb", "--tools_script", "tools.py"]
     (tmp_path / "reward.py").write_text(STOPPED.format(name=name))

@@ -22,6 +22,8 @@ SHORT = ["--max_steps", "2", "--eval_questions", "16", "--per_device_train_batch
 WATCH = """
 import os, sys
 
+open(os.environ["NETWORK_LOG"] + ".armed", "a").close()
+
 def _watch(event, args):
     if event == "socket.connect":
         address = args[1]
@@ -44,7 +46,8 @@ def command(folder: Path, *extra: str) -> list[str]:
 def environment(folder: Path) -> dict[str, str]:
     (folder / "watch").mkdir(parents=True, exist_ok=True)
     (folder / "watch" / "sitecustomize.py").write_text(WATCH)
-    return {**os.environ, "PYTHONPATH": str(folder / "watch"), "NETWORK_LOG": str(folder / "network.txt")}
+    free = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}  # to ask a hub if it would
+    return {**free, "PYTHONPATH": str(folder / "watch"), "NETWORK_LOG": str(folder / "network.txt")}
 
 
 def run(folder: Path, *extra: str) -> subprocess.CompletedProcess[str]:
@@ -101,6 +104,7 @@ def test_what_it_says_it_wrote_is_there(trained: tuple[subprocess.CompletedProce
 
 
 def test_it_talks_to_no_other_machine(trained: tuple[subprocess.CompletedProcess[str], Path]) -> None:
-    _, folder = trained
+    done, folder = trained
+    assert done.returncode == 0 and (folder / "network.txt.armed").exists()
     log = folder / "network.txt"
     assert not log.exists(), f"the run reached out: {log.read_text()}"

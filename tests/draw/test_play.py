@@ -179,6 +179,7 @@ def needs(a: int) -> int:
 TOOL_FUNCTIONS = [sums, bug, dies, hangs, large, changes, needs]
 '''
     found = tried(tools_file(tmp_path, text))
-    kinds = {(fault.tool, fault.kind) for fault in found.faults} - {("large", "slow"), ("dies", "slow")}
+    kinds = {(fault.tool, fault.kind) for fault in found.faults}
+    kinds = {(tool, kind) for tool, kind in kinds if kind != "slow"}  # on a busy machine any may be
     assert kinds == {("bug", "raises"), ("dies", "dies"), ("hangs", "hangs"), ("large", "big"), ("changes", "changes")}
     assert {name for name, n in found.answered.items() if not n} == {"bug", "dies", "hangs", "needs"}

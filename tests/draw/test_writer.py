@@ -87,7 +87,7 @@ def test_an_endpoint_that_is_lost_later_costs_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(writer, "_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(writer, "_TIMEOUT_S", 5.0)
     with serving(lambda body: answer("OK") if question_of(body) == "Say OK." else (0, b"")) as endpoint:
         words = ["--writer", endpoint.url, "--writer_model", "large"]
         assert main(["init", "--tools_script", MATH, *words, "rows"]) == 0

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config
+from peft import LoraConfig, get_peft_model
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.support.model_families import tiny_family
 from toolgrpo.engines.adapters import adapter_saver
@@ -53,6 +54,24 @@ def test_an_engine_is_built_for_a_policy_that_no_trainer_has(tiny_qwen3: Any) ->
     built = build_engine(policy(tiny_qwen3(0)), options)
     assert isinstance(built.engine, TransformersEngine) and built.choice.why == "asked for"
     assert built.engine.max_model_len == 100 and built.engine.same_numbers_as_trainer
+
+
+@pytest.mark.parametrize(
+    ("targets", "tied", "taken"),
+    [("q_proj", True, True), ("lm_head", True, False), ("lm_head", False, True), ("embed_tokens", True, False)],
+)
+def test_an_adapter_on_weights_that_a_model_has_in_common_is_not_for_vllm(
+    targets: str, tied: bool, taken: bool
+) -> None:
+    """vLLM has one tensor for both, and the adapter changes one of them."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    base = Qwen3ForCausalLM(Qwen3Config(vocab_size=16, tie_word_embeddings=tied, **sizes))
+    adapted = policy(get_peft_model(base, LoraConfig(target_modules=["q_proj", targets])))
+    if taken:
+        assert choose_engine(asked_for("vllm_server", ["http://localhost:8000"]), adapted).name == "vllm_server"
+    else:
+        with pytest.raises(ConfigError, match="lm_head or the embeddings"):
+            choose_engine(asked_for("vllm_server", ["http://localhost:8000"]), adapted)
 
 
 def test_each_process_draws_with_numbers_of_its_own(tiny_qwen3: Any) -> None:

@@ -62,7 +62,9 @@ def test_rewards_read_what_an_environment_said_first_as_the_model_did() -> None:
     messages = [{"role": "user", "content": "q"}]
     observed = [replace(said("1"), metadata={"observation": f" ({n})"}) for n in range(2)]
     grade(
-        asked(({"prompt": "q"}, observed[0]), ({"prompt": messages}, observed[1]), ({"prompt": "q"}, said("1"))), [keep]
+        asked(({"prompt": "q"}, observed[0]), ({"prompt": messages}, observed[1]), ({"prompt": "q"}, said("1"))),
+        [keep],
+        threshold=1.0,
     )
     assert seen == ["q (0)", [{"role": "user", "content": "q (1)"}], "q"] and messages[0]["content"] == "q"
 

@@ -24,40 +24,40 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2865,
-    "commands": 6542,
-    "data": 1575,
-    "draw": 1484,
-    "engines": 3940,
+    "commands": 6562,
+    "data": 1587,
+    "draw": 1488,
+    "engines": 3947,
     "episode": 782,
-    "evaluation": 1493,
+    "evaluation": 1500,
     "gateway": 2307,
     "learning": 798,
     "models": 420,
     "observe": 3335,
     "report": 979,
-    "rewards": 2111,
+    "rewards": 2118,
     "rollout": 2642,
     "sft": 383,
     "shared_pass": 1360,
     "support": 1390,
     "testing": 970,
-    "tools": 5241,
-    "trainer": 5197,
+    "tools": 5295,
+    "trainer": 5211,
     "(itself)": 800,
 }
 MOST = {
     "modules": 235,
     "modules with one importer": 44,
     "modules that a trainer imports": 129,
-    "lines that a trainer imports": 23_531,
+    "lines that a trainer imports": 23_596,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 43_653,
+    "lines of tests": 43_781,
     "lines of benchmarks": 5_779,
     "lines of pages": 4_105,
     "words of pages": 30_900,
 }
-SANDBOX = {"lines": 3_980, "lines of tests": 2_876}  # of confined-python, which is counted by itself
+SANDBOX = {"lines": 3_980, "lines of tests": 2_881}  # of confined-python, which is counted by itself
 
 
 def lines_of(path: Path) -> int:

@@ -33,6 +33,7 @@ from toolgrpo.rewards.code_exec import program_of
 from toolgrpo.rewards.gym import bare_answer
 from toolgrpo.rewards.numerals import all_numbers, boxed, last_number, marked_answer
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
+from toolgrpo.support.plain_text import without_secrets
 from toolgrpo.tools.arguments import ArgumentChecker
 from toolgrpo.tools.render import cut, render_result
 from toolgrpo.tools.toolbox import parse_call
@@ -51,6 +52,7 @@ UNITS = (
     *("$", "$ 1", "USD1", "Rs.", "%", "-", "−", "^{1", "a^1", "*1", "_", "####", "#### 1\n"),
     *("<answer>", "</answer>", "answer: ", "answer  ", "<think>", "</think>", "<tool_call>", '{"name": "'),
     *("```", "```python\n", "```\n", "``` ", "~~~\n", "    ", "\n", "\r", "\t", " ", "\u2028", "\u202e", "\ufeff"),
+    *("--token ", "a=", "x://", "?token=", "key: ", "a-", "://@"),
     *("(", "[", "{", ")", "]", "}", "[]", "[1,", '{"a":', '"', "'", '"""', "'''", "\\", '\\"', "\\u", "\\ud800", "#"),
     *("a", "a ", "word", "if x:\n", "x=", "-1*", "not ", "lambda:", "a.", "a,", "f(", "@a\n", "assert f() == 1\n", "f'{"),
     *("\ud800", "\udfff\ud800", "\0", "\x1b[2J", "é", "e\u0301", "\U0001f600"),
@@ -190,6 +192,7 @@ TEXT_READERS: dict[str, Callable[[str], object]] = {
     "last_number": last_number,
     "boxed": boxed,
     "marked_answer": marked_answer,
+    "without_secrets": without_secrets,
     "reading": lambda text: (final_answer(said(text)), last_tool_response(said(text)), tool_counts(said(text))),
     "calls": lambda text: calls(episode(text, {"a": text})),
     "given_answer": lambda text: given_answer(said(text)),

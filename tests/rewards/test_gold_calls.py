@@ -77,6 +77,11 @@ def test_numbers_are_equal_however_they_are_written_and_kept(gold: Any, made: An
     assert (score([call("npv", rate=gold)], call("npv", rate=made)) == 1.0) == same
 
 
+def test_what_a_table_fills_nested_objects_with_is_absent() -> None:
+    filled = call("find", q="x", filter={"city": "Oslo", "zip": None})
+    assert score([filled], call("find", q="x", filter={"city": "Oslo"})) == 1.0
+
+
 def test_pairs_are_those_that_are_worth_most_not_the_first_that_fit() -> None:
     gold = [call("f", a=1, b=2), call("f", a=1, b=3)]
     made = [call("f", a=1, b=3), call("f", a=9, b=2)]  # greedily, the first gold call takes the first call

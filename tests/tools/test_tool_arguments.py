@@ -359,3 +359,24 @@ def test_an_object_that_cannot_be_shown_is_a_call_like_any_other() -> None:
     attempt = parse_call({"name": "f", "arguments": {"x": nested(5000)}})
     assert attempt.status is AttemptStatus.OK
     assert "nested too deeply" in (checker({"x": {}}).check(attempt.arguments or {}).complaint or "")
+
+
+def test_properties_that_alternatives_name_are_taken_and_others_refused() -> None:
+    def of(action: str, name: str) -> dict[str, Any]:
+        return {"properties": {"action": {"const": action}, name: {"type": "string"}}, "required": [name]}
+
+    by_action = checker({"action": {"type": "string"}}, oneOf=[of("read", "path"), of("find", "word")])
+    assert by_action.check({"action": "read", "path": "a"}).complaint is None
+    assert by_action.check({"action": "read"}).complaint is not None
+
+
+def test_a_price_is_a_multiple_of_a_hundredth() -> None:
+    priced = checker({"price": {"type": "number", "multipleOf": 0.01}, "n": {"type": "integer", "multipleOf": 3}})
+    assert all(priced.check({"price": price}).complaint is None for price in (19.99, 0.07, 1.1, 3, 1e9))
+    assert priced.check({"price": 0.075}).complaint is not None
+    assert priced.check({"n": 6}).complaint is None and priced.check({"n": 10**30 + 1}).complaint is not None
+
+
+def test_the_members_of_a_tuple_are_coerced_too() -> None:
+    pair = checker({"t": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}]}})
+    assert pair.check({"t": ["1", 2, "3"]}).arguments == {"t": [1, "2", "3"]}

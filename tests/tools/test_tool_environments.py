@@ -240,3 +240,20 @@ def test_next_user_message_takes_the_answer(tmp_path: Path) -> None:
 
 def test_an_environment_that_does_not_speak_is_not_asked(toolbox: Toolbox) -> None:
     assert not toolbox.speaks and _replies(toolbox, "red") == [None]
+
+
+def test_generators_that_the_file_made_are_another_ones_in_each_episode(tmp_path: Path) -> None:
+    """Each episode is a fork of one process, in which the file was imported."""
+    (tmp_path / "drawing.py").write_text(
+        "import random\nimport numpy\nrng, of_numpy = random.Random(), numpy.random.default_rng()\n\n"
+        "class Drawing:\n    own = random.Random(7)\n\n"
+        "    def reset(self, **row):\n        return f'{rng.random()} {of_numpy.random()} {self.own.random()}'\n\n"
+        "    def look(self) -> str:\n        'Look.'\n        return ''\n\n"
+        "    def get_reward(self):\n        return True\n"
+    )
+    with load_tools(environment=f"{tmp_path / 'drawing.py'}:Drawing", workers=1) as box:
+        seen = []
+        for _ in range(3):
+            with box.session({}) as session:
+                seen.append(str(session.observation).split())
+    assert all(len(set(drawn)) == 3 for drawn in zip(*seen, strict=True)), seen

@@ -240,3 +240,14 @@ def test_a_package_that_a_plugin_lacks_is_named_with_its_line_and_where_it_belon
     said = str(error.value)
     assert f'File "{tmp_path / "my_tools.py"}", line 2' in said
     assert f"no_such_package is a package, it belongs into the environment that this runs in: {sys.executable}" in said
+
+
+def test_a_package_in_the_working_folder_is_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mypkg").mkdir()
+    (tmp_path / "mypkg" / "__init__.py").write_text(
+        "def f(a: int) -> int:\n    'F.'\n    return a\n\nTOOL_FUNCTIONS = [f]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with load_tools("mypkg", workers=1) as box:
+        assert run_tool(box, {"name": "f", "arguments": {"a": 3}}).content == "3"

@@ -71,7 +71,9 @@ def test_a_supervisor_whose_import_never_ends_goes_with_its_trainer(tmp_path: Pa
     )
     code = f"from toolgrpo.tools import load_tools; load_tools({str(path)!r}, workers=1)"
     trainer = subprocess.Popen([sys.executable, "-c", code])
-    wait_for(lambda: ids.exists() and len(ids.read_text().split()) == 2)
-    trainer.kill()
-    trainer.wait()
+    try:
+        wait_for(lambda: ids.exists() and len(ids.read_text().split()) == 2)
+    finally:
+        trainer.kill()
+        trainer.wait()
     assert all_end(*(int(pid) for pid in ids.read_text().split()))

@@ -86,3 +86,16 @@ def test_a_key_that_no_field_takes_is_told_as_at_the_top(toolbox: Toolbox, name:
 def test_an_example_of_a_list_of_objects_is_one(toolbox: Toolbox) -> None:
     said = run_tool(toolbox, {"name": "a_nested_list", "arguments": {"value": 3}}).content
     assert 'must be a list like [{"x": 3}], got 3' in said
+
+
+def test_an_optional_argument_in_the_middle_that_is_left_out_keeps_its_place() -> None:
+    def p(a: int, b: int = 1, c: int = 2, /) -> str:
+        """Show them."""
+        return f"{a} {b} {c}"
+
+    with load_tools([p], workers=1) as box:
+        said = [
+            run_tool(box, {"name": "p", "arguments": given}).content
+            for given in ({"a": 5, "c": 9}, {"a": 5}, {"a": 5, "b": 6})
+        ]
+    assert said == ["5 1 9", "5 1 2", "5 6 2"]

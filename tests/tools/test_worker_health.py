@@ -28,7 +28,7 @@ HONEST = (
 @pytest.fixture(scope="module")
 def toolbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toolbox]:
     log_path = tmp_path_factory.mktemp("log") / "tools.log"
-    with load_tools(TOOLS, tool_timeout_s=3.0, workers=1, memory_mb=3000, log_path=log_path) as box:
+    with load_tools(TOOLS, tool_timeout_s=60.0, workers=1, memory_mb=3000, log_path=log_path) as box:
         yield box
 
 
@@ -97,3 +97,14 @@ def test_a_loop_goes_on_after_it_was_stopped() -> None:
     finally:
         thread.close()
     assert not thread.alive
+
+
+def test_a_file_whose_import_maps_more_than_a_worker_may_take_runs_its_calls(tmp_path: Path) -> None:
+    """A corpus that is mapped, say: the limit is for what calls take."""
+    (tmp_path / "mapped.py").write_text(
+        "import mmap\nkept = mmap.mmap(-1, 3 << 30)\n\ndef take(mb: int) -> int:\n    'Take.'\n    return len(bytes(mb << 20)) >> 20\n\n"
+        "TOOL_FUNCTIONS = [take]\n"
+    )
+    with load_tools(tmp_path / "mapped.py", workers=1, memory_mb=2000) as box:
+        assert run_tool(box, {"name": "take", "arguments": {"mb": 100}}).content == "100"
+        assert "out of memory" in run_tool(box, {"name": "take", "arguments": {"mb": 4000}}).content

@@ -11,6 +11,7 @@ into its base first; or a model behind a chat endpoint (`--engine chat_api`, `--
 from __future__ import annotations
 
 import json
+import shlex
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -237,6 +238,6 @@ def _check_lost(report: ModelReport, most: float | None, folder: Path) -> None:
     if most is not None and lost > most * n:
         raise TooManyDroppedError(
             f"the endpoint lost {lost} of {n} episodes of {report.model}, after retries; {folder}/episodes.jsonl has why "
-            f"(toolgrpo show {folder} --cause dropped). Measure again, with a smaller --max_concurrent_episodes or a larger "
+            f"(toolgrpo show {shlex.quote(str(folder))} --cause dropped). Measure again, with a smaller --max_concurrent_episodes or a larger "
             f"--engine_timeout, or raise max_infrastructure_failures (now {most:g})"
         )

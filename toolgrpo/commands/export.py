@@ -17,6 +17,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -85,7 +87,8 @@ def export_lines(given: Given) -> Iterator[str]:
         yield f"ollama    no Modelfile: {error}"
         return
     write_whole(folder / "Modelfile", text)
-    yield f"ollama    ollama create {folder.resolve().name.lower()} -f {folder / 'Modelfile'}"
+    name = re.sub(r"[^a-z0-9._-]+", "-", folder.resolve().name.lower()).strip("-._") or "model"
+    yield f"ollama    ollama create {name} -f {shlex.quote(str(folder / 'Modelfile'))}"
 
 
 def merge(source: Path, to: Path, dtype: str = "auto") -> None:

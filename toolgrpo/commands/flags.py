@@ -97,7 +97,10 @@ class Flag:
         if str in kinds or not isinstance(kinds[0], type) or not issubclass(kinds[0], int | float):
             return text
         try:
-            return kinds[0](text)
+            number = kinds[0](text)
+            if number != number:
+                raise ValueError
+            return number
         except ArgumentTypeError as error:
             raise ValueError(str(error)) from error
         except ValueError:
@@ -117,6 +120,8 @@ class Flag:
         except ValidationError as error:
             reason = "; ".join(dict.fromkeys(detail["msg"] for detail in error.errors()[:3]))
             raise ValueError(f"must be {self._type_name()}, got {value!r:.200} ({reason:.200})") from error
+        if checked != checked:
+            raise ValueError(f"must be {self._type_name()}, got {value!r}")
         if self.choices is not None and checked not in self.choices:
             raise ValueError(
                 f"must be one of {', '.join(map(str, self.choices))}; got {value!r:.200}" + self._nearest(value)
@@ -133,7 +138,7 @@ class Flag:
         if isinstance(value, list) and self.takes_several:
             return {type(one) for one in value} <= set(typing.get_args(self.members[0]))
         kinds = (*self.members, type(None)) if self.takes_none else self.members
-        return type(value) in kinds or (type(value) is int and float in kinds)
+        return (type(value) in kinds or (type(value) is int and float in kinds)) and value == value  # a NaN is not
 
     def _type_name(self) -> str:
         kind = self.members[0] if len(self.members) == 1 and self.members[0] in _TYPE_NAMES else self.type

@@ -62,11 +62,12 @@ class Given:
         below = _file_values(file, self.flags, self.values)
         if self.values.get("eval_strategy") == "no":  # typed, and the file's steps would ask for evaluations
             below = replace(below, values={name: one for name, one in below.values.items() if name != "eval_steps"})
+        typed = {*self.values, *re.findall(r"--(\w+)", " ".join(self.complaints))}
         return replace(
             below,
             values={**below.values, **self.values},
             complaints=[*below.complaints, *self.complaints],
-            places={name: place for name, place in below.places.items() if name not in self.values},
+            places={name: place for name, place in below.places.items() if name not in typed},
             file=file,
             command=self.command,
         )
@@ -106,7 +107,8 @@ class Given:
         said = str(error)
         if not isinstance(error, ConfigError) or self.file is None or said.startswith(str(self.file)):
             return error
-        place = next((self.places[word] for word in re.findall(r"\w+", said) if word in self.places), None)
+        named = next((word for word in re.findall(r"\w+", said) if word in self.values), "")  # it may have been typed
+        place = self.places.get(named)
         return error if place is None else ConfigError(f"{place}: {error}")
 
 

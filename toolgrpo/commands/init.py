@@ -7,6 +7,7 @@ toolgrpo init --tools_script my_tools.py FOLDER          draws rows from tools, 
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from functools import partial
@@ -109,5 +110,5 @@ def _draw(folder: Path, tools: dict[str, str], given: Given) -> int:
         raise
     n = {"train.jsonl": len(drawn.train), "heldout.jsonl": len(drawn.held_out)}
     print(f"{folder}/ has {', '.join(f'{name} ({rows} rows)' for name, rows in n.items())}, config.yaml, README.md")
-    print(f"Go on with: toolgrpo check --config {config}")
+    print(f"Go on with: toolgrpo check --config {shlex.quote(str(config))}")
     return 0

@@ -42,6 +42,7 @@ from toolgrpo.options import options_of, with_fields_of
 from toolgrpo.sft.encoder import ConversationEncoder, Example, Schemas, read_conversations
 from toolgrpo.sft.from_run import is_training, offered, run_examples
 from toolgrpo.shared_pass.scoring import SharedPass
+from toolgrpo.support.plain_text import counted
 from toolgrpo.support.process_setup import map_large_blocks
 from toolgrpo.support.run_lock import claim_folder
 from toolgrpo.support.storage import storage_errors
@@ -335,8 +336,10 @@ def _examples(
 ) -> list[Example]:
     if sft.from_run:
         return _examples_of_run(sft, encode, max_length, schemas, say)
-    examples = []
+    examples, without_tools = [], 0
     for index, row in enumerate(read_conversations(str(sft.dataset_id_or_path), sft.dataset_split)):
+        offered_none = not (row["tools"] or schemas)
+        without_tools += offered_none and any(message.get("tool_calls") for message in row["messages"])
         try:
             example = _encoded(encode, row, row["tools"] or schemas, sft.system_prompt)
         except ChatFormatError as error:
@@ -347,6 +350,11 @@ def _examples(
                 f"is {max_length}; shorten it, or raise --max_length if the model can take more"
             )
         examples.append(example)
+    if without_tools:
+        say(
+            f"note      {counted(without_tools, 'conversation')} of {sft.dataset_id_or_path} call tools that their prompts do not "
+            f"show; name them with --tools_script, --environment or --mcp_config, or give the rows a column `tools`"
+        )
     return examples
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ from typing import Any
 from rich.console import Console
 
 from toolgrpo.commands.given import Given
+from toolgrpo.commands.plugins import TOOL_SOURCES
+from toolgrpo.commands.run_file import read_run, run_file
 from toolgrpo.commands.table import ShowArguments
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.console import SteadyConsole
@@ -111,7 +114,7 @@ def _show_chosen(folder: Path, asked: ShowArguments, console: Console) -> None:
         _say(
             console,
             f"those with the {'most' if asked.best else 'least'} reward; others: --worst {min(n_found, 4 * n)}, --best {n}, "
-            f"--step N, or one by its number: toolgrpo show {folder} {chosen[0].get('episode')}\n",
+            f"--step N, or one by its number: toolgrpo show {shlex.quote(str(folder))} {chosen[0].get('episode')}\n",
         )
     for record in chosen:
         console.print()
@@ -138,9 +141,12 @@ def _write_examples(folder: Path, asked: ShowArguments, console: Console) -> Non
         lines = [json_line(_as_row(one["messages"], one["n_prompt"])) for one in found.conversations]
         path.write_text("".join(lines), encoding="utf-8")
     _say(console, f"{path}: {found}")
-    _say(
-        console, f"next: toolgrpo sft --model MODEL --dataset_id_or_path {path} --output_dir DIR, with the run's tools"
+    known = read_run(run_file(folder) or run_file(folder.parent))
+    tools = [f"--{name} {shlex.quote(str(known[name]))}" for name in TOOL_SOURCES if known.get(name)]
+    words = (
+        f"--dataset_id_or_path {shlex.quote(str(path))} --output_dir DIR {' '.join(tools) or '--tools_script TOOLS.py'}"
     )
+    _say(console, f"next: toolgrpo sft --model MODEL {words}")
 
 
 def _as_row(said: list[Any], n: int) -> dict[str, Any]:
@@ -170,7 +176,7 @@ def _show_groups(folder: Path, step: int | None, console: Console) -> None:
     trained = [record for record in shown if record.get("mode") == "train"]
     shown = trained or shown  # or those of the evaluation after it
     console.print(group_table(shown))
-    example = f"toolgrpo show {folder} {shown[0].get('episode')}"
+    example = f"toolgrpo show {shlex.quote(str(folder))} {shown[0].get('episode')}"
     _say(console, f"steps {min(steps)} to {max(steps)}; one episode: {example}")
 
 

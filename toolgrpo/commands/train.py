@@ -323,7 +323,7 @@ class TrainingRun:
         seconds = summary["seconds_per_step"]
         self.terminal.say(
             f"{counted(summary['steps'], 'step')}, {seconds['all']:.2f} s each (rollout {seconds['rollout']:.2f}, "
-            f"training {seconds['training']:.2f}); {summary['seconds_in_all']:.0f} s in all"
+            f"all else {seconds['training']:.2f}); {summary['seconds_in_all']:.0f} s in all"
         )
         for line in doctor:
             self.terminal.say(line)

@@ -82,8 +82,20 @@ def read_csv(path: Path) -> Iterator[RawRow]:
                     yield RawRow(where, None, f"it does not have the {n} cells that the first line names")
                 else:
                     yield RawRow(where, row)
-        except (csv.Error, UnicodeDecodeError) as error:
+        except UnicodeDecodeError:
+            raise DataError(f"{path}, line {_line_that_is_no_text(path)}: it is not UTF-8 text") from None
+        except csv.Error as error:
             raise DataError(f"{path}, after line {reader.line_num}: not valid CSV: {error}") from error
+
+
+def _line_that_is_no_text(path: Path) -> int:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                return number
+    return 1
 
 
 READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -187,7 +188,7 @@ other; "then": on the result before). Held out are other values, other wordings 
     toolgrpo data {folder} --show 5
     toolgrpo check --config {config}
     toolgrpo train --config {config}
-    toolgrpo evaluate --config {config} --model_name_or_path {output} --output_dir {output}/evaluation
+    toolgrpo evaluate --config {config} --model_name_or_path {output} --output_dir {measured}
 
 Read twenty rows first: the questions are only as clear as your docstrings. `EXAMPLES = {{"parameter": [...]}}` in the
 tools file wins over guessing, and `toolgrpo init` into another folder draws again.
@@ -217,7 +218,10 @@ def write_folder(drawn: ToolRows, folder: Path, tools: Mapping[str, str], hold_o
     write_whole(config, _CONFIG.format(**said))
     away = {row["task"] for row in drawn.held_out} - {row["task"] for row in drawn.train}
     page = {"n_train": len(drawn.train), "n_held_out": len(drawn.held_out), "tools": ", ".join(tools.values())}
-    page |= {"folder": folder, "config": config, "output": output}
+    page |= {
+        name: shlex.quote(str(path)) for name, path in (("folder", folder), ("config", config), ("output", output))
+    }
+    page["measured"] = shlex.quote(str(output / "evaluation"))
     page["away"] = f"the tools {', '.join(hold_out)}" if hold_out else f"{counted(len(away), 'composition')} of tools"
     write_whole(folder / "README.md", _README.format(**page))
     return config

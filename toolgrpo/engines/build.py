@@ -122,6 +122,11 @@ def _unsendable(policy: Policy, adapter_alone: bool) -> str | None:
             "the policy's weights are packed (4 or 8 bits): use --engine transformers with --load_in_4bit or "
             "--load_in_8bit, or leave those out; with 4 bits --vllm_lora_sync adapter sends the adapter alone"
         )
+    if _adapts_tied_weights(policy):
+        return (
+            "the adapter changes lm_head or the embeddings, which this model has in common, and vLLM would change both: use "
+            "--engine transformers, or leave them out of --lora_target_modules"
+        )
     kind = _kind(policy)
     if kind in _NOT_RELOADED and not adapter_alone:
         return (
@@ -129,6 +134,13 @@ def _unsendable(policy: Policy, adapter_alone: bool) -> str | None:
             f"transformers, or train an adapter with --use_peft and --vllm_lora_sync adapter"
         )
     return None
+
+
+def _adapts_tied_weights(policy: Policy) -> bool:
+    if not getattr(policy.base_model.config.get_text_config(), "tie_word_embeddings", False):
+        return False
+    shared = [policy.base_model.get_input_embeddings(), policy.base_model.get_output_embeddings()]
+    return any(hasattr(module, "base_layer") or hasattr(module, "modules_to_save") for module in shared)
 
 
 def _wrong_numbers(policy: Policy) -> str | None:

@@ -7,6 +7,7 @@ failures, and a question that has fewer than k others is left out of pass@k and 
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -352,7 +353,11 @@ def _help(counts: Counter[str], folder: Path) -> str:
     cause = next((name for name, _ in counts.most_common() if name not in _GOOD_ENDS), None)
     if cause is None:
         return ""
-    return f"; {_HELP[cause]}" if cause in _HELP else f"; toolgrpo show {folder} --cause {cause} has them"
+    return (
+        f"; {_HELP[cause]}"
+        if cause in _HELP
+        else f"; toolgrpo show {shlex.quote(str(folder))} --cause {cause} has them"
+    )
 
 
 def _with_interval(share: Share | Difference) -> dict[str, Any]:

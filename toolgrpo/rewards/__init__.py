@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -191,4 +192,8 @@ def check_weights(weights: Sequence[float] | None, names: Sequence[str]) -> None
         raise ConfigError(
             f"reward_weights has {counted(len(weights), 'number')} for {counted(len(names), 'reward')} "
             f"({', '.join(names)}); give one weight for each reward, in this order"
+        )
+    if weights is not None and not all(map(isfinite, weights)):
+        raise ConfigError(
+            f"reward_weights must be finite numbers, got {', '.join(f'{weight:g}' for weight in weights)}"
         )

@@ -82,6 +82,7 @@ class StandInVLLM:
         self.next_answers: dict[str, list[What]] = defaultdict(list)
         self.answers: dict[str, What] = {}
         self.asked: list[dict[str, Any]] = []  # bodies of completion requests
+        self.paths_asked: list[str] = []
         self.posted: list[tuple[str, Any]] = []  # everything else, the query in the path
         self.weight_version = "default"
         self.adapters: list[str] = []
@@ -235,6 +236,7 @@ def _handler_of(server: StandInVLLM) -> type[BaseHTTPRequestHandler]:
 
         def _answer(self, method: str, body: Any) -> None:
             path = self.path.partition("?")[0]
+            server.paths_asked.append(path)
             if path == COMPLETIONS:
                 server.asked.append(body)
             what = server.what_next(path)

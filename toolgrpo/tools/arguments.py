@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 from urllib.parse import unquote
 
@@ -110,8 +111,12 @@ class Coercer:
             sub = self._referred(candidates[0]) if len(candidates) == 1 else None
             return self._inside(value, sub) if isinstance(sub, Mapping) else value
         if isinstance(value, list):
-            items = schema.get("items")
-            return [self.coerced(item, items) for item in value] if isinstance(items, Mapping) else value
+            first, rest = schema.get("prefixItems"), schema.get("items")
+            of_places = [*(first if isinstance(first, list) else ()), *repeat(rest, len(value))]
+            return [
+                self.coerced(item, of) if isinstance(of, Mapping) else item
+                for item, of in zip(value, of_places, strict=False)
+            ]
         properties, other = schema.get("properties", {}), schema.get("additionalProperties")
         return {key: self.coerced(item, properties.get(key, other)) for key, item in value.items()}
 

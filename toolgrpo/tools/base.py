@@ -66,7 +66,7 @@ def _as_reward(text: str) -> float | None:
     if text == "null":
         return None
     try:
-        reward = float(text)
+        reward = float({"true": "1", "false": "0"}.get(text, text))  # as torch takes a bool
     except ValueError:
         reward = math.nan
     if not math.isfinite(reward):

@@ -14,6 +14,7 @@ itself.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
@@ -39,6 +40,8 @@ _SHORT_CHARS = 10_000
 _NAME_TO_SCHEMA = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("enum", "const", "default", "examples")
 
+_COMBINES = {"allOf", "anyOf", "oneOf", "if", "dependentSchemas", "$ref"}  # other schemas may name properties, too
+
 Keyword = Callable[[Any, Any, Any, Any], Iterator[ValidationError] | None]
 
 _budget: ContextVar[RegexBudget] = ContextVar("regex_budget")
@@ -53,7 +56,9 @@ class SchemaValidator:
         self.schema: Mapping[str, Any] = _with_null(parameters)
         if closed:
             self.schema = _closed(self.schema)
-        if self.schema.get("additionalProperties") in (None, False) and "patternProperties" not in self.schema:
+        named_elsewhere = not _COMBINES.isdisjoint(self.schema) and "additionalProperties" not in self.schema
+        closes = self.schema.get("additionalProperties") in (None, False) and "patternProperties" not in self.schema
+        if closes and not named_elsewhere:
             self.schema = {**self.schema, "additionalProperties": False}
         if self.schema.get("type", "object") != "object" or not isinstance(self.schema.get("properties", {}), Mapping):
             raise PluginError(
@@ -281,11 +286,25 @@ def _bounded(base: Any) -> Any:
         "patternProperties": _pattern_properties,
         "additionalProperties": _additional_properties,
         "uniqueItems": _unique_items,
+        "multipleOf": _multiple_of,
         "unevaluatedItems": _unchecked,
         "unevaluatedProperties": _unchecked,
     }
     keywords = {name: _counted(ours.get(name, keyword)) for name, keyword in base.VALIDATORS.items()}
     return jsonschema.validators.extend(base, validators=keywords)  # type: ignore[no-untyped-call]  # nor does this
+
+
+def _multiple_of(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    """Take 19.99 for a multiple of 0.01, which as floats it is not."""
+    if not validator.is_type(instance, "number") or not rule:
+        return
+    if isinstance(instance, int) and isinstance(rule, int):
+        exact = instance % rule == 0
+    else:
+        times = instance / rule
+        exact = math.isfinite(times) and abs(times - round(times)) <= 1e-9 * max(1.0, abs(times))
+    if not exact:
+        yield ValidationError(f"{instance!r} is not a multiple of {rule}")
 
 
 def _counted(keyword: Keyword) -> Keyword:

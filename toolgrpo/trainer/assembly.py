@@ -10,6 +10,7 @@ the construction fails later.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -67,8 +68,8 @@ def take_parts(
     named_model, model, reward_funcs = model, folder_of(model), named_rewards(reward_funcs)
     if isinstance(model, str) and is_adapter(model):
         raise ModelError(
-            f"{model} is a LoRA adapter, and a training begins with whole weights: toolgrpo export {model} --merge "
-            f"{model}-merged, then give that folder"
+            f"{model} is a LoRA adapter, and a training begins with whole weights: toolgrpo export {shlex.quote(model)} "
+            f"--merge {shlex.quote(f'{model}-merged')}, then give that folder"
         )
     train_dataset = as_dataset(train_dataset, "train_dataset")
     eval_dataset = as_dataset(eval_dataset, "eval_dataset")

@@ -23,18 +23,22 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.learning.advantages import ESTIMATORS
 from toolgrpo.learning.correction import set_fields_of_trl
 from toolgrpo.learning.shaping import Shaping
+from toolgrpo.learning.stages import ROW_LOSSES, TOKEN_LOSSES
 from toolgrpo.options import THEMES, RecordedShare, batch_of_parts, options_of, with_fields_of
 from toolgrpo.rollout.compaction import ContextLimit
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import SharedPass
+from toolgrpo.support.shipped_files import nearest_is
 from toolgrpo.trainer.hardware import settled_device
 from toolgrpo.trainer.trl.fields import without_effect
 from toolgrpo.trainer.trl_jobs import take_trl_arguments
 
 _LEAST_OF_TRL = {
     **{"num_generations": 2, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1},
-    **{"temperature": 0, "beta": 0, "learning_rate": 0},
+    **{"temperature": 0, "beta": 0, "learning_rate": 0, "weight_decay": 0, "max_grad_norm": 0, "top_k": -1},
 }
+_BETWEEN_OF_TRL = {"top_p": (1e-6, 1), "min_p": (0, 1), "learning_rate": (0, 1e6)}
+_LOSSES = (*sorted(TOKEN_LOSSES | ROW_LOSSES), "bnpo")
 
 
 @dataclass
@@ -107,9 +111,18 @@ class ToolGRPOConfig(trl.GRPOConfig):  # type: ignore[misc]  # TRL ships no type
         self._refuse_without_effect()
         for name, least in _LEAST_OF_TRL.items():
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value is not None and not value >= least:  # nor NaN
                 why = " (GRPO compares the episodes of a group)" if name == "num_generations" else ""
                 raise ConfigError(f"{name} must be at least {least}{why}, got {value}")
+        for name, (low, high) in _BETWEEN_OF_TRL.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ConfigError(f"{name} must be between {low:g} and {high:g}, got {value}")
+        if self.loss_type not in _LOSSES:
+            raise ConfigError(
+                f"there is no loss_type {self.loss_type!r}{nearest_is(self.loss_type, _LOSSES)}; there are "
+                f"{', '.join(_LOSSES)}"
+            )
         if self.temperature == 0 and not self.may_be_greedy:
             raise ConfigError(
                 "temperature must be above 0 in training, got 0: greedy episodes of a group are all alike, and the "

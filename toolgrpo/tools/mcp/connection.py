@@ -42,6 +42,7 @@ from toolgrpo.tools.workers.output_log import OutputLog
 _KEEPER = "import sys; sys.path[:0] = sys.argv[1:3]; from toolgrpo.tools.mcp.keeper import main; main(int(sys.argv[3]), sys.argv[4:])"
 _PATHS = (str(Path(__file__).parents[3]), str(Path(linux.__file__).parents[2]))  # of the two packages
 _PROBE_TIMEOUT_S = 5.0
+_SESSION_LOST = (mcp_types.INVALID_REQUEST, -32001)  # how servers say that they know a session no more
 _MAX_PAUSE_S = 30.0
 _CLOSE_TIMEOUT_S = 12.0  # longer than a transport takes to kill a server that does not want to end
 _LAST_WORDS_TIMEOUT_S = 1.0
@@ -143,6 +144,8 @@ class McpConnection:
         except ServerDown as error:
             return Reply(str(error), ToolErrorKind.DIED)
         except MCPError as error:
+            if error.code in _SESSION_LOST and link is not None:  # or the request was wrong: asking tells
+                self._start(self._probe(link, min(_PROBE_TIMEOUT_S, timeout_s)))
             if error.code != mcp_types.CONNECTION_CLOSED:
                 return Reply(cut(f"{error}", 500).text, ToolErrorKind.RAISED)
             how = "closed the connection"

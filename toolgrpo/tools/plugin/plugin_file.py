@@ -86,7 +86,10 @@ class LoadedTool:
         if problems:
             raise BadArguments("; ".join(problems))
         function = self.function if instance is None else getattr(instance, self.function.__name__)
-        positional = [values.pop(name) for name in self.positional if name in values]
+        given = [place for place, name in enumerate(self.positional, start=1) if name in values]
+        before = self.positional[: max(given, default=0)]  # those left out in between have their defaults
+        defaults = inspect.signature(function).parameters if len(given) < len(before) else {}
+        positional = [values.pop(name) if name in values else defaults[name].default for name in before]
         return function(*positional, **values)
 
 

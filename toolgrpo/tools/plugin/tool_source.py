@@ -38,7 +38,8 @@ def source_of(spec: str | Path | ModuleType | Sequence[Callable[..., Any]]) -> P
     if isinstance(spec, Path):
         return PluginSource(path=str(located(spec, PLUGINS)))
     if isinstance(spec, str):
-        looks_like_path = spec.endswith(".py") or os.sep in spec or Path(spec).exists()
+        is_package = spec.isidentifier() and Path(spec, "__init__.py").is_file()
+        looks_like_path = spec.endswith(".py") or os.sep in spec or (Path(spec).exists() and not is_package)
         return PluginSource(path=str(located(spec))) if looks_like_path else PluginSource(module=spec)
     if isinstance(spec, ModuleType):
         return _module_source(spec)

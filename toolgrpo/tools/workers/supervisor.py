@@ -26,6 +26,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -33,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -167,7 +169,7 @@ class Supervisor:
                 self._control.close()
                 for other in (*self._wakeup, *self._sockets, *self._watched):
                     os.close(other)
-                _reseed()
+                _reseed(self._plugin)
                 Worker(socket.socket(fileno=descriptor), self._plugin, self._options).serve()
             finally:
                 os._exit(1)
@@ -243,11 +245,31 @@ def _load(hello: dict[str, Any]) -> Plugin:
     return load_plugin(*_sources(hello))
 
 
-def _reseed() -> None:
-    """Give a forked worker a random stream of numpy's of its own.
+def _reseed(plugin: Plugin) -> None:
+    """Give a forked worker random streams of its own: numpy's, and those that the tools' files made as they were imported.
 
     The standard library's reseeds itself.
     """
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
+    for value in _made_at_import(plugin):
+        if type(value) is random.Random:
+            value.seed()
+        elif numpy_random is not None and isinstance(value, numpy_random.Generator):
+            value.bit_generator.state = type(value.bit_generator)().state
+        elif numpy_random is not None and isinstance(value, numpy_random.RandomState):
+            value.seed()
+
+
+def _made_at_import(plugin: Plugin) -> Iterator[Any]:
+    """Yield the globals of the tools' files, and the attributes of their classes."""
+    owners: list[Any] = [tool.function for tool in plugin.functions.values()]
+    if plugin.environment is not None:
+        owners += [plugin.environment.factory, *(tool.function for tool in plugin.environment.tools.values())]
+    namespaces = (getattr(getattr(owner, "__func__", owner), "__globals__", {}) for owner in owners)
+    for namespace in {id(one): one for one in namespaces}.values():
+        for value in list(namespace.values()):
+            yield value
+            if isinstance(value, type) and value.__module__ == namespace.get("__name__"):
+                yield from list(vars(value).values())

@@ -83,7 +83,8 @@ class Worker:
 
     def serve(self) -> None:
         """Answer calls until the trainer is gone; never return."""
-        limit_memory(self._options.memory_mb)
+        mb = self._options.memory_mb  # beside what the import of the tools has mapped
+        limit_memory(mb and mb + (int(_mapped_bytes()) >> 20))
         self._health = Health(self._options.threads)  # with the limits of its life
         offer_to_oom_killer(1000)
         signal.signal(signal.SIGINT, lambda *_: None)  # a tool may interrupt the main thread, which is ours
