@@ -165,3 +165,19 @@ def test_the_words_of_a_user_are_shown_whole() -> None:
     messages = [*CONVERSATION[:1], THOUGHT, {"role": "user", "content": asks}, THOUGHT]
     example = ConversationEncoder(tokenizer, chat)(messages)
     assert f"<|im_start|>user\n{asks}<|im_end|>" in tokenizer.decode(example.ids)
+
+
+def test_words_about_calls_are_taught_as_they_stand_and_a_broken_call_beside_a_good_one_is_an_error() -> None:
+    tokenizer, chat = supported("qwen3")
+    asked, good = CONVERSATION[0], '<tool_call>\n{"name": "look_up", "arguments": {"key": "x"}}\n</tool_call>'
+    words = "Put it between <tool_call> and </tool_call>."
+    example = ConversationEncoder(tokenizer, chat)(
+        [asked, {"role": "assistant", "content": f"<think>\nhm\n</think>\n\n{words}"}]
+    )
+    ids = [token for token, bit in zip(example.ids, example.mask, strict=True) if bit]
+    assert words in tokenizer.decode(ids) and tokenizer.convert_tokens_to_ids("<tool_call>") not in ids
+    assert tokenizer.convert_tokens_to_ids("</think>") in ids, "thinking is thinking"
+    with pytest.raises(ChatFormatError, match="cannot be read"):
+        ConversationEncoder(tokenizer, chat)(
+            [asked, {"role": "assistant", "content": f"{good}\n<tool_call>\n{{broken\n</tool_call>"}]
+        )

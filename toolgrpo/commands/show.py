@@ -142,10 +142,9 @@ def _write_examples(folder: Path, asked: ShowArguments, console: Console) -> Non
         path.write_text("".join(lines), encoding="utf-8")
     _say(console, f"{path}: {found}")
     known = read_run(run_file(folder) or run_file(folder.parent))
+    calls = any(message.get("tool_calls") for one in found.conversations for message in one["messages"])
     tools = [f"--{name} {shlex.quote(str(known[name]))}" for name in TOOL_SOURCES if known.get(name)]
-    words = (
-        f"--dataset_id_or_path {shlex.quote(str(path))} --output_dir DIR {' '.join(tools) or '--tools_script TOOLS.py'}"
-    )
+    words = f"--dataset_id_or_path {shlex.quote(str(path))} --output_dir DIR {' '.join(tools) or ('--tools_script TOOLS.py' if calls else '')}"
     _say(console, f"next: toolgrpo sft --model MODEL {words}")
 
 

@@ -137,10 +137,18 @@ def _unsendable(policy: Policy, adapter_alone: bool) -> str | None:
 
 
 def _adapts_tied_weights(policy: Policy) -> bool:
-    if not getattr(policy.base_model.config.get_text_config(), "tie_word_embeddings", False):
-        return False
+    configs = getattr(policy.get_model(), "peft_config", {}).values()
+    if any(getattr(one, "ensure_weight_tying", False) for one in configs):
+        return False  # both are changed alike
     shared = [policy.base_model.get_input_embeddings(), policy.base_model.get_output_embeddings()]
-    return any(hasattr(module, "base_layer") or hasattr(module, "modules_to_save") for module in shared)
+    bases = [
+        getattr(getattr(one, "base_layer", getattr(one, "original_module", one)), "weight", None) for one in shared
+    ]
+    return (
+        bases[0] is not None
+        and bases[0] is bases[1]
+        and any(hasattr(module, "base_layer") or hasattr(module, "modules_to_save") for module in shared)
+    )
 
 
 def _wrong_numbers(policy: Policy) -> str | None:

@@ -249,7 +249,8 @@ class EpisodeRecorder(Observer):
         n_bytes = 0
         for line in lines_of(self._files["episodes"].path):
             found = STEP_OF_LINE.match(line.text[:80])
-            if found is not None and int(found[1]) >= step:
+            ahead = found is not None and int(found[1]) >= step + (found[2] == "eval")  # after so many steps
+            if ahead or line.fault:
                 break
             n_bytes += len(line.text.encode()) + 1
         return n_bytes

@@ -47,6 +47,16 @@ Rubric:
 {rubric}"""
 
 
+def _of_row(prompt: Any, trajectory: Any) -> Any:
+    """Return the prompt as its row has it, without what an environment said behind it."""
+    said = str(getattr(trajectory, "metadata", {}).get("observation") or "")
+    if not said or not prompt:
+        return prompt
+    if isinstance(prompt, str):
+        return prompt.removesuffix(said)
+    return [*prompt[:-1], {**prompt[-1], "content": str(prompt[-1].get("content") or "").removesuffix(said)}]
+
+
 class JudgeSettings(BaseModel):
     """Content of judge.yaml. Paths are relative to the working folder."""
 
@@ -70,10 +80,16 @@ class Judge:
 
     async def __call__(self, completions: Sequence[Any], prompts: Sequence[Any], **given: Any) -> list[Score]:
         rubrics, siblings = given.get("rubric") or [None] * len(prompts), dict[Any, list[int]]()
-        for place, (prompt, rubric) in enumerate(zip(prompts, rubrics, strict=True)):
+        of_rows = [
+            _of_row(prompt, one) for prompt, one in zip(prompts, given.get("trajectories") or prompts, strict=True)
+        ]
+        for place, (prompt, rubric) in enumerate(zip(of_rows, rubrics, strict=True)):
             siblings.setdefault((row_key(prompt), rubric), []).append(place)
         groups = [own for own in siblings.values() if len(own) > 1]
-        ranked = await self.rank([(prompts[own[0]], rubrics[own[0]], [completions[i] for i in own]) for own in groups])
+        alike = [all(prompts[i] == prompts[own[0]] for i in own) for own in groups]  # what an environment said to each
+        asked = [(prompts if same else of_rows)[own[0]] for same, own in zip(alike, groups, strict=True)]
+        answers = [[completions[i] for i in own] for own in groups]
+        ranked = await self.rank(list(zip(asked, [rubrics[own[0]] for own in groups], answers, strict=True)))
         failed = [scores[0] for scores in ranked if isinstance(scores[0], DropEpisode)]
         if failed:
             logging.getLogger(__name__).warning("%s dropped: %s", counted(len(failed), "group"), failed[0])

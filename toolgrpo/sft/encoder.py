@@ -248,8 +248,12 @@ class ConversationEncoder:
         ids = self._tokenizer.encode(content, add_special_tokens=False)
         parsed = self.chat.parse([*ids, self.chat.stop_ids[0]])
         unread = [attempt for attempt in parsed.attempts if attempt.status not in RUNNABLE]
-        if unread and len(unread) == len(parsed.attempts):
-            return message  # words about calls, or an object that is none: they are taught as they stand
+        if unread and len(unread) == len(
+            parsed.attempts
+        ):  # words about calls, or an object that is none, as they stand
+            _, thought, said = content.rpartition(_CLOSED.strip())
+            apart_from_it = {"reasoning_content": parsed.reasoning, "content": said.lstrip("\n")}
+            return message if parsed.reasoning is None or not thought else {**message, **apart_from_it}
         if unread:
             raise ChatFormatError(
                 f"a call in the text of an assistant cannot be read, {unread[0].detail}: {content!r:.200}"

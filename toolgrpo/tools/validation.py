@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
@@ -40,8 +41,6 @@ _SHORT_CHARS = 10_000
 _NAME_TO_SCHEMA = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("enum", "const", "default", "examples")
 
-_COMBINES = {"allOf", "anyOf", "oneOf", "if", "dependentSchemas", "$ref"}  # other schemas may name properties, too
-
 Keyword = Callable[[Any, Any, Any, Any], Iterator[ValidationError] | None]
 
 _budget: ContextVar[RegexBudget] = ContextVar("regex_budget")
@@ -56,7 +55,9 @@ class SchemaValidator:
         self.schema: Mapping[str, Any] = _with_null(parameters)
         if closed:
             self.schema = _closed(self.schema)
-        named_elsewhere = not _COMBINES.isdisjoint(self.schema) and "additionalProperties" not in self.schema
+        named_elsewhere = "additionalProperties" not in self.schema and any(
+            map(_names_keys, _alternatives(self.schema))
+        )
         closes = self.schema.get("additionalProperties") in (None, False) and "patternProperties" not in self.schema
         if closes and not named_elsewhere:
             self.schema = {**self.schema, "additionalProperties": False}
@@ -87,6 +88,14 @@ class SchemaValidator:
             return list(self._validator.iter_errors(value))
         finally:
             _budget.reset(used)
+
+
+def _names_keys(schema: object) -> bool:
+    """Return whether a schema that looks at the arguments beside the first one may name some, too."""
+    if not isinstance(schema, Mapping):
+        return False
+    names = ("properties", "patternProperties", "additionalProperties", "$ref", "$dynamicRef")
+    return any(name in schema for name in names) or any(map(_names_keys, _alternatives(schema)))
 
 
 def _check_size(schema: object, where: str) -> None:
@@ -302,7 +311,8 @@ def _multiple_of(validator: Any, rule: Any, instance: Any, schema: Any) -> Itera
         exact = instance % rule == 0
     else:
         times = instance / rule
-        exact = math.isfinite(times) and abs(times - round(times)) <= 1e-9 * max(1.0, abs(times))
+        rounded = 4 * sys.float_info.epsilon * max(1.0, abs(times))
+        exact = math.isfinite(times) and abs(times - round(times)) <= rounded
     if not exact:
         yield ValidationError(f"{instance!r} is not a multiple of {rule}")
 

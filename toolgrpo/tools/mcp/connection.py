@@ -76,6 +76,7 @@ class _Link:
         self.client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self.client.add_done_callback(lambda client: client.cancelled() or client.exception())  # callers may be gone
         self.leave = asyncio.Event()
+        self.probed = False
 
 
 class McpConnection:
@@ -144,7 +145,8 @@ class McpConnection:
         except ServerDown as error:
             return Reply(str(error), ToolErrorKind.DIED)
         except MCPError as error:
-            if error.code in _SESSION_LOST and link is not None:  # or the request was wrong: asking tells
+            if error.code in _SESSION_LOST and self._config.url is not None and link is not None and not link.probed:
+                link.probed = True  # or the request was wrong: asking once tells
                 self._start(self._probe(link, min(_PROBE_TIMEOUT_S, timeout_s)))
             if error.code != mcp_types.CONNECTION_CLOSED:
                 return Reply(cut(f"{error}", 500).text, ToolErrorKind.RAISED)
@@ -229,6 +231,7 @@ class McpConnection:
             await asyncio.wait_for(link.client.result().list_tools(cache_mode="bypass"), timeout_s)
         except Exception:  # any failure means the same here
             self._drop(link)
+        link.probed = False
 
     def _drop(self, link: _Link) -> None:
         """Leave a connection, and make sure that its server ends."""

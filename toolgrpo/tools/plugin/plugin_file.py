@@ -89,6 +89,9 @@ class LoadedTool:
         given = [place for place, name in enumerate(self.positional, start=1) if name in values]
         before = self.positional[: max(given, default=0)]  # those left out in between have their defaults
         defaults = inspect.signature(function).parameters if len(given) < len(before) else {}
+        missing = [name for name in before if name not in values and defaults[name].default is inspect.Parameter.empty]
+        if missing:
+            raise BadArguments(f"parameter {missing[0]!r} is missing, and others stand behind it")
         positional = [values.pop(name) if name in values else defaults[name].default for name in before]
         return function(*positional, **values)
 

@@ -47,6 +47,7 @@ from toolgrpo.tools.plugin.tool_source import HEAVY, asked_for
 from toolgrpo.tools.render import describe_exception
 from toolgrpo.tools.workers.tool_worker import PoolOptions, Worker
 
+_MOST_OF_A_SEED = 64  # bits: of one that somebody wrote; numpy draws 128
 _PATHS = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
 _MAIN = "from toolgrpo.tools.workers.supervisor import main; main(sys.argv)"
 # the reaper first, while the process is small: it keeps what is imported before the fork
@@ -241,25 +242,42 @@ def _sources(hello: dict[str, Any]) -> tuple[PluginSource | None, PluginSource |
     return tools and PluginSource(**tools), environment and PluginSource(**environment)
 
 
+_unseeded: list[random.Random] = []  # that were made while the tools were imported
+
+
 def _load(hello: dict[str, Any]) -> Plugin:
-    return load_plugin(*_sources(hello))
+    """Import the tools; generators that they make without a seed are noted."""
+    with_seed = random.Random.__init__
+
+    def noting(made: random.Random, x: Any = None) -> None:
+        with_seed(made, x)
+        if x is None:
+            _unseeded.append(made)
+
+    random.Random.__init__ = noting  # type: ignore[method-assign]
+    try:
+        return load_plugin(*_sources(hello))
+    finally:
+        random.Random.__init__ = with_seed  # type: ignore[method-assign]
 
 
 def _reseed(plugin: Plugin) -> None:
-    """Give a forked worker random streams of its own: numpy's, and those that the tools' files made as they were imported.
+    """Give a forked worker random streams of its own: numpy's, and those that the tools' files made without a seed.
 
     The standard library's reseeds itself.
     """
+    for made in _unseeded:
+        made.seed()
     numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()
+    if numpy_random is None:
+        return
+    numpy_random.seed()
     for value in _made_at_import(plugin):
-        if type(value) is random.Random:
-            value.seed()
-        elif numpy_random is not None and isinstance(value, numpy_random.Generator):
-            value.bit_generator.state = type(value.bit_generator)().state
-        elif numpy_random is not None and isinstance(value, numpy_random.RandomState):
-            value.seed()
+        if issubclass(type(value), numpy_random.Generator):
+            seed = getattr(value.bit_generator, "seed_seq", None)
+            drawn = isinstance(getattr(seed, "entropy", None), int) and seed.entropy.bit_length() > _MOST_OF_A_SEED
+            if drawn:
+                value.bit_generator.state = type(value.bit_generator)().state
 
 
 def _made_at_import(plugin: Plugin) -> Iterator[Any]:
@@ -267,8 +285,8 @@ def _made_at_import(plugin: Plugin) -> Iterator[Any]:
     owners: list[Any] = [tool.function for tool in plugin.functions.values()]
     if plugin.environment is not None:
         owners += [plugin.environment.factory, *(tool.function for tool in plugin.environment.tools.values())]
-    namespaces = (getattr(getattr(owner, "__func__", owner), "__globals__", {}) for owner in owners)
-    for namespace in {id(one): one for one in namespaces}.values():
+    namespaces = (getattr(getattr(owner, "__func__", owner), "__globals__", None) for owner in owners)
+    for namespace in {id(one): one for one in namespaces if isinstance(one, dict)}.values():
         for value in list(namespace.values()):
             yield value
             if isinstance(value, type) and value.__module__ == namespace.get("__name__"):
