@@ -140,6 +140,8 @@ def _adapts_tied_weights(policy: Policy) -> bool:
     configs = getattr(policy.get_model(), "peft_config", {}).values()
     if any(getattr(one, "ensure_weight_tying", False) for one in configs):
         return False  # both are changed alike
+    if not configs:
+        return False
     shared = [policy.base_model.get_input_embeddings(), policy.base_model.get_output_embeddings()]
     bases = [
         getattr(getattr(one, "base_layer", getattr(one, "original_module", one)), "weight", None) for one in shared

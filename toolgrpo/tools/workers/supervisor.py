@@ -254,7 +254,7 @@ def _load(hello: dict[str, Any]) -> Plugin:
         if x is None:
             _unseeded.append(made)
 
-    random.Random.__init__ = noting  # type: ignore[method-assign]
+    random.Random.__init__ = noting  # type: ignore[method-assign,assignment]
     try:
         return load_plugin(*_sources(hello))
     finally:
@@ -274,9 +274,8 @@ def _reseed(plugin: Plugin) -> None:
     numpy_random.seed()
     for value in _made_at_import(plugin):
         if issubclass(type(value), numpy_random.Generator):
-            seed = getattr(value.bit_generator, "seed_seq", None)
-            drawn = isinstance(getattr(seed, "entropy", None), int) and seed.entropy.bit_length() > _MOST_OF_A_SEED
-            if drawn:
+            entropy = getattr(getattr(value.bit_generator, "seed_seq", None), "entropy", None)
+            if isinstance(entropy, int) and entropy.bit_length() > _MOST_OF_A_SEED:
                 value.bit_generator.state = type(value.bit_generator)().state
 
 
