@@ -63,7 +63,7 @@ def test_generate_still_returns_the_same_eight_things() -> None:
         ("_generate_and_score_completions", ["self", "inputs"]),
         ("_calculate_rewards", ["self", "inputs", "prompts", "completions", "completion_ids_list"]),
         ("_save_checkpoint", ["self", "model", "trial"]),
-        ("_push_from_checkpoint", ["self", "output_dir"]),
+        ("_push_from_checkpoint", ["self", "checkpoint_folder"]),
         ("_determine_best_metric", ["self", "metrics", "trial"]),
     ],
 )

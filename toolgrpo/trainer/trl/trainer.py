@@ -109,8 +109,8 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def _write_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
 
-    def _push_from_checkpoint(self, output_dir: str) -> None:
-        self._checkpoints.once_sealed(lambda: super(TrainerOfTRL, self)._push_from_checkpoint(output_dir))
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        self._checkpoints.once_sealed(lambda: super(TrainerOfTRL, self)._push_from_checkpoint(checkpoint_folder))
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Return whether to save, which `save_strategy best` takes from it alone: also where a stop has asked for that."""
