@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,12 @@ from toolgrpo.commands.check import CheckRun, check_arguments
 from toolgrpo.commands.check_lines import CheckLine, CheckVerdict
 from toolgrpo.commands.main import read
 from toolgrpo.commands.terminal import Terminal
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.trajectory import StopReason
 from toolgrpo.errors import ConfigError, DataError
+from toolgrpo.evaluation.grading import grade
 from toolgrpo.rewards import Reward, get_reward
+from toolgrpo.rollout.batch import RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, tiny_trainer
 
 KEY = "sk-test-0123456789"
@@ -80,6 +85,22 @@ def test_siblings_score_by_their_rank_and_ties_share_theirs(server: ScriptedEndp
     assert ask(reward, groups) == expected and len(server.asked) == 2, "rankings are kept"
     assert ask(reward, {"twins": ["1", "23", "1"]}) == {"twins": [0.25, 1.0, 0.25]}
     assert sorted(shown(server.asked[-1]).values()) == ["assistant| 1", "assistant| 23"]
+
+
+@pytest.mark.parametrize(("said", "shown_to_judge"), [((" (a)", " (a)"), "q (a)"), ((" (a)", " (b)"), "q")])
+def test_episodes_of_a_row_are_ranked_together_whatever_an_environment_said_first(
+    server: ScriptedEndpoint, settings: Any, said: tuple[str, ...], shown_to_judge: str
+) -> None:
+    episodes = []
+    for text, observation in zip(("12", "1"), said, strict=True):
+        ledger = Ledger([1])
+        ledger.sampled([2], [-0.5])
+        ledger.say({"role": "assistant", "content": text})
+        done = replace(ledger.finish(StopReason.FINISHED), metadata={"observation": observation})
+        episodes.append(Scored({"prompt": [{"role": "user", "content": "q"}]}, done))
+    graded = grade(RolloutBatch(episodes=tuple(episodes), group_size=2), [settings()], threshold=1.0)
+    assert graded.totals == (1.0, 0.0)
+    assert [prompt_of(body) for body in server.asked] == [shown_to_judge]
 
 
 def test_the_order_is_drawn_from_the_seed(server: ScriptedEndpoint, settings: Any) -> None:

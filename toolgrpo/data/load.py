@@ -318,9 +318,8 @@ class Mixture(_Opening):
         draw, rows = random.Random(seed), list[Row]()
         for task, part, weight in zip(tasks, parts, weights, strict=True):
             n = max(1, int(total * weight + 1e-9))
-            kept = (
-                range(len(part)) if n == len(part) else sorted(draw.sample(range(len(part)), n))
-            )  # a part may be sorted
+            # not the first ones, for a part may be sorted
+            kept = range(len(part)) if n == len(part) else sorted(draw.sample(range(len(part)), n))
             rows += [self._with_task(part[place], task) for place in kept]
         draw.shuffle(rows)
         yield from rows[:limit]

@@ -138,9 +138,7 @@ def _unsendable(policy: Policy, adapter_alone: bool) -> str | None:
 
 def _adapts_tied_weights(policy: Policy) -> bool:
     configs = getattr(policy.get_model(), "peft_config", {}).values()
-    if any(getattr(one, "ensure_weight_tying", False) for one in configs):
-        return False  # both are changed alike
-    if not configs:
+    if not configs or any(getattr(one, "ensure_weight_tying", False) for one in configs):  # which changes both alike
         return False
     shared = [policy.base_model.get_input_embeddings(), policy.base_model.get_output_embeddings()]
     bases = [
