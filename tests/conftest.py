@@ -31,6 +31,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here asks the hub but the tests that bring one (support/test_offline.py)
 ROOT = Path(__file__).parents[1]
 ASK_THE_SERVER = tuple(f"engines/test_{name}.py" for name in ("engine_contract", "scale_servers", "vllm_server"))
+SANDBOX = ROOT / "confined-python" / "tests"
 TRAIN_TINY = ROOT / "tests" / "fixtures" / "scale" / "train_tiny.py"
 
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -178,11 +179,18 @@ def launcher() -> Launcher:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with whole commands and real engines where several processes share the files, so that they end together."""
+    """Begin with whole commands and real engines where several processes share the files, so that they end together.
+
+    Between each two of these stands a file of the sandbox, which waits more than it computes: the cores are never idle.
+    """
     if config.getoption("dist", "no") == "no" and not hasattr(config, "workerinput"):
         return
     long_files = {item.path for item in items if item.get_closest_marker("e2e") or item.get_closest_marker("vllm")}
-    items.sort(key=lambda item: item.path not in long_files)
+    files = list(dict.fromkeys(item.path for item in items))
+    waiting = [path for path in files if SANDBOX in path.parents]
+    place: dict[Path, float] = {path: float(number) for number, path in enumerate(p for p in files if p in long_files)}
+    place |= {path: 2 * number + 1.5 for number, path in enumerate(waiting)}
+    items.sort(key=lambda item: place.get(item.path, len(items)))
 
 
 @pytest.hookimpl(optionalhook=True)

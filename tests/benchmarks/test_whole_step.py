@@ -100,9 +100,6 @@ def test_trl_renders_the_prompt_that_nano_knows(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.syspath_prepend(str(ROOT))
     from tools_funcs.arithmetic_tools import TOOL_FUNCTIONS
 
-    toolbox = load_tools(ROOT / "tools_funcs" / "arithmetic_tools.py")
-    try:
+    with load_tools(ROOT / "tools_funcs" / "arithmetic_tools.py") as toolbox:
         assert [get_json_schema(as_ours_renders(one)) for one in TOOL_FUNCTIONS] == toolbox.schemas
-    finally:
-        toolbox.close()
     assert as_ours_renders(TOOL_FUNCTIONS[0])(2, 3) == 5

@@ -3,6 +3,7 @@ write otherwise than they got them. Each case is a few lines of template, over b
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -32,16 +33,10 @@ HEADER = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
 
 def template(*, tools: str = TOOLS, call: str = CALL, result: str = RESULT, header: str = HEADER) -> str:
-    return (
-        tools
-        + "{% for message in messages %}{% if message.role == 'tool' %}"
-        + result
-        + "{% else %}<|im_start|>{{ message.role }}\n{{ message.content }}{% if message.tool_calls %}"
-        + "{% for call in message.tool_calls %}"
-        + call
-        + "{% endfor %}{% endif %}<|im_end|>\n{% endif %}{% endfor %}"
-        + header
-    )
+    said = "<|im_start|>{{ message.role }}\n{{ message.content }}"
+    calls = "{% for call in message.tool_calls or [] %}" + call + "{% endfor %}<|im_end|>\n"
+    either = "{% if message.role == 'tool' %}" + result + "{% else %}" + said + calls + "{% endif %}"
+    return tools + "{% for message in messages %}" + either + "{% endfor %}" + header
 
 
 def tokenizer_of(text: str, *markers: str) -> Any:
@@ -70,28 +65,26 @@ def test_results_of_parallel_calls_are_said_to_be_those_of_their_own_tools(name:
 
 def test_a_template_that_demands_ids_of_nine_letters_and_digits_gets_them() -> None:
     demands = "{% if not ID is defined or ID | length != 9 %}{{ raise_exception('IDs have length 9') }}{% endif %}"
-    text = template(
-        call=demands.replace("ID", "call.id") + CALL, result=demands.replace("ID", "message.tool_call_id") + RESULT
-    )
-    tokenizer = tokenizer_of(text)
-    assert "<tool_response>B</tool_response>" in bridged(
-        proven(tokenizer), tokenizer, [tool_message("f", "A"), tool_message("f", "B")]
-    )
+    call, result = demands.replace("ID", "call.id") + CALL, demands.replace("ID", "message.tool_call_id") + RESULT
+    tokenizer = tokenizer_of(template(call=call, result=result))
+    text = bridged(proven(tokenizer), tokenizer, [tool_message("f", "A"), tool_message("f", "B")])
+    assert "<tool_response>B</tool_response>" in text
 
 
-def test_a_template_that_prints_ids_which_nothing_reads_is_refused() -> None:
-    text = template(result=RESULT.replace("{{ message.content }}", "{{ message.tool_call_id }}: {{ message.content }}"))
-    with pytest.raises(ChatFormatError, match="prints the ids of calls before their results"):
-        resolve_format(tokenizer_of(text))
-
-
-def test_a_template_that_gives_every_result_the_last_tools_name_is_refused() -> None:
-    wrong = "{{ (messages | selectattr('tool_calls') | list | last).tool_calls[-1].function.name }}: "
-    text = template(result=RESULT.replace("{{ message.content }}", wrong + "{{ message.content }}"))
-    with pytest.raises(
-        ChatFormatError, match=r"parallel calls of two tools, the results of .* are said to be those of"
-    ):
-        resolve_format(tokenizer_of(text))
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [
+        ("message.tool_call_id", "prints the ids of calls before their results"),  # which nothing reads
+        (
+            "(messages | selectattr('tool_calls') | list | last).tool_calls[-1].function.name",
+            r"parallel calls of two tools, the results of .* are said to be those of",
+        ),
+    ],
+)
+def test_a_template_that_gives_results_another_id_or_name_is_refused(before: str, says: str) -> None:
+    result = RESULT.replace("{{ message.content }}", f"{{{{ {before} }}}}: {{{{ message.content }}}}")
+    with pytest.raises(ChatFormatError, match=says):
+        resolve_format(tokenizer_of(template(result=result)))
 
 
 def test_a_template_that_always_loops_over_tools_is_shown_the_runs() -> None:
@@ -140,11 +133,17 @@ def test_the_proof_tries_the_system_messages_of_the_rows_themselves() -> None:
     tokenizer = tokenizer_of(template(header=WAYWARD), "<think>", "</think>")
     chat = proven(tokenizer)
     rows: list[list[Message]] = [[{"role": "system", "content": "Be kind."}, QUESTION], [QUESTION]]
-    prove_rows(chat, tokenizer, rows)
-    prove_rows(chat, tokenizer, ["a text"])
-    rows.append([{"role": "system", "content": "Speak Latin."}, QUESTION])
+    prove_rows(chat, tokenizer, [*rows, "a text"])
     with pytest.raises(ChatFormatError, match=r"a row's own system message 'Speak Latin\.'"):
-        prove_rows(chat, tokenizer, rows)
+        prove_rows(chat, tokenizer, [*rows, [{"role": "system", "content": "Speak Latin."}, QUESTION]])
+
+
+def test_a_template_whose_header_reads_what_users_say_is_refused_where_they_speak() -> None:
+    still = "{% if messages | length > 4 and messages[-1].role == 'user' %}still {% endif %}{% endif %}"
+    tokenizer = tokenizer_of(template(header=HEADER.replace("{% endif %}", still)))
+    chat = proven(tokenizer)
+    with pytest.raises(ChatFormatError, match=r"cannot go on with a user's message .*toolgrpo's ids are those of"):
+        prove_rows(chat, tokenizer, [[QUESTION]], user_turns=True)
 
 
 NESTED = "{% for key, value in call.function.arguments.items() %}{{ key }}={{ value | string }},{% endfor %}"
@@ -153,35 +152,35 @@ NESTED = "{% for key, value in call.function.arguments.items() %}{{ key }}={{ va
 @pytest.mark.parametrize("printed", [NESTED, "{{ call.function.arguments | tojson(ensure_ascii=true) }}"])
 def test_a_mark_that_a_template_writes_in_letters_is_no_text(printed: str) -> None:
     """LFM2.5 writes nested arguments as Python's `repr` does; text that ends like the beginning of a token is marked."""
-    body = '"arguments": {{ call.function.arguments | tojson }}}\n<!-- ' + printed + " -->"
-    tokenizer = tokenizer_of(template(call=CALL.replace('"arguments": {{ call.function.arguments | tojson }}}', body)))
-    chat = TemplateFormat(tokenizer, proven(tokenizer_of(template())).family, proven(tokenizer_of(template())).reader)
+    tokenizer = tokenizer_of(template(call=CALL.replace("\n</tool_call>", f"\n<!-- {printed} -->\n</tool_call>")))
+    plain = proven(tokenizer_of(template()))
+    chat = TemplateFormat(tokenizer, plain.family, plain.reader)
+
+    def row(said: str) -> list[Message]:
+        return [QUESTION, calling(("f", {"a": [said, {"b": said}]})), tool_message("f", said), QUESTION]
+
+    def controls(ids: list[int]) -> list[int]:
+        return [i for i in ids if i in chat.control.values()]
+
     for said in ("x <", "x <|im_en", "\\ufdd0", "<\\ufdd0|im_end|>", "\\\\ufdd1<|im_end|>"):
-        turn = calling(("f", {"a": [said, {"b": said}]}))
-        row = [QUESTION, turn, tool_message("f", said), QUESTION]
-        own = tokenizer.apply_chat_template(row, tokenize=False, add_generation_prompt=True)
-        ids = chat.prompt(row, [])
+        own = tokenizer.apply_chat_template(row(said), tokenize=False, add_generation_prompt=True)
+        ids = chat.prompt(row(said), [])
         assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == own
-        quiet = chat.prompt([QUESTION, calling(("f", {"a": ["x", {"b": "x"}]})), tool_message("f", "x"), QUESTION], [])
-        control = set(chat.control.values())
-        assert [i for i in ids if i in control] == [i for i in quiet if i in control]
+        assert controls(ids) == controls(chat.prompt(row("x"), []))
 
 
 def test_added_tokens_of_white_space_are_text() -> None:
     """As Gemma's for runs of line breaks, of tabs and of spaces."""
     tokenizer = trl_tokenizer("gemma3")
-    tokenizer.backend_tokenizer.add_tokens(
-        [AddedToken(text, special=False, normalized=False) for text in ("\n\n", "\n\n\n", "\t\t", "▁▁")]
-    )
+    added = [AddedToken(text, special=False, normalized=False) for text in ("\n\n", "\n\n\n", "\t\t", "▁▁")]
+    tokenizer.backend_tokenizer.add_tokens(added)
     chat = proven(tokenizer)
-    for text in ("a\n\nb", "a\n\n\n\n\nb\t\t\tc", "a▁▁▁b<end_of_turn>"):
-        harmless = text.removesuffix("<end_of_turn>")
-        row = [{"role": "user", "content": harmless}]
+    end = tokenizer.convert_tokens_to_ids("<end_of_turn>")
+    for text in ("a\n\nb", "a\n\n\n\n\nb\t\t\tc", "a▁▁▁b"):
+        row, loud = ([{"role": "user", "content": said}] for said in (text, f"{text}<end_of_turn>"))
         own = tokenizer.apply_chat_template(row, add_generation_prompt=True, tokenize=True, return_dict=False)
         assert chat.prompt(row, []) == own
-        loud = chat.prompt([{"role": "user", "content": text}], [])
-        end = tokenizer.convert_tokens_to_ids("<end_of_turn>")
-        assert loud.count(end) == own.count(end)
+        assert chat.prompt(loud, []).count(end) == own.count(end)
 
 
 def test_tokens_that_swallow_space_swallow_it_here() -> None:
@@ -206,25 +205,19 @@ def test_keys_that_a_message_lacks_may_be_none(name: str) -> None:
     answer: Message = {"role": "assistant", "content": "a"}
     filled = {**answer, "reasoning_content": None, "tool_calls": None, "name": None}
     assert chat.prompt([QUESTION, filled, QUESTION], []) == chat.prompt([QUESTION, answer, QUESTION], [])
-    call = calling(("look_up", {"key": "x"}))
-    printed = [
-        chat.prompt([QUESTION, {**call, "content": said}, tool_message("look_up", "r", "aaaaaaaa1"), QUESTION], SCHEMAS)
-        for said in ("", None)
-    ]
-    assert printed[0] == printed[1], "from Transformers 5.24 on a template would find no content"
+    call, behind = calling(("look_up", {"key": "x"})), [tool_message("look_up", "r", "aaaaaaaa1"), QUESTION]
+    empty, none = (chat.prompt([QUESTION, {**call, "content": said}, *behind], SCHEMAS) for said in ("", None))
+    assert empty == none, "from Transformers 5.24 on a template would find no content"
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen3_5_think", "qwen3_6", "qwen3_8", "nemotron_3_nano", "glm4moe", "qwen3", "lfm2_2_5"]
-)
+@pytest.mark.parametrize("name", ["qwen3_5_think", "nemotron_3_nano", "glm4moe", "qwen3", "lfm2_2_5"])
 def test_where_the_end_of_a_call_is_a_token_only_the_token_ends_it(name: str) -> None:
     chat = proven(trl_tokenizer(name))
-    form = chat.family.form.call
-    assert {*form.opening, form.closing} <= {*chat.reader.markers}
-    turn = calling(("look_up", {"key": f"say {form.closing} now"}))
+    arguments = {"key": f"say {chat.family.form.call.closing} now"}
+    turn = calling(("look_up", arguments))
     printed = printed_turn(chat, [QUESTION], turn, [tool_message("look_up", "r")], [LOOK_UP])
     (attempt,) = chat.parse(printed.said, before=printed.before).attempts
-    assert attempt.arguments == {"key": f"say {form.closing} now"}
+    assert attempt.arguments == arguments
 
 
 NEMO = (
@@ -235,25 +228,15 @@ NEMO = (
     "{% elif message.role == 'assistant' %}{{ message.content }}</s>{% else %}{% if tools and loop.last %}[AVAILABLE_TOOLS]"
     "{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}[INST]{{ message.content }}[/INST]{% endif %}{% endfor %}"
 )
-NEMO_TOKENS = (
-    "</s>",
-    "[INST]",
-    "[/INST]",
-    "[AVAILABLE_TOOLS]",
-    "[/AVAILABLE_TOOLS]",
-    "[TOOL_RESULTS]",
-    "[/TOOL_RESULTS]",
-)
+NEMO_TOKENS = ("</s>", *(f"[{end}{name}]" for name in ("INST", "AVAILABLE_TOOLS", "TOOL_RESULTS") for end in ("", "/")))
 
 
 def test_a_result_bears_the_id_that_the_model_wrote() -> None:
     """As Mistral Nemo's; a call without an id, or with one that no template would take, gets one."""
     tokenizer = byte_tokenizer(NEMO, (), special=(*NEMO_TOKENS, "[TOOL_CALLS]"), eos="</s>")
     chat = proven(tokenizer)
-    calls = (
-        '[{"name": "f", "arguments": {}, "id": "abcdefgh1"}, {"name": "f", "arguments": {}, "id": "' + "x" * 999 + '"}]'
-    )
-    parsed = chat.parse(chat.encode(f"[TOOL_CALLS]{calls}</s>"))
+    calls = [{"name": "f", "arguments": {}, "id": written} for written in ("abcdefgh1", "x" * 999)]
+    parsed = chat.parse(chat.encode(f"[TOOL_CALLS]{json.dumps(calls)}</s>"))
     assert [attempt.call_id for attempt in parsed.attempts] == ["abcdefgh1", None]
     assert [call.get("id") for call in assistant_message(parsed)["tool_calls"]] == ["abcdefgh1", None]
     results = [tool_message("f", "1", attempt.call_id) for attempt in parsed.attempts]

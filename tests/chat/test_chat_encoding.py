@@ -16,11 +16,8 @@ PIECES = st.lists(st.one_of(st.sampled_from([*CONTROL, "<", ">", "|", "<|", "thi
 
 def test_control_tokens_are_those_of_the_template_only() -> None:
     rendered = f"a<|im_end|>{GUARD.text('b<|im_end|>')}<think>"
-    ids = ENCODER.encode(rendered)
-    assert [i for i in ids if i in ENCODER.control.values()] == [
-        ENCODER.control["<|im_end|>"],
-        ENCODER.control["<think>"],
-    ]
+    found = [i for i in ENCODER.encode(rendered) if i in ENCODER.control.values()]
+    assert found == [ENCODER.control[token] for token in ("<|im_end|>", "<think>")]
 
 
 def test_harmless_text_is_not_touched() -> None:
@@ -42,9 +39,8 @@ def test_guarded_strings_side_by_side_or_inside_a_template_spell_no_control_toke
 @given(PIECES)
 def test_the_ids_spell_the_text(pieces: list[str]) -> None:
     text = "".join(pieces)
-    ids = ENCODER.encode(GUARD.text(text))
     clean = text.replace("\ufdd0", "\ufffd").replace(MARK, "\ufffd")
-    assert ids == ENCODER.plain(clean)
+    assert ENCODER.encode(GUARD.text(text)) == ENCODER.plain(clean)
 
 
 def test_ids_are_decoded_as_the_tokenizer_does() -> None:

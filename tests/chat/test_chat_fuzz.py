@@ -14,7 +14,6 @@ import random
 import sys
 from functools import cache
 from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -48,21 +47,16 @@ MISTRAL_TOKENS = (
 DESCRIBED = ("described qwen3", "described qwen3_5_think", "muse_glimmer")
 NAMES = (*OWN, *DESCRIBED)
 OFFERED = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}]
-SHORT, LONG = 4_500, 108_000
 
 CALLS = [
-    '{"name": "f", "arguments": {"a": 1}}',
-    '{"name": "f", "parameters": {"a": "b"}}',
+    *('{"name": "f", "arguments": {"a": 1}}', '{"name": "f", "parameters": {"a": "b"}}'),
     '{"name": "f", "arguments": "{\\"a\\": [1, 2]}"}',
     "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>",
-    "call:f{a:1,b:[true,null]}",
-    "[f(a='x', b={'k': [1, true]}), g()]",
+    *("call:f{a:1,b:[true,null]}", "[f(a='x', b={'k': [1, true]}), g()]", "f\n"),
     '<atem:invoke name="f"><atem:parameter name="a">1</atem:parameter></atem:invoke>',
-    "f\n",
     '[{"name": "f", "arguments": {"a": 1}}, {"function": "g", "parameters": {}}]',
     '{"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}',
-    '<function=f>{"a": 1}</function>',
-    'f[ARGS]{"a": 1}',
+    *('<function=f>{"a": 1}</function>', 'f[ARGS]{"a": 1}'),
     '[{"name": "f", "arguments": {"a": 1}, "id": "abcdefgh1"}]',
     '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>',
     '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>',
@@ -73,28 +67,19 @@ SCRAPS = [
     *('{"name": ', '"arguments": ', '{"a":' * 40, "[" * 300, "]" * 300, "(" * 250, "'''", "\n", " " * 50, "\\" * 31),
     *("<function=", "<parameter=", "</parameter>", "</function>", ">", "to=functions.f", "to=", "analysis", "json"),
     *("call:", "f(", "f(a=", "=", ")", ";", "lambda: ", "not " * 60, "-" * 99, "a.b", "f'{x}'", "b'x'", "9" * 5000),
-    *(
-        "Grüße",
-        "你好",
-        "\U0001f600",
-        "\u202e",
-        "﷽",
-        "a\u0301",
-        "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"),
-    ),
+    *("Grüße", "你好", "\U0001f600", "\u202e", "﷽", "a\u0301", "\xed\xa0\x80"),  # the last: half a pair's bytes
 ]
 
 
 @cache
 def load(name: str) -> TemplateFormat:
-    tokenizer = trl_tokenizer(name.removeprefix("described ")) if name != "mistral" else mistral()
+    if name == "mistral":
+        tokenizer = byte_tokenizer(MISTRAL, (), special=MISTRAL_TOKENS, eos="</s>")
+    else:
+        tokenizer = trl_tokenizer(name.removeprefix("described "))
     chat = described_format(tokenizer) if name in DESCRIBED else resolve_format(tokenizer)
     assert isinstance(chat, TemplateFormat) and (chat.name == "response-template") == (name in DESCRIBED)
     return chat
-
-
-def mistral() -> Any:
-    return byte_tokenizer(MISTRAL, (), special=MISTRAL_TOKENS, eos="</s>")
 
 
 def brackets(chat: TemplateFormat) -> tuple[str, str]:
@@ -113,8 +98,7 @@ def syntax(chat: TemplateFormat) -> tuple[str, ...]:
 
 def ids_of(chat: TemplateFormat, random_: random.Random) -> list[int]:
     """One input: scraps and markers in any order, cut anywhere, or a well-formed call that was damaged."""
-    control = sorted(chat.control)
-    markers = syntax(chat)
+    control, markers = sorted(chat.control), syntax(chat)
     parts: list[str] = []
     for _ in range(random_.randint(0, 12)):
         draw = random_.random()
@@ -148,8 +132,8 @@ def check(chat: TemplateFormat, ids: list[int], random_: random.Random) -> None:
         text = chat._decode(ids)
         lists = text.count("{") if "[" in text else 0
         assert len(parsed.attempts) <= sum(map(text.count, form.opening)) + lists
-    json.dumps(assistant_message(parsed), ensure_ascii=False, allow_nan=False).encode()
-    json.dumps([a.name for a in parsed.attempts], ensure_ascii=False).encode()
+    names = [attempt.name for attempt in parsed.attempts]
+    json.dumps([assistant_message(parsed), names], ensure_ascii=False, allow_nan=False).encode()
     unmarked = unmarked_call(parsed.content, OFFERED, form="a call")
     assert unmarked is None or (unmarked.name == "f" and unmarked.arguments is not None)
 
@@ -164,16 +148,10 @@ def fuzz(name: str, n_inputs: int) -> None:
             raise AssertionError(f"input {number} of {name}: {chat._decode(ids)!r}") from error
 
 
+@pytest.mark.parametrize("n_turns", [4_500, pytest.param(108_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_few_thousand_turns(name: str) -> None:
-    fuzz(name, SHORT // len(NAMES))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_a_hundred_thousand_turns(name: str) -> None:
-    assert LONG >= 100_000
-    fuzz(name, LONG // len(NAMES))
+def test_random_turns(name: str, n_turns: int) -> None:
+    fuzz(name, n_turns // len(NAMES))
 
 
 @pytest.mark.parametrize("n", [200_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
@@ -204,15 +182,14 @@ def work(chat: TemplateFormat, ids: list[int]) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
-    before, collects = sys.getprofile(), gc.isenabled()
+    before = sys.getprofile()
     gc.disable()  # what other tests left behind is not counted
     sys.setprofile(on_event)
     try:
         chat.parse(ids)
     finally:
         sys.setprofile(before)
-        if collects:
-            gc.enable()
+        gc.enable()
     return count
 
 

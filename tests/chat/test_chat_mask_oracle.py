@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,19 +41,11 @@ BEHIND = {"", "\n", "\n<|endoftext|>"}
 
 def oracle_name(name: str) -> str | None:
     """The template with generation markers: a training variant, or the template itself."""
-    if f"{name}_training" in ALL_TEMPLATES:
+    if (Path(trl.__file__).parent / "chat_templates" / f"{name}_training.jinja").exists():
         return f"{name}_training"
     return name if "{%- generation" in template_text(name) else None
 
 
-@cache
-def stems() -> frozenset[str]:
-    import trl
-
-    return frozenset(path.stem for path in (Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
-
-
-ALL_TEMPLATES = stems()
 NAMES = [name for name in template_names() if oracle_name(name) and name not in NOT_COMPARABLE | UNREAD]
 
 
@@ -81,8 +74,7 @@ def conversation(
     messages: list[Message] = [{"role": "user", "content": question}]
     for key, result, thinks in rounds:
         thought = {"reasoning_content": f"look for {key}"} if thinks or always_thinks else {}
-        messages.append({**calling(("look_up", {"key": key})), **thought})
-        messages.append(tool_message("look_up", result))
+        messages += [{**calling(("look_up", {"key": key})), **thought}, tool_message("look_up", result)]
     return [*messages, {"role": "assistant", "content": answer, "reasoning_content": "now I know"}]
 
 
@@ -91,15 +83,8 @@ def oracle(name: str, messages: list[Message]) -> tuple[list[int], list[int]]:
     shaped, tools = with_objects(messages, chat.family.reasoning_key), [LOOK_UP]
     if not chat.family.knows_tools:
         shaped, tools = tools_as_text(shaped, tools, system=chat.family.knows_system), []
-    encoded = tokenizer.apply_chat_template(
-        shaped,
-        tools=tools or None,
-        chat_template=template,
-        tokenize=True,
-        return_dict=True,
-        return_assistant_tokens_mask=True,
-        enable_thinking=True,
-    )
+    asked = {"tools": tools or None, "chat_template": template, "enable_thinking": True, "tokenize": True}
+    encoded = tokenizer.apply_chat_template(shaped, **asked, return_dict=True, return_assistant_tokens_mask=True)
     return list(encoded["input_ids"]), list(encoded["assistant_masks"])
 
 
@@ -119,9 +104,8 @@ def test_ids_and_mask_of_an_episode_are_the_oracles(
         position = len(ledger.all_ids)
         assert expected[:position] == ledger.all_ids
         end = next(i for i in range(position, len(expected)) if expected[i] in chat.stop_ids) + 1
-        said = expected[position:end]
-        ledger.sampled(said[:split], None)
-        ledger.sampled(said[split:], None)
+        for said in (expected[position:end][:split], expected[position:end][split:]):
+            ledger.sampled(said, None)
         if result is not None:
             ledger.context(chat.bridge(ledger.all_ids, [result], enable_thinking=True))
     done = ledger.finish(StopReason.FINISHED)
@@ -141,13 +125,8 @@ def spans(ours: list[int], oracles: list[int]) -> list[tuple[tuple[int, int], ..
     """For each of the oracle's runs of ones: where it stands before, on and behind our own."""
 
     def runs(mask: list[int]) -> list[tuple[int, int]]:
-        places, position = [], 0
-        for value, group in itertools.groupby(mask):
-            length = len(list(group))
-            if value:
-                places.append((position, position + length))
-            position += length
-        return places
+        changes = [at for at, (one, other) in enumerate(itertools.pairwise([0, *mask, 0])) if one != other]
+        return list(zip(changes[::2], changes[1::2], strict=True))
 
     found: list[tuple[tuple[int, int], ...]] = []
     for (start, end), (their_start, their_end) in zip(runs(ours), runs(oracles), strict=True):

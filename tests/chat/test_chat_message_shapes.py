@@ -16,20 +16,15 @@ def result(content: str, **more: Any) -> dict[str, Any]:
 
 
 def test_arguments_become_objects_and_reasoning_goes_where_the_template_looks() -> None:
-    function = {"name": "f", "arguments": '{"a": 1}'}
-    said = {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [{"function": function}]}
+    function, broken = {"name": "f", "arguments": '{"a": 1}'}, {"name": "g", "arguments": "{"}
+    calls = [{"function": function}, {"function": broken}]
+    said = {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": calls}
     (shaped,) = with_objects([said], "thinking")
     assert shaped["thinking"] == "hm" and "reasoning_content" not in shaped
-    assert shaped["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert [call["function"]["arguments"] for call in shaped["tool_calls"]] == [{"a": 1}, "{"], "a broken quote stays"
     assert function["arguments"] == '{"a": 1}', "the row is not changed"
-
-
-def test_an_empty_list_of_calls_is_no_call_and_a_broken_quote_stays() -> None:
-    empty: dict[str, Any] = {"role": "assistant", "content": "x", "tool_calls": []}
-    assert with_objects([empty], "reasoning_content") == [{"role": "assistant", "content": "x"}]
-    broken = calling(("f", {}))
-    broken["tool_calls"][0]["function"]["arguments"] = "{"
-    assert with_objects([broken], "reasoning_content")[0]["tool_calls"][0]["function"]["arguments"] == "{"
+    answer = {"role": "assistant", "content": "x"}
+    assert with_objects([{**answer, "tool_calls": []}], "reasoning_content") == [answer], "an empty list is no call"
 
 
 def test_several_calls_become_messages_each_before_its_result() -> None:
@@ -48,11 +43,8 @@ def test_results_go_into_the_message_they_answer_with_the_answer_behind_them() -
     question, turn, following = results_inside([*messages, answer, QUESTION])
     assert (question, following) == (QUESTION, QUESTION)
     assert turn["content"] == "done" and turn["tool_calls"] == said["tool_calls"]
-    assert turn["tool_responses"] == [
-        {"name": "f", "response": "1"},
-        {"name": "g", "response": "2"},
-        {"name": "unknown", "response": "3"},
-    ]
+    responses = [(one["name"], one["response"]) for one in turn["tool_responses"]]
+    assert responses == [("f", "1"), ("g", "2"), ("unknown", "3")]
     assert "tool_responses" not in said, "the row is not changed"
 
 
@@ -60,9 +52,10 @@ def test_tools_are_spelled_in_words_where_the_template_knows_none() -> None:
     said = calling(("look_up", {"key": "ü"}), content="well")
     spelled = tools_as_text([SYSTEM, QUESTION, said, result("1"), result("2"), QUESTION], [LOOK_UP], system=True)
     assert [message["role"] for message in spelled] == ["system", "user", "assistant", "user", "user"]
-    assert spelled[0]["content"].startswith("Be brief.\n\n# Tools") and '"look_up"' in spelled[0]["content"]
-    assert spelled[2]["content"] == ('well\n<tool_call>\n{"name": "look_up", "arguments": {"key": "ü"}}\n</tool_call>')
-    assert spelled[3]["content"] == ("<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response>")
+    told, _, called, answered, _ = (message["content"] for message in spelled)
+    assert told.startswith("Be brief.\n\n# Tools") and '"look_up"' in told
+    assert called == 'well\n<tool_call>\n{"name": "look_up", "arguments": {"key": "ü"}}\n</tool_call>'
+    assert answered == "<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response>"
 
 
 def test_without_a_system_role_the_words_stand_before_the_first_question() -> None:

@@ -15,20 +15,20 @@ from toolgrpo.chat.turn_reader import TurnReader
 from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt
 
 CALL, CALL_END, THINK, THINK_END = map(Marker, ("<tool_call>", "</tool_call>", "<think>", "</think>"))
+DEEPSEEK = (
+    *("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    "<｜tool▁sep｜>",
+)
 TOKENS = (
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     *("<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_call_start|>", "<|tool_call_end|>", "<|python_tag|>"),
     *("<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|return|>"),
     *("<|channel>", "<channel|>", "<|END_RESPONSE|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
-    *(
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁calls▁end｜>",
-        "<｜tool▁call▁begin｜>",
-        "<｜tool▁call▁end｜>",
-        "<｜tool▁sep｜>",
-    ),
+    *DEEPSEEK,
 )
 GOOD = '{"name": "f", "arguments": {}}'
+WHOLE: list[Segment] = [CALL, GOOD, CALL_END]
+WRITTEN = f"<tool_call>{GOOD}</tool_call>"
 OK, INVALID, UNCLOSED = AttemptStatus.OK, AttemptStatus.INVALID_JSON, AttemptStatus.UNCLOSED
 NAMELESS, BAD = AttemptStatus.MISSING_NAME, AttemptStatus.BAD_ARGUMENTS
 
@@ -58,40 +58,43 @@ def check(attempt: CallAttempt, status: AttemptStatus) -> None:
     json.dumps(attempt.arguments, ensure_ascii=False, allow_nan=False).encode()
 
 
-def test_thinking_content_and_calls_are_kept_apart_in_order() -> None:
-    segments: list[Segment] = [THINK, "\nhm\n", THINK_END, "\n\nok\n", CALL, GOOD, CALL_END, CALL, "{", CALL_END]
+@pytest.mark.parametrize(
+    ("segments", "reasoning", "content", "statuses"),
+    [
+        ([THINK, "\nhm\n", THINK_END, "\n\nok\n", *WHOLE, CALL, "{", CALL_END], "hm", "ok", [OK, INVALID]),
+        # space between the words around a call or a thought is kept
+        (["a", *WHOLE, "\nb"], None, "a\nb", [OK]),
+        ([THINK, "hm", THINK_END, "\n\n  a", *WHOLE, "\n"], "hm", "  a", [OK]),
+        # thoughts apart are lines
+        ([THINK, "\none\n", THINK_END, "a", THINK, "two", THINK_END, THINK, THINK_END, " b"], "one\ntwo", "a b", []),
+        # a call inside any thinking is no call
+        ([THINK, *WHOLE, THINK_END, "done"], WRITTEN, "done", []),
+        ([THINK, "first", THINK_END, THINK, *WHOLE, THINK_END, "done"], f"first\n{WRITTEN}", "done", []),
+        # text without thinking or calls is untouched
+        (["\n a\n"], None, "\n a\n", []),
+        ([CALL_END, "x"], None, "</tool_call>x", []),
+    ],
+)
+def test_thinking_content_and_calls_are_kept_apart_in_order(
+    segments: list[Segment], reasoning: str | None, content: str, statuses: list[AttemptStatus]
+) -> None:
     turn = read("qwen3", segments)
-    assert (turn.reasoning, turn.content, turn.closed) == ("hm", "ok", True)
-    assert [attempt.status for attempt in turn.attempts] == [OK, INVALID]
-
-
-@pytest.mark.parametrize("before", [[], [THINK, "first", THINK_END]])
-def test_a_call_inside_any_thinking_is_no_call(before: list[Segment]) -> None:
-    turn = read("qwen3", [*before, THINK, CALL, GOOD, CALL_END, THINK_END, "done"])
-    assert turn.attempts == () and turn.content == "done"
+    assert (turn.reasoning, turn.content, turn.closed) == (reasoning, content, True)
+    assert [attempt.status for attempt in turn.attempts] == statuses
 
 
 def test_thinking_that_the_prompt_opened() -> None:
-    turn = read("qwen3", ["hm", CALL, GOOD, CALL_END, THINK_END, "done"])
-    assert turn.reasoning == f"hm<tool_call>{GOOD}</tool_call>" and turn.content == "done" and turn.attempts == ()
-    unfinished = read("qwen3", ["hm", CALL, GOOD, CALL_END], closed=False, thinking=True)
-    assert unfinished.attempts == () and unfinished.content == ""
-    assert unfinished.reasoning == f"hm<tool_call>{GOOD}</tool_call>"
+    thought: list[Segment] = ["hm", *WHOLE]
+    whole = read("qwen3", [*thought, THINK_END, "done"])
+    unfinished = read("qwen3", thought, closed=False, thinking=True)
+    assert (whole.content, unfinished.content) == ("done", "")
+    for turn in (whole, unfinished):
+        assert turn.reasoning == f"hm{WRITTEN}" and turn.attempts == ()
 
 
 def test_a_call_that_is_cut_or_opened_twice_is_unclosed() -> None:
     turn = read("qwen3", [CALL, "a", CALL, "b"], closed=False)
     assert [(a.status, a.raw) for a in turn.attempts] == [(UNCLOSED, "a"), (UNCLOSED, "b")]
-
-
-def test_space_between_the_words_around_a_call_or_a_thought_is_kept() -> None:
-    assert read("qwen3", ["a", CALL, GOOD, CALL_END, "\nb"]).content == "a\nb"
-    assert read("qwen3", [THINK, "hm", THINK_END, "\n\n  a", CALL, GOOD, CALL_END, "\n"]).content == "  a"
-
-
-def test_thoughts_apart_are_lines() -> None:
-    turn = read("qwen3", [THINK, "\none\n", THINK_END, "a", THINK, "two", THINK_END, THINK, THINK_END, " b"])
-    assert (turn.reasoning, turn.content) == ("one\ntwo", "a b")
 
 
 def test_the_label_of_gemmas_thinking_means_nothing() -> None:
@@ -102,24 +105,9 @@ def test_the_label_of_gemmas_thinking_means_nothing() -> None:
 
 
 def test_a_silent_marker_says_nothing() -> None:
-    assert read("cohere2", ["Hi", Marker("<|END_RESPONSE|>")]).content == "Hi"
-    segments: list[Segment] = ["Hi", CALL, GOOD, CALL_END, Marker("<|END_RESPONSE|>")]
-    turn = read("cohere2", segments)
-    assert (turn.content, [attempt.status for attempt in turn.attempts]) == ("Hi", [OK])
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("qwen3.5", [CALL, "\n<function=f>\n<parameter=a>"]),
-        ("glm4", [CALL, "f\n", Marker("<arg_key>")]),
-        ("gemma4", [Marker("<|tool_call>"), "call:f{a:"]),
-        ("gpt-oss", [" to=functions.f", Marker("<|channel|>"), "commentary", Marker("<|message|>"), "{"]),
-    ],
-)
-def test_a_call_that_was_cut_behind_its_name_keeps_it(name: str, said: list[Segment]) -> None:
-    (attempt,) = read(name, said, closed=False).attempts
-    assert (attempt.status, attempt.name) == (UNCLOSED, "f")
+    for call, statuses in ((), []), (WHOLE, [OK]):
+        turn = read("cohere2", ["Hi", *call, Marker("<|END_RESPONSE|>")])
+        assert (turn.content, [attempt.status for attempt in turn.attempts]) == ("Hi", statuses)
 
 
 @pytest.mark.parametrize("pattern", [r"\b", r"x*", "$", r"\G"])
@@ -132,106 +120,72 @@ def test_patterns_that_match_nothing_come_to_an_end(pattern: str) -> None:
     assert len(turn.attempts) < 10
 
 
-def test_text_without_thinking_or_calls_is_untouched() -> None:
-    assert read("qwen3", ["\n a\n"]).content == "\n a\n"
-    assert read("qwen3", [CALL_END, "x"]).content == "</tool_call>x"
-
-
-@pytest.mark.parametrize(
-    ("raw", "status"),
-    [
-        (GOOD, OK),
-        ('{"name": "f", "arguments": "{\\"a\\": 1}"}', OK),
-        ('{"name": "f"}', OK),
-        ('{"name": "f", "arguments": null}', OK),
-        ('{"arguments": {}}', NAMELESS),
-        ('{"name": 3}', NAMELESS),
-        ("[]", NAMELESS),
-        ('{"name": "f", "arguments": [1]}', BAD),
-        ('{"name": "f", "arguments": "{"}', INVALID),
-        ('{"name": "f", "arguments": {"a": NaN}}', INVALID),
-        ('{"name": "f", "arguments": {"a": 1e999}}', INVALID),
-        ('{"name": "f", "arguments": {"a": "\\ud800"}}', INVALID),
-        ('{"name": "f\\udfff", "arguments": [1]}', INVALID),
-        ("<name>f</name><arguments>{</arguments>", AttemptStatus.XML),
-        ("", INVALID),
-        ("[" * 100_000, INVALID),
-        ('{"name": "f", "arguments": ' + '{"a":' * 600 + "1" + "}" * 601, INVALID),
-    ],
-)
-def test_a_call_that_is_json(raw: str, status: AttemptStatus) -> None:
-    (attempt,) = called("qwen3", [raw])
-    assert attempt.raw == raw
-    check(attempt, status)
-
-
-@pytest.mark.parametrize(
-    ("raw", "status", "arguments"),
-    [
-        ("\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n", OK, {"a": "1"}),
-        ("<function=f></function>", OK, {}),
-        ("<function=f>", OK, {}),
-        ("<function=f><parameter=a>x<b>\n\n</parameter></function>", OK, {"a": "x<b>\n"}),
-        ("<function=f>\n<parameter=a>\n1\n</function>", INVALID, None),
-        ("<function=f>\nhm\n</function>", INVALID, None),
-        ("<function=>\n</function>", NAMELESS, None),
-        ('{"name": "f"}', NAMELESS, None),
-    ],
-)
-def test_a_call_of_function_tags(raw: str, status: AttemptStatus, arguments: dict[str, str] | None) -> None:
-    (attempt,) = called("qwen3.5", [raw])
-    check(attempt, status)
-    assert attempt.arguments == arguments
-
-
 KEY, KEY_END, VALUE, VALUE_END = map(Marker, ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"))
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "arguments"),
-    [
-        (["f\n", KEY, "a", KEY_END, "\n", VALUE, "x", VALUE_END, "\n"], OK, {"a": "x"}),
-        (["f", KEY, "a", KEY_END, VALUE, VALUE_END], OK, {"a": ""}),
-        (["f", KEY, "a", KEY_END, VALUE, "<arg_value>", VALUE_END], OK, {"a": "<arg_value>"}),
-        (["f\n"], OK, {}),
-        ([KEY, "a", KEY_END], NAMELESS, None),
-        (["f", KEY, "a", KEY_END, "\n"], INVALID, None),
-        (["f", VALUE, "a", VALUE_END], INVALID, None),
-        (["f", KEY, "a", KEY_END, "hm", VALUE, "x", VALUE_END], INVALID, None),
-    ],
-)
-def test_a_call_of_keys_and_values(
-    body: list[Segment], status: AttemptStatus, arguments: dict[str, str] | None
-) -> None:
-    (attempt,) = called("glm4", body)
-    check(attempt, status)
-    assert attempt.arguments == arguments
-
-
 QUOTED = Marker('<|"|>')
+OTHER_FORMS = ("qwen3.5", "glm4", "gemma4", "lfm2")
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "arguments"),
+    ("name", "body", "status", "arguments"),
     [
-        (
-            ["call:f{a:", QUOTED, 'x "y", b:1\n', QUOTED, ", b:[1,", QUOTED, "z", QUOTED, "],c:{d:true}}"],
-            OK,
-            {"a": 'x "y", b:1\n', "b": [1, "z"], "c": {"d": True}},
-        ),
-        (["call:get-it{}"], OK, {}),
-        (["call:f{a:-1.5,b_c:null}"], OK, {"a": -1.5, "b_c": None}),
-        (["call:f{a:", QUOTED, "x"], UNCLOSED, None),
-        (["call:f{a:}"], INVALID, None),
-        (["call:{}"], NAMELESS, None),
-        (["f{}"], NAMELESS, None),
-        ([QUOTED, "call:f{}", QUOTED], NAMELESS, None),
+        ("qwen3", ['{"name": "f", "arguments": "{\\"a\\": 1}"}'], OK, {"a": 1}),
+        ("qwen3", ['{"name": "f"}'], OK, {}),
+        ("qwen3", ['{"name": "f", "arguments": null}'], OK, {}),
+        ("qwen3", ['{"name": "f", "parameters": {"a": 1}}'], OK, {"a": 1}),
+        ("qwen3", ['{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}'], OK, {"a": 1}),
+        ("qwen3", ['{"function": "f", "arguments": {"a": 1}}'], OK, {"a": 1}),
+        ("qwen3", ['{"name": "f", "arguments": {"a": 1}, "parameters": {"a": 1}}'], OK, {"a": 1}),
+        ("qwen3", ['{"name": "f", "arguments": {"a": 1}, "parameters": {"a": 2}}'], BAD, None),
+        ("qwen3", ['{"name": "f", "args": {"a": 1}}'], BAD, None),
+        ("qwen3", ['{"name": "f", "arguments": [1]}'], BAD, None),
+        *(("qwen3", [raw], NAMELESS, None) for raw in ('{"arguments": {}}', '{"name": 3}', "[]", "[5]")),
+        ("qwen3", ['{"name": "f", "arguments": "{"}'], INVALID, None),
+        ("qwen3", ['{"name": "f", "arguments": {"a": 1e999}}'], INVALID, None),
+        ("qwen3", ['{"name": "f", "arguments": {"a": "\\ud800"}}'], INVALID, None),
+        ("qwen3", ['{"name": "f\\udfff", "arguments": [1]}'], INVALID, None),
+        ("qwen3", ["<name>f</name><arguments>{</arguments>"], AttemptStatus.XML, None),
+        *(("qwen3", [raw], INVALID, None) for raw in ("", "[" * 100_000)),
+        ("qwen3", ['{"name": "f", "arguments": ' + '{"a":' * 600 + "1" + "}" * 601], INVALID, None),
+        ("qwen3.5", ["\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n"], OK, {"a": "1"}),
+        ("qwen3.5", ["<function=f>"], OK, {}),
+        ("qwen3.5", ["<function=f><parameter=a>x<b>\n\n</parameter></function>"], OK, {"a": "x<b>\n"}),
+        *(("qwen3.5", [f"<function=f>\n{raw}\n</function>"], INVALID, None) for raw in ("<parameter=a>\n1", "hm")),
+        *(("qwen3.5", [raw], NAMELESS, None) for raw in ("<function=>\n</function>", '{"name": "f"}')),
+        ("glm4", ["f\n", KEY, "a", KEY_END, "\n", VALUE, "x", VALUE_END, "\n"], OK, {"a": "x"}),
+        ("glm4", ["f", KEY, "a", KEY_END, VALUE, VALUE_END], OK, {"a": ""}),
+        ("glm4", ["f", KEY, "a", KEY_END, VALUE, "<arg_value>", VALUE_END], OK, {"a": "<arg_value>"}),
+        ("glm4", ["f\n"], OK, {}),
+        ("glm4", [KEY, "a", KEY_END], NAMELESS, None),
+        ("glm4", ["f", KEY, "a", KEY_END, "\n"], INVALID, None),
+        ("glm4", ["f", VALUE, "a", VALUE_END], INVALID, None),
+        ("glm4", ["f", KEY, "a", KEY_END, "hm", VALUE, "x", VALUE_END], INVALID, None),
+        ("gemma4", ["call:f{a:", QUOTED, 'x "y", b:1\n', QUOTED, ", b:1}"], OK, {"a": 'x "y", b:1\n', "b": 1}),
+        ("gemma4", ["call:f{b:[1,", QUOTED, "z", QUOTED, "],c:{d:true}}"], OK, {"b": [1, "z"], "c": {"d": True}}),
+        ("gemma4", ["call:get-it{}"], OK, {}),
+        ("gemma4", ["call:f{a:-1.5,b_c:null}"], OK, {"a": -1.5, "b_c": None}),
+        ("gemma4", ["call:f{a:", QUOTED, "x"], UNCLOSED, None),
+        ("gemma4", ["call:f{a:}"], INVALID, None),
+        *(("gemma4", body, NAMELESS, None) for body in (["call:{}"], ["f{}"], [QUOTED, "call:f{}", QUOTED])),
+        # JSON between the markers of another form
+        *((name, ['{"name": "f", "arguments": {"a": 1}}'], OK, {"a": 1}) for name in OTHER_FORMS),
     ],
 )
-def test_a_call_of_gemma(body: list[Segment], status: AttemptStatus, arguments: dict[str, object] | None) -> None:
-    (attempt,) = called("gemma4", body)
+def test_a_call_between_markers(
+    name: str, body: list[Segment], status: AttemptStatus, arguments: dict[str, object] | None
+) -> None:
+    """None runs without arguments that stand in it. `parameters` is what Llama and OpenAI's schemas call them."""
+    (attempt,) = called(name, body)
     check(attempt, status)
     assert attempt.arguments == arguments
+    said = "".join(part if isinstance(part, str) else part.text for part in body)
+    assert attempt.raw == (said.partition("</function>")[0] if name == "qwen3.5" else said)
+    assert status is not OK or attempt.name in ("f", "get-it")
+
+
+def test_a_list_between_markers_is_several_calls() -> None:
+    """As SmolLM2's card shows them."""
+    attempts = called("qwen3", ['[{"name": "f", "arguments": {"a": 1}}, {"name": "f", "parameters": {}}]'])
+    assert [(attempt.status, attempt.arguments) for attempt in attempts] == [(OK, {"a": 1}), (OK, {})]
 
 
 @pytest.mark.parametrize(
@@ -239,24 +193,13 @@ def test_a_call_of_gemma(body: list[Segment], status: AttemptStatus, arguments: 
     [
         ("[f(a='x', b=-1), server.g()]", [(OK, "f", {"a": "x", "b": -1}), (OK, "server.g", {})]),
         ("[f(a='two\nlines', b=\"it's\")]", [(OK, "f", {"a": "two\nlines", "b": "it's"})]),
-        (
-            "[f(a={'k': [1, true, null]}, b=True, c=None)]",
-            [(OK, "f", {"a": {"k": [1, True, None]}, "b": True, "c": None})],
-        ),
+        ("[f(a={'k': [1, true, null]}, b=None)]", [(OK, "f", {"a": {"k": [1, True, None]}, "b": None})]),
         ("f(a=1)", [(OK, "f", {"a": 1})]),
         ("[f(a='\\d+')]", [(OK, "f", {"a": "\\d+"})]),
-        ("[f(1)]", [(BAD, "f", None)]),
-        ("[f(**x)]", [(BAD, "f", None)]),
-        ("[f(a=open('x'))]", [(INVALID, "f", None)]),
-        ("[f(a={**b})]", [(INVALID, "f", None)]),
-        ("[f(a=1e999)]", [(INVALID, "f", None)]),
-        ("[f(a='\\ud800')]", [(INVALID, "f", None)]),
-        ("[f(a='x]", [(INVALID, None, None)]),
-        ("[]", [(NAMELESS, None, None)]),
-        ("['f']", [(NAMELESS, None, None)]),
-        ("[f()()]", [(NAMELESS, None, None)]),
-        ("-" * 100_000 + "1", [(INVALID, None, None)]),
-        ("f(a=" + "1+" * 100_000 + "1)", [(INVALID, None, None)]),
+        *((raw, [(BAD, "f", None)]) for raw in ("[f(1)]", "[f(**x)]")),
+        *((f"[f(a={a})]", [(INVALID, "f", None)]) for a in ("open('x')", "{**b}", "1e999", "'\\ud800'")),
+        *((raw, [(NAMELESS, None, None)]) for raw in ("[]", "['f']", "[f()()]")),
+        *((f"{raw}1)", [(INVALID, None, None)]) for raw in ("[f(a='", "-" * 100_000, "f(a=" + "1+" * 100_000)),
     ],
 )
 @pytest.mark.filterwarnings("error")
@@ -281,7 +224,6 @@ def test_calls_of_python(raw: str, expected: list[tuple[AttemptStatus, str | Non
         (['{"name": "f", "parameters": {"a": "}; {\\"\\\\"}} ok'], True, [OK], "ok"),
         (['{"name": "f", "parameters": {a}} {"name": "g", "parameters": {}}'], True, [INVALID, OK], ""),
         (['{"name": "f"} and {"name": "g"}'], True, [OK], 'and {"name": "g"}'),
-        (['{"answer": 5}'], True, [], '{"answer": 5}'),
         (['I say {"name": 1}'], True, [], 'I say {"name": 1}'),
         ([], True, [], ""),
     ],
@@ -293,9 +235,8 @@ def test_a_turn_of_llama(segments: list[Segment], closed: bool, statuses: list[A
         check(attempt, attempt.status)
 
 
-START, END, CHANNEL, MESSAGE, CONSTRAIN = map(
-    Marker, ("<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>")
-)
+HARMONY = ("<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>")
+START, END, CHANNEL, MESSAGE, CONSTRAIN = map(Marker, HARMONY)
 ANALYSIS: list[Segment] = [CHANNEL, "analysis", MESSAGE, "hm", END, START, "assistant"]
 
 
@@ -318,16 +259,13 @@ def test_a_turn_of_harmony() -> None:
 @pytest.mark.parametrize(
     ("segments", "content", "calls"),
     [
-        (
-            [CHANNEL, "commentary", MESSAGE, "Wait.", END, START, "assistant", CHANNEL, "final", MESSAGE, "x"],
-            "Wait.\nx",
-            0,
-        ),
+        ([CHANNEL, "commentary", MESSAGE, "Wait.", END, CHANNEL, "final", MESSAGE, "x"], "Wait.\nx", 0),
         (["no header", END, CHANNEL, "final", MESSAGE, "x"], "no header\nx", 0),
         ([CHANNEL, "commentary to=assistant", MESSAGE, "{}"], "{}", 0),
         ([CHANNEL, "analysis to=functions.f", MESSAGE, "{}", END, CHANNEL, "final", MESSAGE, "x"], "x", 1),
         (["to=f", MESSAGE, "{}", Marker("<|call|>"), START, "assistant to=g", MESSAGE, "{}"], "", 2),
         ([CHANNEL, "final ", CONSTRAIN, "json", MESSAGE, "a ", MESSAGE, "to=f"], "a <|message|>to=f", 0),
+        ([" to=functions.f", CHANNEL, "commentary", MESSAGE, ""], "", 1),
     ],
 )
 def test_messages_of_harmony(segments: list[Segment], content: str, calls: int) -> None:
@@ -337,44 +275,11 @@ def test_messages_of_harmony(segments: list[Segment], content: str, calls: int) 
 
 
 @pytest.mark.parametrize(
-    ("segments", "statuses"),
-    [
-        ([" to=functions.", CHANNEL, "commentary", MESSAGE, "{}"], [NAMELESS]),
-        ([" to=functions.f", CHANNEL, "commentary", MESSAGE, "{"], [INVALID]),
-        ([" to=functions.f", CHANNEL, "commentary", MESSAGE, "[]"], [BAD]),
-        ([" to=functions.f", CHANNEL, "commentary", MESSAGE, ""], [OK]),
-        ([*ANALYSIS[:-3], '{"name": "f"} to=functions.f'], []),
-        (["no header at all"], []),
-        ([MESSAGE, MESSAGE, START, START, END], []),
-    ],
+    "segments",
+    [[*ANALYSIS[:-3], '{"name": "f"} to=functions.f'], ["no header at all"], [MESSAGE, MESSAGE, START, START, END]],
 )
-def test_malformed_turns_of_harmony(segments: list[Segment], statuses: list[AttemptStatus]) -> None:
-    turn = read("gpt-oss", segments)
-    assert [attempt.status for attempt in turn.attempts] == statuses
-
-
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        ('{"name": "f", "parameters": {"a": 1}}', [(OK, {"a": 1})]),
-        ('{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}', [(OK, {"a": 1})]),
-        ('{"function": "f", "arguments": {"a": 1}}', [(OK, {"a": 1})]),
-        ('[{"name": "f", "arguments": {"a": 1}}, {"name": "f", "parameters": {}}]', [(OK, {"a": 1}), (OK, {})]),
-        ('{"name": "f", "arguments": {"a": 1}, "parameters": {"a": 1}}', [(OK, {"a": 1})]),
-        ('{"name": "f", "arguments": {"a": 1}, "parameters": {"a": 2}}', [(BAD, None)]),
-        ('{"name": "f", "a": 1}', [(BAD, None)]),
-        ('{"name": "f", "args": {"a": 1}}', [(BAD, None)]),
-        ("[5]", [(NAMELESS, None)]),
-    ],
-)
-def test_a_call_never_runs_without_arguments_that_stand_in_it(
-    body: str, expected: list[tuple[AttemptStatus, dict[str, int] | None]]
-) -> None:
-    """`parameters` is what Llama and OpenAI's schemas call them, a list is what SmolLM2's card shows."""
-    attempts = called("qwen3", [body])
-    assert [(attempt.status, attempt.arguments) for attempt in attempts] == expected
-    for attempt in attempts:
-        check(attempt, attempt.status)
+def test_what_holds_no_call_of_harmony_makes_none(segments: list[Segment]) -> None:
+    assert not read("gpt-oss", segments).attempts
 
 
 @pytest.mark.parametrize(
@@ -398,32 +303,11 @@ def test_what_llama_writes_in_other_words_is_a_call(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "status"),
-    [
-        ('<function=f>{"a": "x"', UNCLOSED),
-        ("<function=f>a: x</function>", INVALID),
-        ('{"type": "function", "name": "f", "para', INVALID),
-        ('[f("x")]', BAD),
-        ('{"name": "f", "parameters": {"a": NaN}}', INVALID),
-        ('so\n{"name": "f", "parameters": {"a": NaN}}', INVALID),
-    ],
-)
-def test_what_llama_tried_to_write_in_other_words_is_an_attempt(text: str, status: AttemptStatus) -> None:
-    (attempt,) = read("llama3.1", [text]).attempts
-    check(attempt, status)
-
-
-@pytest.mark.parametrize(
     "text",
     [
-        'A call is\n{"name": "f", "parameters": {}}\nin this form.',
-        'The answer:\n{"total": 3, "items": [1, 2]}',
-        "[1, 2, 3]",
-        '[{"name": "Ann"}, {"name": "Bob"}]',
-        "[see (1)]",
-        "Write <function=f> to call it.",
-        '{"type": "circle", "radius": 2}',
-        "\n{" * 40 + "}" * 40 + " is nothing",
+        *('A call is\n{"name": "f", "parameters": {}}\nin this form.', 'The answer:\n{"total": 3, "items": [1, 2]}'),
+        *("[1, 2, 3]", '[{"name": "Ann"}, {"name": "Bob"}]', "[see (1)]", "Write <function=f> to call it."),
+        *('{"type": "circle", "radius": 2}', "\n{" * 40 + "}" * 40 + " is nothing"),
     ],
 )
 def test_an_answer_of_llama_that_looks_like_a_call_is_an_answer(text: str) -> None:
@@ -431,12 +315,7 @@ def test_an_answer_of_llama_that_looks_like_a_call_is_an_answer(text: str) -> No
     assert turn.attempts == () and turn.content == text
 
 
-@pytest.mark.parametrize("name", ["qwen3.5", "glm4", "gemma4", "lfm2"])
-def test_json_between_the_markers_of_another_form_is_read(name: str) -> None:
-    (attempt,) = called(name, ['{"name": "f", "arguments": {"a": 1}}'])
-    assert (attempt.status, attempt.name, attempt.arguments) == (OK, "f", {"a": 1})
-
-
+LETTERS = "[ARGS] [TOOL_CALLS]"
 M_CALL, M_ARGS, M_ID = map(Marker, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"))
 
 
@@ -444,16 +323,10 @@ M_CALL, M_ARGS, M_ID = map(Marker, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"))
     ("segments", "expected"),
     [
         ([M_CALL, '[{"name": "f", "arguments": {"a": 1}, "id": "abcdefgh1"}]'], [("f", {"a": 1}, "abcdefgh1")]),
-        (
-            [M_CALL, '[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]'],
-            [("f", {}, None), ("g", {}, None)],
-        ),
+        ([M_CALL, '[{"name": "f"}, {"name": "g", "arguments": {}}]'], [("f", {}, None), ("g", {}, None)]),
         ([M_CALL, "f", M_ARGS, '{"a": 1}', M_CALL, "g", M_ARGS, "{}"], [("f", {"a": 1}, None), ("g", {}, None)]),
         ([M_CALL, "f", M_ID, "abcdefgh1", M_ARGS, '{"a": 1}'], [("f", {"a": 1}, "abcdefgh1")]),
-        (
-            [M_CALL, "f", M_ID, "short", M_ARGS, '{"a": "[ARGS] [TOOL_CALLS]"}'],
-            [("f", {"a": "[ARGS] [TOOL_CALLS]"}, None)],
-        ),
+        ([M_CALL, "f", M_ID, "short", M_ARGS, f'{{"a": "{LETTERS}"}}'], [("f", {"a": LETTERS}, None)]),
         (["so ", M_CALL, "f", M_ARGS, " "], [("f", {}, None)]),
     ],
 )
@@ -463,34 +336,7 @@ def test_calls_of_mistral_in_both_spellings(segments: list[Segment], expected: l
     assert turn.content == ("so " if segments[0] == "so " else "")
 
 
-@pytest.mark.parametrize(
-    ("segments", "closed", "status"),
-    [
-        ([M_CALL, '[{"name": "f", "arguments": {'], False, UNCLOSED),
-        ([M_CALL, "f", M_ARGS, '{"a": 1}'], False, UNCLOSED),
-        ([M_CALL, "f", M_ARGS, '{"a": '], True, INVALID),
-        ([M_CALL, "f [ARGS]{}"], True, INVALID),
-        ([M_CALL, '[{"arguments": {}}]'], True, NAMELESS),
-        ([M_CALL], True, INVALID),
-        ([M_CALL, "[]"], True, NAMELESS),
-        ([M_CALL, "f", M_ARGS, "[1]"], True, BAD),
-    ],
-)
-def test_calls_of_mistral_that_cannot_be_read(segments: list[Segment], closed: bool, status: AttemptStatus) -> None:
-    (attempt,) = read("mistral", segments, closed=closed).attempts
-    check(attempt, status)
-
-
-D_BEGIN, D_END, D_CALLS, D_CALLS_END, D_SEP = map(
-    Marker,
-    (
-        "<｜tool▁call▁begin｜>",
-        "<｜tool▁call▁end｜>",
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁calls▁end｜>",
-        "<｜tool▁sep｜>",
-    ),
-)
+D_BEGIN, D_END, D_CALLS, D_CALLS_END, D_SEP = map(Marker, DEEPSEEK)
 V3 = [D_BEGIN, "function", D_SEP, 'f\n```json\n{"a": "```"}\n```', D_END]
 V31 = [D_BEGIN, "f", D_SEP, '{"a": "```"}', D_END]
 
@@ -505,15 +351,46 @@ def test_calls_of_deepseek_in_both_spellings(call: list[Segment]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("segments", "status"),
+    ("name", "segments", "status"),
     [
-        ([D_BEGIN, "f", D_SEP, "{", D_END], INVALID),
-        ([D_BEGIN, "", D_SEP, "{}", D_END], NAMELESS),
-        ([D_BEGIN, "f {}", D_END], INVALID),
-        ([D_BEGIN, "f", D_SEP, "{}"], UNCLOSED),
-        ([D_BEGIN, "f", D_SEP, "[1]", D_END], BAD),
+        ("gpt-oss", [" to=functions.", CHANNEL, "commentary", MESSAGE, "{}"], NAMELESS),
+        ("gpt-oss", [" to=functions.f", CHANNEL, "commentary", MESSAGE, "{"], INVALID),
+        ("gpt-oss", [" to=functions.f", CHANNEL, "commentary", MESSAGE, "[]"], BAD),
+        ("llama3.1", ['<function=f>{"a": "x"'], UNCLOSED),
+        ("llama3.1", ["<function=f>a: x</function>"], INVALID),
+        ("llama3.1", ['{"type": "function", "name": "f", "para'], INVALID),
+        ("llama3.1", ['[f("x")]'], BAD),
+        *(("llama3.1", [raw + '{"name": "f", "parameters": {"a": NaN}}'], INVALID) for raw in ("", "so\n")),
+        ("mistral", [M_CALL, "f", M_ARGS, '{"a": '], INVALID),
+        *(("mistral", [M_CALL, raw], INVALID) for raw in ("f [ARGS]{}", "")),
+        *(("mistral", [M_CALL, raw], NAMELESS) for raw in ('[{"arguments": {}}]', "[]")),
+        ("mistral", [M_CALL, "f", M_ARGS, "[1]"], BAD),
+        ("deepseek", [D_CALLS, D_BEGIN, "", D_SEP, "{}", D_END, D_CALLS_END], NAMELESS),
+        ("deepseek", [D_CALLS, D_BEGIN, "f", D_SEP, "{", D_END, D_CALLS_END], INVALID),
+        ("deepseek", [D_CALLS, D_BEGIN, "f {}", D_END, D_CALLS_END], INVALID),
+        ("deepseek", [D_CALLS, D_BEGIN, "f", D_SEP, "{}", D_CALLS_END], UNCLOSED),
+        ("deepseek", [D_CALLS, D_BEGIN, "f", D_SEP, "[1]", D_END, D_CALLS_END], BAD),
     ],
 )
-def test_calls_of_deepseek_that_cannot_be_read(segments: list[Segment], status: AttemptStatus) -> None:
-    (attempt,) = read("deepseek", [D_CALLS, *segments, D_CALLS_END]).attempts
+def test_a_call_that_cannot_be_read_is_an_attempt(name: str, segments: list[Segment], status: AttemptStatus) -> None:
+    (attempt,) = read(name, segments).attempts
     check(attempt, status)
+
+
+@pytest.mark.parametrize(
+    ("name", "segments", "said"),
+    [
+        ("qwen3.5", [CALL, "\n<function=f>\n<parameter=a>"], "f"),
+        ("glm4", [CALL, "f\n", KEY], "f"),
+        ("gemma4", [Marker("<|tool_call>"), "call:f{a:"], "f"),
+        ("gpt-oss", [" to=functions.f", CHANNEL, "commentary", MESSAGE, "{"], "f"),
+        ("mistral", [M_CALL, "f", M_ARGS, '{"a": 1}'], None),
+        ("mistral", [M_CALL, '[{"name": "f", "arguments": {'], None),
+    ],
+)
+def test_a_call_that_was_cut_is_unclosed_and_most_keep_its_name(
+    name: str, segments: list[Segment], said: str | None
+) -> None:
+    (attempt,) = read(name, segments, closed=False).attempts
+    check(attempt, UNCLOSED)
+    assert attempt.name == said

@@ -25,43 +25,36 @@ pytestmark = pytest.mark.contract
 OK, INVALID, UNCLOSED = AttemptStatus.OK, AttemptStatus.INVALID_JSON, AttemptStatus.UNCLOSED
 
 # What a response template cannot describe: which token ends a turn, where it is none that also ends an answer.
-NOT_DESCRIBED = {"glm4moe": "prints none of them after a call", "gptoss": "prints none of them after a call"}
+NOT_DESCRIBED = ("glm4moe", "gptoss")
 WITHOUT_CALLS = "deepseek_r1_distill"
 
 
-def names() -> list[str]:
-    """Known families that TRL has a response template for, and the new model that has only its own."""
-    found = [name for name in template_names() if response_template_of(trl_tokenizer(name)) is not None]
-    return [name for name in found if name != WITHOUT_CALLS and name not in NOT_DESCRIBED]
-
-
-READ = names()
+# Known families that TRL has a response template for, and the new model that has only its own.
+READ = [
+    name
+    for name in template_names()
+    if name not in (WITHOUT_CALLS, *NOT_DESCRIBED) and response_template_of(trl_tokenizer(name)) is not None
+]
 
 
 @cache
 def described(name: str) -> TemplateFormat:
     chat = described_format(trl_tokenizer(name))
-    assert isinstance(chat, TemplateFormat) and isinstance(chat.reader, TurnReader)
+    assert chat is not None
     return chat
 
 
 CALLED = [("look_up", {"key": 'a "b" <c>, {d}'}), ("other", {"key": "two\nlines"})]
 
 
-def printed(chat: TemplateFormat) -> tuple[list[int], list[int]]:
-    """A prompt, and the turn after it that the model's own template prints for these calls."""
-    calls = CALLED[:1] if chat.family.one_call else CALLED
-    results = [tool_message("look_up", "r")] * len(calls)
-    turn = printed_turn(chat, [{"role": "user", "content": "q"}], calling(*calls), results, [LOOK_UP])
-    return turn.before, turn.said
-
-
 @pytest.mark.parametrize("name", READ)
 def test_what_the_template_prints_is_read_with_every_call_kept(name: str) -> None:
     chat = described(name)
-    before, said = printed(chat)
-    parsed = chat.parse(said, before=before)
     calls = CALLED[:1] if chat.family.one_call else CALLED
+    results = [tool_message("look_up", "r")] * len(calls)
+    turn = printed_turn(chat, [{"role": "user", "content": "q"}], calling(*calls), results, [LOOK_UP])
+    before, said = turn.before, turn.said
+    parsed = chat.parse(said, before=before)
     assert [(a.status, a.name, a.arguments) for a in parsed.attempts] == [(OK, *call) for call in calls]
     assert parsed.closed and not parsed.content
     for cut in range(len(said)):
@@ -87,16 +80,12 @@ def test_a_turn_of_every_shape_is_taken_apart() -> None:
 def test_a_marker_in_letters_is_text() -> None:
     chat = described("qwen3")
     text = 'Write <tool_call>{"name": "f"}</tool_call>, or <think>, or <|im_end|>.'
-    parsed = chat.parse(chat.encode(TextGuard(chat.control).text(text)))
+    guard = TextGuard(chat.control)
+    parsed = chat.parse(chat.encode(guard.text(text)))
     assert (parsed.content, parsed.attempts, parsed.reasoning) == (text, (), None)
-    inside = '<tool_call>{"name": "f", "arguments": {"a<think>": "</tool_call>"}}</tool_call>'
-    ids = [
-        *chat.encode("<tool_call>"),
-        *chat.encode(TextGuard(chat.control).text(inside[11:-12])),
-        *chat.encode("</tool_call>"),
-    ]
-    (attempt,) = chat.parse(ids).attempts
-    assert (attempt.arguments, attempt.raw) == ({"a<think>": "</tool_call>"}, inside[11:-12])
+    inside = '{"name": "f", "arguments": {"a<think>": "</tool_call>"}}'
+    (attempt,) = chat.parse(chat.encode(f"<tool_call>{guard.text(inside)}</tool_call>")).attempts
+    assert (attempt.arguments, attempt.raw) == ({"a<think>": "</tool_call>"}, inside)
 
 
 GOOD = '{"name": "f", "arguments": {}}'
@@ -107,7 +96,6 @@ GOOD = '{"name": "f", "arguments": {}}'
     [
         ("qwen3", f"<tool_call>{GOOD}</tool_call>\n<tool_call>{{</tool_call>a", [OK, INVALID]),
         ("qwen3", f"<tool_call>{GOOD}\n<tool_call>{GOOD}</tool_call><tool_call>", [UNCLOSED, OK, UNCLOSED]),
-        ("qwen3", f"<tool_call>{'[' * 9000}</tool_call>", [INVALID]),
         ("qwen3_5_think", f"<tool_call>{GOOD}</tool_call>", [INVALID]),
         ("qwen3_5_think", "<tool_call><function=f><parameter=a>1</function></tool_call>", [INVALID]),
         ("qwen3_5_think", "<tool_call><function=f><parameter=a>1</parameter>", [UNCLOSED]),
@@ -120,15 +108,17 @@ def test_malformed_calls_are_attempts_in_order(name: str, said: str, expected: l
     parsed = chat.parse(chat.encode(said))
     assert [attempt.status for attempt in parsed.attempts] == expected
     for attempt in parsed.attempts:
-        assert attempt.raw in said and len(attempt.detail) < 600
+        assert attempt.raw in said and len(attempt.detail) < 600, "a model reads it"
         assert (attempt.arguments is None) == bool(attempt.detail) == (attempt.status is not OK)
 
 
 def test_what_is_wrong_is_said_with_the_form_the_template_prints() -> None:
-    (attempt,) = described("qwen3").parse(described("qwen3").encode("<tool_call>{</tool_call>")).attempts
-    assert "Expecting property name" in attempt.detail and '{"name": "NAME", "arguments": ' in attempt.detail
-    (cut,) = described("qwen3_5_think").parse(described("qwen3").encode("<tool_call>\n<function=f>")).attempts
-    assert cut.detail == "the call was not closed with </tool_call>" and cut.name == "f"
+    chat = described("qwen3")
+    (attempt,) = chat.parse(chat.encode("<tool_call>{</tool_call>")).attempts
+    assert '{"name": "NAME", "arguments": ' in attempt.detail
+    chat = described("qwen3_5_think")
+    (cut,) = chat.parse(chat.encode("<tool_call>\n<function=f>")).attempts
+    assert "</tool_call>" in cut.detail and cut.name == "f"
 
 
 def test_a_pattern_that_takes_too_long_is_stopped() -> None:
@@ -140,42 +130,36 @@ def test_a_pattern_that_takes_too_long_is_stopped() -> None:
     assert "timed out" in first.detail and "too long" in second.detail
 
 
-def refused(spec: dict[str, Any] | None, name: str = "muse_glimmer") -> Any:
-    tokenizer = trl_tokenizer(name)
-    tokenizer.response_template = spec
-    return tokenizer
-
-
 def test_a_response_template_that_cannot_be_used_is_refused_with_a_sentence() -> None:
     spec = trl_tokenizer("muse_glimmer").response_template
     fields = spec["fields"]
     without = {key: value for key, value in fields.items() if key != "tool_calls"}
-    other = {**fields, "tool_calls": {**fields["tool_calls"], "open_pattern": "<call (?P<name>.*?)>"}}
-    endless = {**fields, "content": {**fields["content"], "close": "<|end_of_turn|>"}}
-    for sentence, described_as in {
-        "its form of calls is not read yet": None,
-        "is not one: response_template must define": {"fields": fields},
-        "no family that toolgrpo supports: its form of calls is not read yet": {**spec, "fields": without},
-        "does not describe the calls that its chat template prints": {**spec, "fields": other},
-    }.items():
-        with pytest.raises(ChatFormatError, match=sentence):
-            resolve_format(refused(described_as))
-    tokenizer = refused({**spec, "fields": endless})
-    tokenizer.eos_token = "<|end_of_text|>"
-    with pytest.raises(ChatFormatError, match="prints none of them after a call"):
-        resolve_format(tokenizer)
     lost = {**fields["tool_calls"]["transform"]["function"], "arguments": {}}
-    blind = {**fields, "tool_calls": {**fields["tool_calls"], "transform": {"type": "function", "function": lost}}}
-    with pytest.raises(ChatFormatError, match="read back as"):
-        resolve_format(refused({**spec, "fields": blind}))
+
+    def with_calls(**more: Any) -> dict[str, Any]:
+        return {**spec, "fields": {**fields, "tool_calls": {**fields["tool_calls"], **more}}}
+
+    def with_end(end: str) -> dict[str, Any]:
+        return {**spec, "fields": {**fields, "content": {**fields["content"], "close": end}}}
+
+    for sentence, described_as, eos in (
+        ("its form of calls is not read yet", None, "<|eot|>"),
+        ("is not one: response_template must define", {"fields": fields}, "<|eot|>"),
+        ("no family that toolgrpo supports: its form of calls", {**spec, "fields": without}, "<|eot|>"),
+        ("does not describe the calls", with_calls(open_pattern="<call (?P<name>.*?)>"), "<|eot|>"),
+        ("prints none of them after a call", with_end("<|end_of_turn|>"), "<|end_of_text|>"),
+        ("read back as", with_calls(transform={"type": "function", "function": lost}), "<|eot|>"),
+    ):
+        tokenizer = trl_tokenizer("muse_glimmer")
+        tokenizer.response_template, tokenizer.eos_token = described_as, eos
+        with pytest.raises(ChatFormatError, match=sentence):
+            resolve_format(tokenizer)
 
 
 def test_a_tokenizers_response_template_comes_before_a_family_that_knows_no_tools() -> None:
     """A ChatML template with calls of its own: without a response template it would get Hermes' words as text."""
-    qwen = template_text("qwen3").replace("tool_call>", "action>")
-    tokenizer = byte_tokenizer(
-        qwen, ["<action>", "</action>"], special=["<|im_start|>", "<|im_end|>"], eos="<|im_end|>"
-    )
+    template, tokens = template_text("qwen3").replace("tool_call>", "action>"), ["<action>", "</action>"]
+    tokenizer = byte_tokenizer(template, tokens, special=["<|im_start|>", "<|im_end|>"], eos="<|im_end|>")
     assert resolve_format(tokenizer).name == "chatml"
     fields = add_response_schema(trl_tokenizer("qwen3")).response_template["fields"]
     calls = {**fields["tool_calls"], "open": "<action>", "close_pattern": r"</action>\s*"}
@@ -188,54 +172,41 @@ def test_a_tokenizers_response_template_comes_before_a_family_that_knows_no_tool
     assert resolve_format(tokenizer).name == "chatml"
 
 
-def test_trls_response_template_is_taken_where_the_tokenizer_has_none() -> None:
-    tokenizer = trl_tokenizer("qwen3")
-    found = response_template_of(tokenizer)
-    assert found is not None and found == add_response_schema(trl_tokenizer("qwen3")).response_template
-    assert getattr(tokenizer, "response_template", None) is None  # it was set on a copy
-    assert response_template_of(trl_tokenizer("cohere2")) is None
-
-
 @pytest.mark.parametrize("name", NOT_DESCRIBED)
 def test_what_a_response_template_leaves_out_is_refused(name: str) -> None:
-    with pytest.raises(ChatFormatError, match=NOT_DESCRIBED[name]):
+    with pytest.raises(ChatFormatError, match="prints none of them after a call"):
         described_format(trl_tokenizer(name))
-    assert described_format(trl_tokenizer(WITHOUT_CALLS)) is None
+    assert described_format(trl_tokenizer(WITHOUT_CALLS)) is response_template_of(trl_tokenizer("cohere2")) is None
 
 
-def found(chat: TemplateFormat, said: str) -> list[tuple[str, dict[str, Any]]]:
-    attempts = chat.parse(chat.encode(said)).attempts
-    return [(str(a.name), dict(a.arguments or {})) for a in attempts if a.status is OK]
+def resolved(tokenizer: Any) -> tuple[TemplateFormat, TurnReader]:
+    chat = resolve_format(tokenizer)
+    assert isinstance(chat, TemplateFormat) and isinstance(chat.reader, TurnReader)
+    return chat, chat.reader
 
 
-@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_vl"])
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_vl"])
 def test_where_trls_template_reads_as_well_it_is_taken_as_it_is(name: str) -> None:
     tokenizer = trl_tokenizer(name)
-    chat, theirs = resolve_format(tokenizer), response_template_of(tokenizer)
-    assert isinstance(chat, TemplateFormat) and isinstance(chat.reader, TurnReader) and theirs is not None
+    (chat, reader), theirs = resolved(tokenizer), response_template_of(tokenizer)
+    assert theirs is not None and theirs == add_response_schema(trl_tokenizer(name)).response_template
+    assert getattr(tokenizer, "response_template", None) is None  # it was set on a copy
     assert chat.family.form is families.HERMES
-    assert chat.reader.call.field == load_response_template(theirs).fields["tool_calls"]
-    assert "<|im_end|>" in chat.reader.markers, "only TRL's template speaks of it, ours does not"
-
-
-def test_a_template_that_trl_does_not_know_to_the_letter_is_read_by_the_familys_copy() -> None:
-    tokenizer = trl_tokenizer("qwen3")
-    tokenizer.chat_template += "{# changed #}"
-    assert response_template_of(tokenizer) is None
-    chat = resolve_format(tokenizer)
-    assert isinstance(chat, TemplateFormat) and chat.name == "qwen3" and "<|im_end|>" not in chat.reader.markers
-    assert found(chat, f"<tool_call>{GOOD}</tool_call>") == [("f", {})]
+    assert reader.call.field == load_response_template(theirs).fields["tool_calls"]
+    assert "<|im_end|>" in reader.markers, "only TRL's template speaks of it, ours does not"
 
 
 def test_a_tokenizers_own_template_counts_in_a_known_family_unless_it_does_not_hold() -> None:
     spec = response_template_of(trl_tokenizer("qwen3"))
     assert spec is not None
     calls = {**spec["fields"]["tool_calls"], "open": "<call>"}
-    for own, held in ((spec, True), ({**spec, "fields": {**spec["fields"], "tool_calls": calls}}, False), ({}, False)):
+    wrong = {**spec, "fields": {**spec["fields"], "tool_calls": calls}}
+    for own, held in ((spec, True), (wrong, False), ({}, False), (None, False)):
         tokenizer = trl_tokenizer("qwen3")
         tokenizer.chat_template += "{# changed #}"
+        assert response_template_of(tokenizer) is None, "TRL knows it no more, to the letter"
         tokenizer.response_template = own
-        chat = resolve_format(tokenizer)
-        assert isinstance(chat, TemplateFormat) and chat.name == "qwen3"
-        assert ("<|im_end|>" in chat.reader.markers) == held
-        assert found(chat, f"<tool_call>{GOOD}</tool_call>") == [("f", {})]
+        chat, reader = resolved(tokenizer)
+        assert chat.name == "qwen3" and ("<|im_end|>" in reader.markers) == held
+        (attempt,) = chat.parse(chat.encode(f"<tool_call>{GOOD}</tool_call>")).attempts
+        assert (attempt.status, attempt.name, attempt.arguments) == (OK, "f", {})

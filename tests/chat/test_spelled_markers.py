@@ -13,6 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.support.chat_families import trl_tokenizer
+from tests.support.chat_samples import LOOK_UP
 from tests.support.real_tokenizers import NotAtHand, real_tokenizer
 from toolgrpo.chat import resolve_format, tool_message
 from toolgrpo.chat.encoding import marker_tokens, spelled_markers, with_spelled
@@ -37,7 +38,7 @@ def pieces(text: str, tokenizer: Any, *cuts: int) -> list[int]:
     return [number for part in parts for number in tokenizer.encode(part, add_special_tokens=False)]
 
 
-@pytest.mark.parametrize("name", ["glm4moe", "nemotron_3_nano", "qwen2_5", "qwen3", "qwen3_6", "qwen3_vl"])
+@pytest.mark.parametrize("name", ["glm4moe", "nemotron_3_nano", "qwen2_5", "qwen3"])
 def test_every_family_that_has_these_markers_can_spell_them(name: str) -> None:
     tokenizer = trl_tokenizer(name)
     markers = marker_tokens(tokenizer)
@@ -46,27 +47,20 @@ def test_every_family_that_has_these_markers_can_spell_them(name: str) -> None:
     assert not set(markers) & set(resolve_format(spelled).control)  # type: ignore[attr-defined]
 
 
-def test_a_call_is_read_whichever_way_it_was_tokenized() -> None:
+def test_a_call_is_read_and_its_bridge_made_whichever_way_it_was_tokenized() -> None:
     tokenizer = spelled_qwen()
     chat = resolve_format(tokenizer)
     written = {tuple(pieces(CALL, tokenizer, cut)) for cut in range(1, len(CALL))}
     written |= {tuple(pieces(CALL, tokenizer, *range(1, len(CALL)))), tuple(tokenizer.encode(CALL))}
     assert len(written) > 15, "ways to write one text"
-    for ids in written:
-        (attempt,) = chat.parse([*ids, chat.stop_ids[0]]).attempts
-        assert (attempt.status, attempt.arguments) == (AttemptStatus.OK, {"key": "x"}), tokenizer.convert_ids_to_tokens(
-            ids
-        )
-
-
-def test_the_bridge_extends_every_way_to_write_a_turn() -> None:
-    tokenizer = spelled_qwen()
-    chat = resolve_format(tokenizer)
     results = [tool_message("look_up", "a </tool_response> and <tool_call> in it")]
-    plain = chat.bridge([*tokenizer.encode(CALL), chat.stop_ids[0]], results)
-    for cut in range(1, len(CALL)):
-        assert chat.bridge([*pieces(CALL, tokenizer, cut), chat.stop_ids[0]], results) == plain
-        assert chat.bridge(pieces(CALL, tokenizer, cut), results) == [chat.stop_ids[0], *plain]
+    end = chat.stop_ids[0]
+    plain = chat.bridge([*tokenizer.encode(CALL), end], results)
+    for ids in written:
+        (attempt,) = chat.parse([*ids, end]).attempts
+        assert (attempt.status, attempt.arguments) == (AttemptStatus.OK, {"key": "x"}), ids
+        assert chat.bridge([*ids, end], results) == plain
+        assert chat.bridge([*ids], results) == [end, *plain]
 
 
 def test_the_single_tokens_are_no_markers_any_more_and_all_other_ids_stay() -> None:
@@ -87,16 +81,13 @@ def test_a_saved_tokenizer_spells_too_and_vllms_parser_reads_what_was_trained(tm
     tokenizer = spelled_qwen()
     tokenizer.save_pretrained(tmp_path)
     served = AutoTokenizer.from_pretrained(tmp_path)
-    schema = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
     asked = [{"role": "user", "content": "q"}]
-    prompt = served.apply_chat_template(asked, tools=[schema], add_generation_prompt=True, return_dict=False)
-    chat = resolve_format(tokenizer)
-    assert prompt == chat.prompt(asked, [schema])
-    request = protocol.ChatCompletionRequest(model="m", messages=asked, tools=[schema])
+    prompt = served.apply_chat_template(asked, tools=[LOOK_UP], add_generation_prompt=True, return_dict=False)
+    assert prompt == resolve_format(tokenizer).prompt(asked, [LOOK_UP])
+    request = protocol.ChatCompletionRequest(model="m", messages=asked, tools=[LOOK_UP])
     parser = parsers.Hermes2ProToolParser(served, request.tools)
     for ids in (pieces(CALL, served), pieces(CALL, served, 3), pieces(CALL, served, *range(1, len(CALL)))):
-        found = parser.extract_tool_calls(served.decode(ids), request)
-        (call,) = found.tool_calls
+        (call,) = parser.extract_tool_calls(served.decode(ids), request).tool_calls
         assert (call.function.name, call.function.arguments) == ("look_up", '{"key": "x"}')
 
 

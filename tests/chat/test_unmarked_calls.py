@@ -9,7 +9,7 @@ import pytest
 
 from toolgrpo.chat.attempts import unclosed, unreadable, xml_attempt
 from toolgrpo.chat.base import ParsedTurn
-from toolgrpo.chat.families import _HERMES_FORM
+from toolgrpo.chat.families import _HERMES_FORM as HERMES
 from toolgrpo.chat.unmarked import unmarked_call, with_unmarked
 from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt
 
@@ -27,25 +27,19 @@ SCHEMAS = [
 ]
 CALL = '{"name": "calculator", "arguments": {"expression": "2 + 3"}}'
 INDENTED = json.dumps(json.loads(CALL), indent=2)
-HERMES = _HERMES_FORM
 FORM = HERMES.text
-RIGHT = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 + 3"}}\n</tool_call>'
+RIGHT = f"<tool_call>\n{CALL}\n</tool_call>"
 
 
-def found(text: str, made: tuple[CallAttempt, ...] = ()) -> CallAttempt | None:
+def found(text: str, *made: CallAttempt) -> CallAttempt | None:
     return unmarked_call(text, SCHEMAS, form=FORM, made=made)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        CALL,
-        f"  {CALL}\n",
-        INDENTED,
-        f"```json\n{INDENTED}\n```",
-        f"To find the sum, I will use the calculator.\n\n```json\n{CALL}\n```\n",
-        f"```\n{CALL}\n```",
-        f"I need the sum {{2 + 3}}.\n{INDENTED}",
+        *(CALL, f"  {CALL}\n", f"I need the sum {{2 + 3}}.\n{INDENTED}"),
+        *(f"```json\n{INDENTED}\n```", f"```\n{CALL}\n```", f"To find the sum, I call.\n\n```json\n{CALL}\n```\n"),
         CALL.replace("arguments", "parameters"),
         json.dumps({"type": "function", "function": json.loads(CALL)}),
     ],
@@ -59,24 +53,17 @@ def test_one_call_of_an_offered_tool_bare_or_fenced_is_found(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f"```json\n{CALL}\n```\nThe result is 5.",
-        f"{CALL}\nThe result is 5.",
-        f"{CALL}\n{CALL}",
-        f"First:\n{CALL}\nThen:\n```json\n{CALL}\n```",
-        f"```json\n{CALL}\n```\n```json\n{CALL}\n```",
-        f"I called {CALL}",
-        CALL.replace("calculator", "calculate"),
-        CALL.replace("expression", "sum"),
-        CALL.replace('"2 + 3"', "[2, 3]"),
-        CALL.replace('"2 + 3"', "NaN"),
+        # something stands behind it, there are two, or it begins no line
+        *(f"```json\n{CALL}\n```\nThe result is 5.", f"{CALL}\nThe result is 5.", f"I called {CALL}"),
+        *(f"{CALL}\n{CALL}", f"First:\n{CALL}\nThen:\n```json\n{CALL}\n```", f"```json\n{CALL}\n```\n" * 2),
+        # no such tool or argument
+        *(CALL.replace("calculator", "calculate"), CALL.replace("expression", "sum")),
         CALL.replace('"2 + 3"', "1e999"),
         CALL[:-1] + ', "function": []}',
         '{"name": "calculator"}',
-        '{"answer": 5}',
         json.dumps(SCHEMAS[0]["function"]),
         "```python\nprint({'name': 'calculator'})\n```",
         "#### 5",
-        "",
     ],
 )
 def test_anything_else_is_an_answer(text: str) -> None:
@@ -86,7 +73,7 @@ def test_anything_else_is_an_answer(text: str) -> None:
 def test_a_call_that_was_made_already_is_quoted() -> None:
     made = CallAttempt(AttemptStatus.OK, "", "calculator", {"expression": "2 + 3"})
     text = f"The sum is 5. I found it with\n```json\n{CALL}\n```"
-    assert found(text, (made,)) is None and found(text) is not None
+    assert found(text, made) is None and found(text) is not None
 
 
 @pytest.mark.parametrize(
@@ -101,10 +88,7 @@ def test_no_text_takes_long(piece: str) -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        CALL[:-1],
-        CALL[:-2],
-        CALL + "}",
-        CALL.replace('3"}', '3",}'),
+        *(CALL[:-2], CALL + "}", CALL.replace('3"}', '3",}')),
         "{'name': 'calculator', 'arguments': {'expression': '2 + 3'}}",
         "{'name': 'calculator', 'arguments': {'expression': \"2 + 3\", }",
         CALL[:-2] + ",\n",
@@ -112,13 +96,12 @@ def test_no_text_takes_long(piece: str) -> None:
     ],
 )
 def test_an_unreadable_call_is_shown_as_it_was_meant(broken: str) -> None:
-    detail = unreadable(broken, "it is no JSON", HERMES).detail
-    assert detail == f"the call cannot be read: it is no JSON; write it as {RIGHT}"
+    assert unreadable(broken, "it is no JSON", HERMES).detail.endswith(f"it is no JSON; write it as {RIGHT}")
 
 
 def test_a_call_that_is_whole_but_not_closed_is_shown_and_one_that_was_cut_is_not() -> None:
     for whole in (CALL, f"\n```json\n{INDENTED}\n```"):
-        assert unclosed(whole, HERMES).detail == f"the call was not closed with </tool_call>; write it as {RIGHT}"
+        assert unclosed(whole, HERMES).detail.endswith(RIGHT)
     assert unclosed(CALL[:-2], HERMES).detail == "the call was not closed with </tool_call>"
 
 

@@ -27,15 +27,12 @@ from toolgrpo.commands.train import TrainingRun
 from toolgrpo.errors import ConfigError, DataError, ModelError, PluginError, RewardError, ToolGRPOError
 from toolgrpo.trainer.config import ToolGRPOConfig
 
-TEN_MB = "a" * 10_000_000
-ROW = json.dumps({"prompt": "1+1?", "answer": "2"}) + "\n"
-BINARY = bytes(range(256)) * 64
+ROW = '{"prompt": "1+1?", "answer": "2"}\n'
 
 FILES: dict[str, str | bytes] = {
     **{f"empty.{kind}": "" for kind in ("jsonl", "json", "yaml")},
-    **{f"binary.{kind}": BINARY for kind in ("jsonl", "json", "parquet", "yaml")},
-    "long.json": json.dumps({"mcpServers": {"a": {"command": TEN_MB}}}),
-    "long.jsonl": json.dumps({"prompt": TEN_MB, "answer": "1"}) + "\n",
+    **{f"binary.{kind}": bytes(range(256)) * 64 for kind in ("jsonl", "json", "parquet", "yaml")},
+    "long.json": json.dumps({"mcpServers": {"a": {"command": "a" * 10_000_000}}}),
     "syntax.py": "def (\n",
     "beside.py": "x = 1\n",
     "number.py": "reward_func = 3\nTOOL_FUNCTIONS = 3\nThing = 3\n",
@@ -45,13 +42,11 @@ FILES: dict[str, str | bytes] = {
     "other_name.py": "def score(completions): return [0.0] * len(completions)\n",
     "one.jsonl": ROW,
     "rows.jsonl": ROW * 8,
-    "no_prompt.jsonl": json.dumps({"question": "1+1?", "answer": "2"}) + "\n",
-    "no_answer.jsonl": json.dumps({"prompt": "1+1?"}) + "\n",
-    "user_turns.jsonl": json.dumps({"prompt": "1+1?", "answer": "2", "user_turns": [{"role": "user"}]}) + "\n",
-    "tools.jsonl": json.dumps({"prompt": "1+1?", "answer": "2", "tools": [{"name": "add"}]}) + "\n",
+    "no_prompt.jsonl": ROW.replace("prompt", "question"),
+    "no_answer.jsonl": '{"prompt": "1+1?"}\n',
+    "tools.jsonl": '{"prompt": "1+1?", "answer": "2", "tools": [{"name": "add"}]}\n',
     "rows.txt": "hello\n",
     "wrong_type.yaml": "training:\n  learning_rate: fast\n",
-    "brackets.json": "[" * 100_000,
     "heading.yaml": "modle:\n  a: 1\n",
     "plain": "x",
 }
@@ -129,6 +124,8 @@ WRONG: dict[type[ToolGRPOError], str] = {
         --output_dir DIR/n\0l
         --record_episodes perhaps
         --max_step 3 => --max_step --max_steps
+        ! --num_iterations 100 => max_steps 100
+        --lr 1e-5 => --lr learning_rate
         --max_steps
         stray""",
     PluginError: """
@@ -156,10 +153,7 @@ WRONG: dict[type[ToolGRPOError], str] = {
         --dataset_id_or_path DIR/empty.jsonl => empty.jsonl 0
         --dataset_id_or_path DIR/binary.jsonl => binary.jsonl
         --dataset_id_or_path DIR/binary.parquet => binary.parquet Parquet
-        --dataset_id_or_path DIR/long.jsonl => long.jsonl 1 10,000,030
-        --dataset_id_or_path DIR/brackets.json => brackets.json JSON
         ! --dataset_id_or_path DIR/no_prompt.jsonl => no_prompt.jsonl 1 question answer 'prompt'
-        --dataset_id_or_path DIR/user_turns.jsonl => user_turns.jsonl 1 'user_turns' dict
         --dataset_id_or_path DIR/tools.jsonl => tools.jsonl 1 'tools' list
         --dataset_id_or_path DIR/rows.txt => rows.txt .jsonl
         --dataset_id_or_path gsm8k:DIR/rows.jsonl => rows.jsonl 1 'question'
@@ -180,11 +174,9 @@ WRONG_MODELS: dict[type[ToolGRPOError], str] = {
         --stage_fn DIR/good.py => good.py `stage`""",
     ModelError: """
         --model DIR/plain
-        --model_name_or_path ./no_such_model
         --model_name_or_path outputs/not_made_yet
         --model_name_or_path tests/not_made_yet => tests/not_made_yet working
         --model_name_or_path DIR/folder => folder config.json
-        --model_name_or_path DIR/plain
         --model_name_or_path DIR/broken_model => broken_model config.json""",
 }
 WRONG_EVALUATIONS: dict[type[ToolGRPOError], str] = {
@@ -302,17 +294,18 @@ def test_the_model_flag(wrong_files: Path, row: Row) -> None:
     assert_named(caught, row.names)
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--dataset_id_or_path DIR/one.jsonl",  # one row, and a group takes the whole batch
-        "--dataset_id_or_path DIR/rows.jsonl --num_generations 32 --per_device_train_batch_size 32",  # a group > the data
-        "--dataset_id_or_path DIR/no_answer.jsonl --reward tool_use",
-        "--max_rows 1",
-    ],
-)
-def test_what_only_looks_wrong_is_taken(wrong_files: Path, flags: str) -> None:
-    load(flags, wrong_files)
+LOOKS_WRONG = """
+    --dataset_id_or_path DIR/one.jsonl
+    --dataset_id_or_path DIR/rows.jsonl --num_generations 32 --per_device_train_batch_size 32
+    --dataset_id_or_path DIR/no_answer.jsonl --reward tool_use
+    --max_rows 1
+    --num_iterations 8"""
+
+
+def test_what_only_looks_wrong_is_taken(wrong_files: Path) -> None:
+    """One row where a group takes the whole batch, a group larger than the data, a reward that needs no answer."""
+    for flags in LOOKS_WRONG.strip().splitlines():
+        load(flags, wrong_files)
 
 
 @tried(rows(WRONG_EVALUATIONS))

@@ -73,9 +73,8 @@ def test_a_chat_is_one_episode_and_becomes_a_row(monkeypatch: pytest.MonkeyPatch
     places = [shown.find(text) for text in order]
     assert -1 not in places and places == sorted(places), shown
     (row,) = read_conversations(file)
-    assert row["messages"] == chat.messages and [one["role"] for one in row["messages"]] == [
-        *("system", "user", "assistant", "tool", "tool", "assistant", "user", "assistant")
-    ]
+    roles = "system user assistant tool tool assistant user assistant"
+    assert row["messages"] == chat.messages and " ".join(one["role"] for one in row["messages"]) == roles
 
 
 def test_a_conversation_that_has_ended_can_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -98,13 +97,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(monkeypatch: pytest.MonkeyPatc
     before = signal.getsignal(signal.SIGINT)
     requests, chat, shown = talk(monkeypatch, typed, *says)
     assert signal.getsignal(signal.SIGINT) is before
-    goes_on, anew = (
-        "stopped; your last message is forgotten, the rest goes on\n",
-        "stopped; your last message is forgotten\n",
-    )
-    places = [
-        shown.find(text) for text in ("model: One.", "you: \nyou: ", goes_on, "model: Three.", anew, "model: Five.")
-    ]
+    goes_on, anew = "last message is forgotten, the rest goes on\n", "last message is forgotten\n"
+    order = ("model: One.", "you: \nyou: ", goes_on, "model: Three.", anew, "model: Five.")
+    places = [shown.find(text) for text in order]
     assert -1 not in places and places == sorted(places), shown
     said = asked(requests[3])
     assert "One." in said and "three" in said and "two" not in said and "add" not in said.partition("One.")[2]
@@ -113,9 +108,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_folder_brings_what_its_run_was_given_and_flags_win(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text(
-        "model_name_or_path: nano\nsystem_prompt: Be short.\nmax_steps: 3\nbatch_size: 8\n"
-    )
+    text = "model_name_or_path: nano\nsystem_prompt: Be short.\nmax_steps: 3\nbatch_size: 8\n"
+    (tmp_path / "run.yaml").write_text(text)
     script, config, model = chat_arguments(read("chat", [str(tmp_path), "--temperature", "0", "--use_cpu"]))
     assert (script.system_prompt, config.temperature, model.model_name_or_path) == ("Be short.", 0.0, str(tmp_path))
     (tmp_path / "run.yaml").write_text("batch_sizes: 8\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests.support.chat_server import Says, ScriptedEndpoint, answer, question_of, serving
 from toolgrpo.commands.check import CheckRun, check_arguments
@@ -79,7 +79,7 @@ def test_a_large_model_and_a_small_one_side_by_side(server: ScriptedEndpoint, jo
     """As a user would: worse than the baseline is exit code 1, and the key stands in no file."""
     flags = [*job, "--model", "small", "--baseline", "chat_api:big", "--fail_if", "worse"]
     command = [sys.executable, "-m", "toolgrpo", "evaluate", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT, env={**os.environ})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 1, done.stdout + done.stderr
     found = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert (found["model"]["pass@1"]["value"], found["baseline"]["pass@1"]["value"]) == (0.0, 1.0)
@@ -97,24 +97,16 @@ def test_a_large_model_and_a_small_one_side_by_side(server: ScriptedEndpoint, jo
     assert len(episodes) == 20 and {one["stop_reason"] for one in episodes} == {"finished"}
     assert episode_tokens(episodes[0], None) == {"i": [], "m": [0], "l": []}
 
-    shown = io.StringIO()
-    from rich.console import Console
-
-    folder = str(tmp_path / "out" / "baseline")
-    run_show(read("show", [folder, "0", "--tokens"]), Console(file=shown, width=300))
+    console = Console(file=(shown := io.StringIO()), width=300)
+    for words in (["0", "--tokens"], ["--successes", "--as_examples", str(tmp_path / "x.jsonl")]):
+        run_show(read("show", [str(tmp_path / "out" / "baseline"), *words]), console)
     assert "counts tokens and does not show them" in shown.getvalue()
-    run_show(
-        read("show", [folder, "--successes", "--as_examples", str(tmp_path / "x.jsonl")]),
-        Console(file=shown, width=300),
-    )
     assert "10 of 20 episodes (10 that say what an earlier one says)" in shown.getvalue()
     assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 10
 
 
 @pytest.mark.e2e
-def test_a_dry_run_asks_once_and_an_endpoint_that_loses_episodes_is_an_error(
-    server: ScriptedEndpoint, job: list[str], tmp_path: Path
-) -> None:
+def test_a_dry_run_asks_once_and_losses_are_an_error(server: ScriptedEndpoint, job: list[str], tmp_path: Path) -> None:
     report, shown = evaluate([*job, "--dry_run"])
     assert report.exit_code == 0 and "dry run" in shown and len(server.asked) == 1
     comparison, shown = evaluate([*job, "--model", "mute"])
@@ -126,69 +118,57 @@ def test_a_dry_run_asks_once_and_an_endpoint_that_loses_episodes_is_an_error(
 
 
 @pytest.mark.e2e
-def test_a_check_lets_the_endpoint_play_and_looks_at_no_training(
-    server: ScriptedEndpoint, job: list[str], tmp_path: Path
-) -> None:
+def test_a_check_lets_the_endpoint_play_alone(server: ScriptedEndpoint, job: list[str], tmp_path: Path) -> None:
     flags = [*job[: job.index("--eval_dataset_id_or_path")], "--dataset_id_or_path", str(tmp_path / "rows.jsonl")]
     flags += ["--questions", "3", "--samples", "2", "--output_dir", str(tmp_path / "out")]
-    given, shown = read("check", flags), io.StringIO()
+    given, terminal = read("check", flags), Terminal(None, shown := io.StringIO(), quiet=False)
     assert mistakes(given) == []
-    report = CheckRun(*check_arguments(given), Terminal(None, shown, quiet=False)).run()
+    report = CheckRun(*check_arguments(given), terminal).run()
     numbers = {line.what: line.numbers for line in report.lines}
     assert report.exit_code == 0 and numbers["success"]["pass_1"] == 1.0, shown.getvalue()
     assert numbers["time"]["completion_tokens"] == 6 * 16 and numbers["calls"]["calling"] == 1.0
     assert {"step", "weights", "memory"}.isdisjoint(numbers)
     server.says = lambda body: (401, b"who are you")
-    report = CheckRun(*check_arguments(given), Terminal(None, shown, quiet=False)).run()
-    assert report.exit_code == 1 and "refuses the key in TOOLGRPO_CHAT_KEY" in report.lines[-1].said
+    report = CheckRun(*check_arguments(given), terminal).run()
+    assert report.exit_code == 1 and KEY_VARIABLE in report.lines[-1].said
 
 
-BASE = ["--dataset_id_or_path", "arithmetic", "--reward", "exact_match"]
-AT = ["--engine", "chat_api", "--base_url", "http://h/v1"]
-BAD: list[tuple[str, list[str], str]] = [
-    ("train", ["--model", "big", *AT], "no token ids and no log-probabilities to train on"),
-    ("train", ["--model", "nano", "--base_url", "http://h/v1"], "is asked by `toolgrpo evaluate` and `check` alone"),
-    ("gateway", ["--model", "big", *AT, "--port", "0"], "no token ids and no log-probabilities to train on"),
-    ("chat", ["big", *AT], "no token ids and no log-probabilities to train on"),
-    ("evaluate", ["--model", "big", "--engine", "chat_api"], "base_url does not say where that is; add --base_url"),
-    ("evaluate", ["--model", "nano", "--baseline", "chat_api:big"], "baseline chat_api:big is a model behind a chat"),
-    ("evaluate", ["--model", "nano", "--base_url", "http://h/v1"], "nothing is asked there; add --engine chat_api"),
-    (
-        "evaluate",
-        ["--model", "chat_api:big", "--base_url", "http://h/v1"],
-        "write --engine chat_api and the name alone",
-    ),
-    ("evaluate", ["--model", "big", "--engine", "chat_api", "--base_url", "h/v1"], "base_url must be an address"),
-    (
-        "evaluate",
-        ["--model", "big", *AT[:3], "http://me:pw@h/v1"],
-        "base_url must be an address such as https://HOST/v1",
-    ),
-    ("evaluate", ["--model", "big", *AT[:3], "http://h/v1?key=1"], "without a password, a query or a slash at its end"),
-    ("evaluate", ["--model", "big", *AT, "--agent", "true"], "agent goes by a model that we run"),
-    ("evaluate", ["--model", "big", *AT, "--context", '{"max_tokens": 9}'], "context goes by a model that we run"),
-    ("check", ["--model", "big", *AT, "--estimate"], "estimate goes by a model that we run"),
-    ("evaluate", ["--model", "nano", "--fail_if", "worse"], "compares with a baseline, and none is given"),
-    ("evaluate", ["--model", "nano", "--fail_if", "better"], "must be one of 'worse'; got 'better'"),
-    ("sft", ["--model", "nano", "--from_run", "none"], "none is no folder"),
-    ("sft", ["--model", "nano", "--from_run", "x", "--dataset_id_or_path", "y"], "both name conversations; give one"),
+AT = "--engine chat_api --base_url http://h/v1"
+BAD = [
+    (f"train --model big {AT}", NO_TOKENS),
+    ("train --model nano --base_url http://h/v1", "base_url http://h/v1"),
+    (f"gateway --model big {AT} --port 0", NO_TOKENS),
+    (f"chat big {AT}", NO_TOKENS),
+    ("evaluate --model big --engine chat_api", "add --base_url"),
+    ("evaluate --model nano --baseline chat_api:big", "baseline chat_api:big"),
+    ("evaluate --model nano --base_url http://h/v1", "add --engine chat_api"),
+    ("evaluate --model chat_api:big --base_url http://h/v1", "write --engine chat_api and the name alone"),
+    ("evaluate --model big --engine chat_api --base_url h/v1", "base_url must be an address"),
+    ("evaluate --model big --engine chat_api --base_url http://me:pw@h/v1", "base_url must be an address"),
+    ("evaluate --model big --engine chat_api --base_url http://h/v1?key=1", "without a password"),
+    (f"evaluate --model big {AT} --agent true", "leave agent out"),
+    (f'evaluate --model big {AT} --context {{"max_tokens":9}}', "leave context out"),
+    (f"check --model big {AT} --estimate", "leave estimate out"),
+    ("sft --model nano --from_run none", "none is no folder"),
+    ("sft --model nano --from_run x --dataset_id_or_path y", "both name conversations"),
 ]
 
 
-@pytest.mark.parametrize(("command", "flags", "said"), BAD, ids=[f"{one[0]} {one[2][:40]}" for one in BAD])
-def test_a_mistake_is_one_clear_error_before_pytorch(command: str, flags: list[str], said: str, tmp_path: Path) -> None:
-    data = BASE if command in ("train", "check", "evaluate") else []
-    output = [] if command in ("gateway", "chat") else ["--output_dir", str(tmp_path / "out")]
-    (error, *_) = mistakes(read(command, [*flags, *data, *output]))
+@pytest.mark.parametrize(("line", "said"), BAD, ids=[line for line, _ in BAD])
+def test_a_mistake_is_one_clear_error_before_pytorch(line: str, said: str, tmp_path: Path) -> None:
+    command, *flags = line.split()
+    data = ["--dataset_id_or_path", "arithmetic", "--reward", "exact_match"]
+    more = data if command in ("train", "check", "evaluate") else []
+    more += [] if command in ("gateway", "chat") else ["--output_dir", str(tmp_path / "out")]
+    (error, *_) = mistakes(read(command, [*flags, *more]))
     assert said in str(error) and isinstance(error, ConfigError), error
 
 
 def test_names_of_an_endpoint_are_no_folders_and_a_file_may_say_it_all(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     lines = ["model_name_or_path: a/b/c", "engine: chat_api", "base_url: http://h/v1", "baseline: chat_api:x/y/z"]
-    file.write_text(
-        "\n".join([*lines, "dataset_id_or_path: arithmetic", "fail_if: worse", f"output_dir: {tmp_path}/out"])
-    )
+    lines += ["dataset_id_or_path: arithmetic", "fail_if: worse", f"output_dir: {tmp_path}/out"]
+    file.write_text("\n".join(lines))
     assert mistakes(read("evaluate", ["--config", str(file)])) == []
     with pytest.raises(ConfigError, match=re.escape(NO_TOKENS)):
         choose_engine(EngineOptions(engine="chat_api"))

@@ -23,7 +23,6 @@ from toolgrpo.observe.records import read_episodes
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
-WITH = ("--with_model", "nano")
 OF_NANO = ("--config", "recipes/configs/nano.yaml", "--engine", "transformers", "--use_cpu", "true")
 
 
@@ -66,10 +65,7 @@ def test_a_model_and_a_spoilt_one_side_by_side(adapter: Path, tmp_path: Path, mo
     assert all(name in shown for name in ("pass@1", "maj@3", "difference", "calls per episode"))
     lines = shown.splitlines()
     ends = [line for line in lines if line.startswith("ends ") and " of 36 episodes" in line]
-    assert [line.endswith(f"({label})") for line, label in zip(ends, ("baseline", "model"), strict=True)] == [
-        True,
-        True,
-    ]
+    assert [line.rpartition(" ")[2] for line in ends] == ["(baseline)", "(model)"]
     assert lines.index(f"baseline  {adapter}") < lines.index("model     nano")
     assert all(f"episodes  {tmp_path / label / 'episodes.jsonl'}" in lines for label in ("baseline", "model"))
     episodes = read_episodes(tmp_path / "model" / "episodes.jsonl")
@@ -88,13 +84,10 @@ def test_users_who_speak_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.chdir(ROOT)
     rows = tmp_path / "rows.jsonl"
-    rows.write_text(
-        json.dumps({"prompt": "What is 2 + 3?", "answer": "5", "user_turns": ["Thanks! And 4 + 5?"]}) + "\n"
-    )
+    rows.write_text('{"prompt": "What is 2 + 3?", "answer": "5", "user_turns": ["Thanks! And 4 + 5?"]}\n')
     flags = ("--eval_split", "train", "--eval_questions", "1", "--samples", "2", "--temperature", "0")
     evaluate(tmp_path, "--eval_dataset_id_or_path", str(rows), *flags)
-    tokenizer = AutoTokenizer.from_pretrained(NANO)
-    chat = resolve_format(tokenizer)
+    chat = resolve_format(AutoTokenizer.from_pretrained(NANO))
     for record in read_episodes(tmp_path / "model" / "episodes.jsonl"):
         users = [turn["user"] for turn in record["turns"] if turn["user"] is not None]
         assert users == ["Thanks! And 4 + 5?"] and record["stop_reason"] == "finished"
@@ -103,15 +96,10 @@ def test_users_who_speak_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         bridge = chat.bridge([chat.stop_ids[0]], [{"role": "user", "content": users[0]}], messages=record["prompt"])
         assert record["ids"][start:end] == bridge and set(record["mask"][start:end]) == {0}
         assert "user: Thanks!" in "".join(str(part) for part in conversation(record).renderables)
-    for words, says in (
-        (["1"], "same     reward together"),
-        (["--all"], "0 of 2 episodes"),
-        (["0", *WITH], "the same tokens"),
-    ):
-        again = ReplayRun(
-            *replay_arguments(read("replay", [str(tmp_path), *words])),
-            Terminal(None, heard := io.StringIO(), quiet=False),
-        )
+    replays = {"1": "same     reward together", "--all": "0 of 2 episodes", "0 --with_model nano": "the same tokens"}
+    for words, says in replays.items():
+        parsed = replay_arguments(read("replay", [str(tmp_path), *words.split()]))
+        again = ReplayRun(*parsed, Terminal(None, heard := io.StringIO(), quiet=False))
         assert (again.run(), says in heard.getvalue()) == (False, True), heard.getvalue()
 
 
@@ -120,9 +108,8 @@ def test_questions_are_all_that_it_needs(tmp_path: Path) -> None:
     flags = ["--model_name_or_path", "nano", "--output_dir", str(tmp_path)]
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"prompt": "What is 2 + 3?", "answer": "5"}\n')
-    _, script, config, model = evaluation_arguments(
-        read("evaluate", [*flags, "--eval_dataset_id_or_path", str(questions)])
-    )
+    given = read("evaluate", [*flags, "--eval_dataset_id_or_path", str(questions)])
+    _, script, config, model = evaluation_arguments(given)
     rows = Job(script, config, model, Terminal(None, io.StringIO(), quiet=False)).heldout_rows(1)
     assert rows is not None and rows["answer"] == ["5"]
     with pytest.raises(ConfigError, match="--dataset_id_or_path is missing"):
@@ -140,22 +127,14 @@ def test_the_command_itself(tmp_path: Path, launch_file: str, more: tuple[str, .
     file = f"recipes/accelerate/{launch_file}.yaml"
     launch = (sys.executable, "-m", "accelerate.commands.launch", "--config_file", file)
     flags = ("--eval_questions", "9", "--samples", "2", "--baseline", "nano", "--output_dir", str(tmp_path), *more)
-    done = subprocess.run(
-        [*launch, "recipes/evaluate.py", "--config", "recipes/configs/nano.yaml", *flags],
-        cwd=ROOT,
-        env={**os.environ},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
+    command = [*launch, "recipes/evaluate.py", "--config", "recipes/configs/nano.yaml", *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr
     assert "pass@2" in done.stdout and "Warning" not in done.stdout + done.stderr
     report = tmp_path / "evaluation.json"
     subprocess.run([sys.executable, "-m", "json.tool", str(report), os.devnull], check=True)
     found = json.loads(report.read_text())
-    assert found["questions"] == 9
-    assert abs(found["difference"]["pass@1"]["value"]) < 0.5, "the same model twice"
+    assert found["questions"] == 9 and abs(found["difference"]["pass@1"]["value"]) < 0.5, "the same model twice"
 
 
 def test_a_dry_run_ends_with_the_exit_code_of_its_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

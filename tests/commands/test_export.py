@@ -31,10 +31,11 @@ if outtype == "bf16":
     sys.exit("Model FooForCausalLM is not supported")
 pathlib.Path(outfile).write_text(f"{outtype} of {sorted(one.name for one in pathlib.Path(folder).glob('*.safetensors'))}")
 """
+Adapter = tuple[Path, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
-def adapter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Adapter:
     """The output of a LoRA training of nano, and the logits of base model and adapter together."""
     folder = tmp_path_factory.mktemp("adapter")
     torch.manual_seed(0)
@@ -50,22 +51,17 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tenso
 
 
 def test_merged_weights_give_the_logits_of_base_and_adapter_and_bring_tools_and_card(
-    adapter: tuple[Path, torch.Tensor],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, logits = adapter
-    (tmp_path / "llama.cpp").mkdir()
-    (tmp_path / "llama.cpp" / "convert_hf_to_gguf.py").write_text(CONVERTER)
-    monkeypatch.setenv("LLAMA_CPP", str(tmp_path / "llama.cpp"))
+    (tmp_path / "convert_hf_to_gguf.py").write_text(CONVERTER)
+    monkeypatch.setenv("LLAMA_CPP", str(tmp_path))
     to = tmp_path / "Whole"
-    said = list(export_lines(read("export", [str(source), "--merge", str(to), "--gguf", "q8_0"])))
+    said = export(source, "--merge", to, "--gguf", "q8_0")
     assert "%|" not in capsys.readouterr().err, "bars of libraries"
     assert [line.split()[0] for line in said] == ["merged", "gguf", "ollama"] and "ollama create whole -f" in said[-1]
     with torch.no_grad():
-        merged = AutoModelForCausalLM.from_pretrained(to)(TOKENS).logits
-        base = AutoModelForCausalLM.from_pretrained(NANO)(TOKENS).logits
+        merged, base = (AutoModelForCausalLM.from_pretrained(one)(TOKENS).logits for one in (to, NANO))
     assert (merged - logits).abs().max() < 1e-4 < 1e-2 < (base - logits).abs().max()
     assert (to / "Whole-q8_0.gguf").read_text() == "q8_0 of ['model.safetensors']"
     assert (to / "Modelfile").read_text().startswith("FROM ./Whole-q8_0.gguf\n")
@@ -73,48 +69,46 @@ def test_merged_weights_give_the_logits_of_base_and_adapter_and_bring_tools_and_
     card = (to / "README.md").read_text()
     assert "library_name: transformers" in card and "merged into it" in card
     with pytest.raises(ToolGRPOError, match="converter failed: Model FooForCausalLM is not supported"):
-        list(export_lines(read("export", [str(to), "--gguf", "bf16"])))
+        export(to, "--gguf", "bf16")
 
 
-def test_a_training_does_not_begin_with_an_adapter(adapter: tuple[Path, torch.Tensor]) -> None:
+def export(*words: object) -> list[str]:
+    return list(export_lines(read("export", [*map(str, words)])))
+
+
+def test_a_training_does_not_begin_with_an_adapter(adapter: Adapter) -> None:
     with pytest.raises(ModelError, match=r"LoRA.*--merge"):
         ToolGRPOTrainer(str(adapter[0]), "tool_result")
 
 
-def test_ollama_prints_what_the_model_saw_in_training(adapter: tuple[Path, torch.Tensor]) -> None:
+def test_ollama_prints_what_the_model_saw_in_training(adapter: Adapter) -> None:
     source, _ = adapter
     text = modelfile("x.gguf", source, {"system_prompt": "Use {{ the }} tool."})
     schemas = json.loads((source / "tools.json").read_text())
     asked = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]
-    prompt = AutoTokenizer.from_pretrained(source).apply_chat_template(
-        asked, tools=schemas, tokenize=False, add_generation_prompt=True
-    )
+    printed = {"tools": schemas, "tokenize": False, "add_generation_prompt": True}
+    prompt = AutoTokenizer.from_pretrained(source).apply_chat_template(asked, **printed)
     opening, turn = prompt.split("<|im_start|>user\nQ<|im_end|>\n")
     assert "{{ if .System }}" + opening.replace("\nS\n", "\n{{ .System }}\n") + "{{ else }}" in text
     assert f'{{{{ if ne $role "assistant" }}}}{turn}{{{{ end }}}}' in text
     assert 'SYSTEM """Use {{ the }} tool."""\n' in text and "FROM ./x.gguf\n" in text
 
 
-def test_the_card_asks_as_the_training_did_and_says_how_an_adapter_is_served(
-    adapter: tuple[Path, torch.Tensor],
-) -> None:
+def test_the_card_asks_as_the_training_did_and_says_how_an_adapter_is_served(adapter: Adapter) -> None:
     card = (adapter[0] / "README.md").read_text()
     code = card.split("```python\n")[1].split("```")[0].replace('folder = "."', f"folder = {str(adapter[0])!r}")
     names: dict[str, Any] = {}
     exec(code.partition("reply = ")[0], names)
     asked = names["tokenizer"].decode(names["prompt"]["input_ids"][0])
     assert asked.startswith(f"<|im_start|>system\n{SYSTEM}\n\n# Tools") and '"name": "multiply"' in asked
-    assert (
-        f"`vllm serve {NANO} --tokenizer FOLDER --enable-lora --lora-modules NAME=FOLDER --enable-auto-tool-choice --tool"
-        in card
-    )
+    assert f"`vllm serve {NANO} --tokenizer FOLDER --enable-lora --lora-modules NAME=FOLDER --enable-auto" in card
 
 
 @pytest.mark.vllm
 @pytest.mark.needs_cpu_vllm
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_vllm_serves_the_adapter_beside_its_base_model(adapter: tuple[Path, torch.Tensor]) -> None:
+def test_vllm_serves_the_adapter_beside_its_base_model(adapter: Adapter) -> None:
     from tests.support.vllm_process import VLLMServerProcess
 
     source, logits = adapter
@@ -123,11 +117,9 @@ def test_vllm_serves_the_adapter_beside_its_base_model(adapter: tuple[Path, torc
         said = {}
         for model in ("calculating", str(NANO)):
             asked = {"model": model, "prompt": TOKENS[0].tolist(), "max_tokens": 1, "temperature": 0, "logprobs": 0}
-            ids_only = {"return_token_ids": True, "return_tokens_as_token_ids": True, "detokenize": False}
-            body = json.dumps({**asked, **ids_only}).encode()
-            request = urllib.request.Request(
-                f"{server.url}/v1/completions", data=body, headers={"Content-Type": "application/json"}
-            )
+            asked |= {"return_token_ids": True, "return_tokens_as_token_ids": True, "detokenize": False}
+            headers = {"Content-Type": "application/json"}
+            request = urllib.request.Request(f"{server.url}/v1/completions", json.dumps(asked).encode(), headers)
             with urllib.request.urlopen(request, timeout=300) as answer:
                 (choice,) = json.load(answer)["choices"]
             said[model] = choice["token_ids"][0], choice["logprobs"]["token_logprobs"][0]
@@ -138,24 +130,20 @@ def test_vllm_serves_the_adapter_beside_its_base_model(adapter: tuple[Path, torc
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("words", "says"),
     [
-        ([], "say where the whole weights go with --merge"),
-        (["--merge", "."], "is there already and not empty"),
-        (["--merge", "to", "--gguf", "q8_0"], "git clone https://github.com/ggml-org/llama.cpp"),
+        ("ADAPTER", "--merge"),
+        ("ADAPTER --merge .", "is there already and not empty"),
+        ("ADAPTER --merge to --gguf q8_0", "git clone https://github.com/ggml-org/llama.cpp"),
+        ("recipes", "holds no trained model"),
+        (f"{NANO} --merge to", "whole weights already"),
     ],
 )
-def test_what_cannot_be_exported_says_what_to_do(
-    flags: list[str], says: str, adapter: tuple[Path, torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_exported(words: str, says: str, adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LLAMA_CPP", raising=False)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match=says):
-        list(export_lines(read("export", [str(adapter[0]), *flags])))
-    with pytest.raises(ConfigError, match="holds no trained model"):
-        list(export_lines(read("export", ["recipes"])))
-    with pytest.raises(ConfigError, match="whole weights already"):
-        list(export_lines(read("export", [str(NANO), "--merge", "to"])))
+        export(*words.replace("ADAPTER", str(adapter[0])).split())
 
 
 def named(folder: Path, base: object) -> Path:
@@ -165,9 +153,7 @@ def named(folder: Path, base: object) -> Path:
     return folder
 
 
-def test_a_base_model_is_found_from_any_folder_or_missed_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_base_model_is_found_from_any_folder_or_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base, elsewhere = tmp_path / "mine" / "org" / "name", tmp_path / "elsewhere"
     base.mkdir(parents=True)
     elsewhere.mkdir()
@@ -191,9 +177,7 @@ def test_a_base_model_is_found_from_any_folder_or_missed_at_once(
             base_of_adapter(named(elsewhere / "f", broken))
 
 
-def test_an_adapter_names_its_base_by_the_whole_path_where_a_folder_was_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_names_its_base_by_the_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     for typed, kept in (("org/name", str(tmp_path / "org" / "name")), ("owner/name", "owner/name"), (None, None)):

@@ -11,7 +11,7 @@ import torch
 
 from toolgrpo.commands.look import data_lines, environment_lines
 from toolgrpo.commands.main import main, read
-from toolgrpo.errors import ConfigError, DataError
+from toolgrpo.errors import DataError
 
 
 @pytest.fixture
@@ -22,46 +22,38 @@ def rows(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_what_a_bug_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
-    for name in ("HF_TOKEN", "VLLM_API_KEY", "VLLM_S3_SECRET"):
-        monkeypatch.setenv(name, "hf_secret")
-    monkeypatch.setenv("VLLM_HOST", "http://me:hf_secret@host")
+def test_what_a_bug_report_needs_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = dict.fromkeys(("HF_TOKEN", "VLLM_API_KEY", "VLLM_S3_SECRET"), "hf_secret")
+    for name, value in {**secrets, "VLLM_HOST": "http://me:hf_secret@host", "VLLM_CPU_KVCACHE_SPACE": "2"}.items():
+        monkeypatch.setenv(name, value)
     said = "\n".join(environment_lines())
     for part in (
         platform.python_version(),
         f"torch        {torch.__version__}",
         "cores, ",
-        "sandbox      ",
+        "sandbox  ",
         "CACHE_SPACE=2",
     ):
         assert part in said, said
     assert "hf_secret" not in said
 
 
+def look_at(*words: str) -> str:
+    return "\n".join(data_lines(read("data", [*words])))
+
+
 def test_rows_as_the_reward_and_as_the_model_see_them(rows: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", rows, "--show", "2", "--system_prompt", "Be short."]) == 0
     said = capsys.readouterr().out
     assert "5 rows with " in said and ", line 2" in said and ", line 3" not in said and "\x1b" not in said
-    assert (
-        "  system: Be short.\n  user: What is 0+1?" in said and '  answer: "2"' in said and '  tools: ["add"]' in said
-    )
-    seen = "\n".join(data_lines(read("data", [rows, "--show", "1", "--model", "nano", "--tools_script", "arithmetic"])))
+    assert "  system: Be short.\n  user: What is 0+1?" in said
+    assert '  answer: "2"' in said and '  tools: ["add"]' in said
+    seen = look_at(rows, "--show", "1", "--model", "nano", "--tools_script", "arithmetic")
     assert '"name": "add"' in seen and '"name": "divide"' not in seen and "<|im_start|>user\nWhat is 0+1?" in seen
 
 
 def test_rows_that_do_not_suit_the_tools_or_are_trained_on(rows: str) -> None:
     with pytest.raises(DataError, match=r"5 .*rows\.jsonl, line 1 to 5: .*'add'"):
-        list(data_lines(read("data", [rows, "--tools_script", "calculator"])))
-    said = list(
-        data_lines(read("data", [rows, "--show", "0", "--eval_dataset_id_or_path", rows, "--eval_questions", "3"]))
-    )
-    assert said[1].startswith("3 of 3 held-out rows have a prompt that is trained on")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"), [([], "say which rows"), (["x", "--shwo", "1"], "nearest known flag is --show")]
-)
-def test_what_is_wrong_is_one_sentence(words: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        list(data_lines(read("data", words)))
+        look_at(rows, "--tools_script", "calculator")
+    said = look_at(rows, "--show", "0", "--eval_dataset_id_or_path", rows, "--eval_questions", "3")
+    assert said.splitlines()[1].startswith("3 of 3 held-out rows have a prompt that is trained on")

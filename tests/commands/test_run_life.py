@@ -42,57 +42,46 @@ def reward_func(completions, **kwargs):
 """
 
 
-def arguments(mini_nano: Path, folder: Path, trouble: str = "pass") -> list[str]:
-    (folder / "reward.py").write_text(REWARD.format(trouble=trouble))
+def arguments(mini_nano: Path, folder: Path, reward: str = REWARD.format(trouble="pass")) -> list[str]:
+    (folder / "reward.py").write_text(reward)
     return [
         *("--model_name_or_path", str(mini_nano), "--output_dir", str(folder / "out")),
-        *("--dataset_id_or_path", "arithmetic"),
-        *("--reward_fn", str(folder / "reward.py"), "--eval_questions", "2", "--max_steps", "1", "--use_cpu", "true"),
+        *("--dataset_id_or_path", "arithmetic", "--reward_fn", str(folder / "reward.py"), "--eval_questions", "2"),
         *("--per_device_train_batch_size", "4", "--num_generations", "4", "--max_completion_length", "8"),
         *("--engine", "transformers", "--save_strategy", "no", "--report_to", "none", "--learning_rate", "0.01"),
+        *("--max_steps", "1", "--use_cpu", "true"),
     ]
 
 
-def training(mini_nano: Path, folder: Path, trouble: str = "pass") -> tuple[TrainingRun, io.StringIO]:
-    shown = io.StringIO()
-    script, config, model = parse_arguments(arguments(mini_nano, folder, trouble))
-    return TrainingRun(script, config, model, Terminal(None, shown, quiet=False)), shown
-
-
-def assert_trained_model_is_there(out: Path, mini_nano: Path) -> None:
-    one, other = (load_file(folder / "model.safetensors") for folder in (out, mini_nano))
-    assert any(not one[name].equal(other[name]) for name in one), "it is the trained one"
-    assert (out / "config.json").is_file() and (out / "tokenizer.json").is_file()
+def training(words: list[str]) -> tuple[TrainingRun, io.StringIO]:
+    return TrainingRun(*parse_arguments(words), Terminal(None, shown := io.StringIO(), quiet=False)), shown
 
 
 @pytest.mark.parametrize(
     ("trouble", "error"),
-    [
-        ("raise ValueError('a bad row')", RewardError),
-        ("signal.raise_signal(signal.SIGINT)", KeyboardInterrupt),
-    ],
+    [("raise ValueError('a bad row')", RewardError), ("signal.raise_signal(signal.SIGINT)", KeyboardInterrupt)],
     ids=["an error", "Ctrl-C"],
 )
 def test_what_happens_after_the_last_step_does_not_cost_the_model(
     mini_nano: Path, tmp_path: Path, trouble: str, error: type[BaseException]
 ) -> None:
-    run, shown = training(mini_nano, tmp_path, trouble)
+    run, shown = training(arguments(mini_nano, tmp_path, REWARD.format(trouble=trouble)))
     with pytest.raises(error):
         run.run()
-    assert_trained_model_is_there(tmp_path / "out", mini_nano)
-    said = shown.getvalue()
-    assert f"saved     {tmp_path / 'out'}\n" in said and f"model     {tmp_path / 'out'}\n" in said
-    assert "(not measured)" in said and "1 step, " in said
+    out = tmp_path / "out"
+    one, other = (load_file(folder / "model.safetensors") for folder in (out, mini_nano))
+    assert any(not one[name].equal(other[name]) for name in one), "it is the trained one"
+    assert (out / "config.json").is_file() and (out / "tokenizer.json").is_file()
+    for said in (f"saved     {out}\n", f"model     {out}\n", "(not measured)", "1 step, "):
+        assert said in shown.getvalue()
 
 
-def test_a_signal_while_the_model_is_saved_waits_until_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    said: list[str] = []
-    saved = False
+def test_a_signal_while_the_model_is_saved_waits_until_it_is() -> None:
+    before, said, saved = signal.getsignal(signal.SIGTERM), list[str](), False
     with pytest.raises(KeyboardInterrupt), finish_before_stopping("the model is saved", said.append):
         signal.raise_signal(signal.SIGINT)
         saved = True
-    assert saved and said == ["SIGINT: the model is saved first; a second signal ends the run at once"]
+    assert saved and len(said) == 1 and said[0].startswith("SIGINT: the model is saved")
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -113,31 +102,27 @@ def test_every_way_to_write_into_a_folder_is_refused_while_another_run_does(
     train_tiny: ModuleType, tiny_model: Path, mini_nano: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
+    job = train_tiny.Job(out=str(out), model=str(tiny_model), config={"use_cpu": True, "max_steps": 1})
+    sft = ["--model_name_or_path", str(mini_nano), "--dataset_id_or_path", "rows.jsonl", "--output_dir", str(out)]
+    run, _ = training(arguments(mini_nano, tmp_path))
     with Holder(out) as other:
         before = sorted(path.name for path in out.iterdir())
-        refused = f"another run writes into .*process {other.pid} on "
-        job = {"out": str(out), "model": str(tiny_model), "config": {"use_cpu": True, "max_steps": 1}}
-        with pytest.raises(ConfigError, match=refused):
-            train_tiny.run(train_tiny.Job(**job))
-        with pytest.raises(ConfigError, match=refused):
-            flags = ["--model_name_or_path", str(mini_nano), "--dataset_id_or_path", "rows.jsonl"]
-            flags += ["--output_dir", str(out)]
-            run_sft(*sft_arguments(read("sft", flags)), Console(file=io.StringIO()))
-        run, _ = training(mini_nano, tmp_path)
-        with pytest.raises(ConfigError, match=refused):
-            run.run()
+        for write in (
+            lambda: train_tiny.run(job),
+            lambda: run_sft(*sft_arguments(read("sft", sft)), Console(file=io.StringIO())),
+            run.run,
+        ):
+            with pytest.raises(ConfigError, match=f"another run writes into .*process {other.pid} on "):
+                write()
         assert sorted(path.name for path in out.iterdir()) == before
-    train_tiny.run(train_tiny.Job(**job))
+    train_tiny.run(job)
     claim_folder(out, patience_s=0.0).release()
 
 
 def test_a_resumed_run_counts_its_own_steps_and_keeps_the_first_table(mini_nano: Path, tmp_path: Path) -> None:
     def run(*flags: str) -> tuple[dict[str, Any], str]:
-        shown = io.StringIO()
-        script, config, model = parse_arguments([*arguments(mini_nano, tmp_path), "--save_strategy", "steps", *flags])
-        summary = TrainingRun(script, config, model, Terminal(None, shown, quiet=False)).run()
-        assert summary is not None
-        return summary, shown.getvalue()
+        run, shown = training([*arguments(mini_nano, tmp_path), "--save_strategy", "steps", *flags])
+        return dict(run.run() or {}), shown.getvalue()
 
     first, _ = run("--save_steps", "1")
     again, shown = run("--save_steps", "1", "--max_steps", "2", "--resume_from_checkpoint", "auto")
@@ -165,12 +150,12 @@ def reward_func(completions, trainer_state, **kwargs):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), pytest.param("SIGTERM", 0, marks=pytest.mark.slow)])
 def test_a_run_that_is_stopped_says_each_thing_once(mini_nano: Path, tmp_path: Path, name: str, code: int) -> None:
-    flags = [*arguments(mini_nano, tmp_path), "--max_steps", "4", "--report_to", "wandb", "--tools_script", "tools.py"]
-    (tmp_path / "reward.py").write_text(STOPPED.format(name=name))
+    flags = arguments(mini_nano, tmp_path, STOPPED.format(name=name))
+    flags += ["--max_steps", "4", "--report_to", "wandb", "--tools_script", "tools.py"]
     (tmp_path / "tools.py").write_text("def f(bare: int) -> int:\n    'Double.'\n\nTOOL_FUNCTIONS = [f]\n")
     without_login = {"HOME": str(tmp_path), "NETRC": str(tmp_path), "WANDB_API_KEY": "", "WANDB_MODE": "online"}
     words, env = [sys.executable, "-m", "toolgrpo", "train", *flags], {**os.environ, **without_login}
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=800, check=False)
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=800)
     assert done.returncode == code, done.stdout + done.stderr
     assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-2"]
     for text in (done.stdout, (tmp_path / "out" / "train.log").read_text()):

@@ -16,12 +16,9 @@ import pytest
 from rich.console import Console
 
 from toolgrpo.build import load_tokenizer
-from toolgrpo.commands.arguments import ScriptArguments
-from toolgrpo.commands.flags import flags_of_classes
-from toolgrpo.commands.given import read_given
 from toolgrpo.commands.main import main, read
 from toolgrpo.commands.replay import ReplayRun, replay_arguments
-from toolgrpo.commands.run_file import config_of_run, keep_run_config, run_text
+from toolgrpo.commands.run_file import keep_run_config, run_text
 from toolgrpo.commands.show import run_show
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.episode.token_ledger import Ledger
@@ -37,6 +34,7 @@ from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episod
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[red]not markup[/red]\u202e"
 TOOLS = "tools_funcs/arithmetic_tools.py"
+EVALUATE = "evaluate --model nano --dataset_id_or_path arithmetic"
 
 
 def episode(*turns: str, answers: Sequence[ToolResult | str] = ()) -> Trajectory:
@@ -57,46 +55,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         episode("call add {", HOSTILE),
         episode(HOSTILE),
     ]
+    rows = [{"prompt": f"question {n // 2}{HOSTILE}", "answer": "3"} for n in range(4)]
+    grades = [Grade({"accuracy": total}, total) for total in (1.0, 0.0, 0.5, -1.0)]
     recorder = EpisodeRecorder(place / "episodes.jsonl")
     for step in (0, 1):
-        batch = RolloutBatch(
-            episodes=tuple(
-                Scored({"prompt": f"question {n // 2}{HOSTILE}", "answer": "3"}, one)
-                for n, one in enumerate(trajectories)
-            ),
-            step=step,
-            group_size=2,
-        )
-        grades = [Grade({"accuracy": total}, total) for total in (1.0, 0.0, 0.5, -1.0)]
+        batch = RolloutBatch(episodes=tuple(map(Scored, rows, trajectories)), step=step, group_size=2)
         recorder.batch_done(batch.numbered(4 * step).graded(grades, lambda one: one.total == 1.0))
     recorder.close()
-    (place / "vocabulary.jsonl").write_text(
-        "".join(json.dumps({"id": n, "text": chr(n) if n < 256 else "|"}) + "\n" for n in range(258))
-    )
-    given = [
-        *("--tools_script", TOOLS, "--reward", "accuracy", "--dataset_id_or_path", "arithmetic"),
-        *("--model_name_or_path", "nano", "--output_dir", str(place), "--hub_token", "hf_secret"),
-    ]
+    tokens = ({"id": n, "text": chr(n) if n < 256 else "|"} for n in range(258))
+    (place / "vocabulary.jsonl").write_text("".join(json.dumps(token) + "\n" for token in tokens))
+    given = ["--tools_script", TOOLS, "--reward", "accuracy", "--dataset_id_or_path", "arithmetic"]
+    given += ["--model_name_or_path", "nano", "--output_dir", str(place)]
     keep_run_config(run_text(read("train", given)), place)
     return place
 
 
-def show(*arguments: object) -> str:
-    shown = io.StringIO()
-    run_show(
-        read("show", [str(argument) for argument in arguments]),
-        SteadyConsole(file=shown, width=140, force_terminal=False),
-    )
+def show(*arguments: object, width: int = 140) -> str:
+    console = SteadyConsole(file=(shown := io.StringIO()), width=width, force_terminal=False)
+    run_show(read("show", [*map(str, arguments)]), console)
     return shown.getvalue()
 
 
-def test_the_groups_of_the_last_step(folder: Path) -> None:
+def test_the_groups_of_the_last_step_of_all_processes(folder: Path, tmp_path: Path) -> None:
     shown = show(folder)
     assert "step 2: 2 groups, 4 episodes" in shown and "steps 1 to 2" in shown and " \n" not in shown
     worst, best = (line for line in shown.splitlines() if "question" in line)
-    assert "question 1" in worst and "-1 to 0.5" in worst and "0/2" in worst and "6-7" in worst
-    assert "question 0" in best and "0 to 1" in best and "1/2" in best
+    assert all(text in worst for text in ("question 1", "-1 to 0.5", "0/2", "6-7"))
+    assert all(text in best for text in ("question 0", "0 to 1", "1/2"))
     assert "step 1: 2 groups" in show(folder, "--step", 1)
+    for name in ("episodes", "episodes.rank1"):
+        shutil.copy(folder / "episodes.jsonl", tmp_path / f"{name}.jsonl")
+    assert "step 2: 2 groups, 8 episodes" in show(tmp_path)
 
 
 def test_an_evaluation_comes_after_a_step_and_a_narrow_table_cuts_prompts_alone(folder: Path, tmp_path: Path) -> None:
@@ -105,16 +94,10 @@ def test_an_evaluation_comes_after_a_step_and_a_narrow_table_cuts_prompts_alone(
     (tmp_path / "episodes.jsonl").write_text("\n".join([*lines, json.dumps(of_eval)]) + "\n")
     assert "step 2: 2 groups, 4 episodes" in show(tmp_path) and "steps 1 to 2" in show(tmp_path)
     assert "episode 99, evaluation after step 2" in show(tmp_path, 99)
-    run_show(read("show", [str(tmp_path)]), Console(file=(narrow := io.StringIO()), width=80, force_terminal=False))
-    titles = next(line for line in narrow.getvalue().splitlines() if "reward" in line)
+    narrow = show(tmp_path, width=80).splitlines()
+    titles = next(line for line in narrow if "reward" in line)
     assert titles.split() == ["group", "episodes", "reward", "success", "turns", "calls", "failed", "ends", "prompt"]
-    assert max(map(len, narrow.getvalue().splitlines()[:-1])) <= 80
-
-
-def test_the_last_step_is_that_of_all_processes(folder: Path, tmp_path: Path) -> None:
-    for name in ("episodes", "episodes.rank1"):
-        shutil.copy(folder / "episodes.jsonl", tmp_path / f"{name}.jsonl")
-    assert "step 2: 2 groups, 8 episodes" in show(tmp_path)
+    assert max(map(len, narrow[:-1])) <= 80
 
 
 def test_an_episode_as_a_conversation(folder: Path) -> None:
@@ -142,22 +125,13 @@ def test_where_a_segment_begins() -> None:
 
     ledger = Ledger([1])
     ledger.sampled([2, 3], [-0.1, -0.1])
-    ledger.turn(Turn(0, 2, "first", None))
-    ledger.sampled([3], [-0.1])
-    ledger.turn(Turn(2, 3, "so far", None))
+    ledger.turn(Turn(0, 2, "so far", None))
     ledger.rewrite([1, 5, 6])
     ledger.sampled([4], [-0.1])
-    ledger.turn(Turn(6, 7, "last", None))
-    record = {
-        **ledger.finish(StopReason.FINISHED).to_record(),
-        "episode": 1,
-        "step": 0,
-        "group": 0,
-        "prompt": [],
-        "reward_given": 1.0,
-    }
-    shown = io.StringIO()
-    console = Console(file=shown, width=140)
+    ledger.turn(Turn(5, 6, "last", None))
+    record = {**ledger.finish(StopReason.FINISHED).to_record(), "episode": 1, "step": 0, "group": 0, "prompt": []}
+    record["reward_given"] = 1.0
+    console = Console(file=(shown := io.StringIO()), width=140)
     console.print(conversation(record), tokens(record, {}))
     said, of_tokens = shown.getvalue().split("probability of a sampled token")
     begins = "segment 2 begins, with a history of 3 tokens"
@@ -165,47 +139,44 @@ def test_where_a_segment_begins() -> None:
     assert of_tokens.index("[3]") < of_tokens.index(begins) < of_tokens.index("[5]")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--cause", "tiemout"), r"'tiemout'.*invalid_json"),
-        (("99",), "there is no episode 99 .* the last one is 7"),
-        (("--step", "9"), "is of step 9; there are steps 1 to 2"),
-        (("--worst", "0"), "worst must be at least 1, got 0"),
-        (("--worst", "1", "--best", "1"), "exclude each other"),
-        (("seven",), r"EPISODE.*'seven'.*DIR"),
-        (("--as_examples", "x.jsonl"), "--successes"),
-    ],
-)
-def test_bad_input_is_one_sentence(folder: Path, arguments: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        show(folder, *arguments)
+BAD = {
+    "--cause tiemout": r"'tiemout'.*invalid_json",
+    "99": "there is no episode 99 .* the last one is 7",
+    "--step 9": "is of step 9; there are steps 1 to 2",
+    "--worst 1 --best 1": "exclude each other",
+    "seven": r"EPISODE.*'seven'.*DIR",
+    "--as_examples x.jsonl": "--successes",
+}
 
 
-def test_successes_become_examples_once_each(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input_is_one_sentence(folder: Path, words: str) -> None:
+    with pytest.raises(ConfigError, match=BAD[words]):
+        show(folder, *words.split())
+
+
+def test_successes_become_examples_once_each_and_are_not_lost(folder: Path, tmp_path: Path) -> None:
+    examples, page = tmp_path / "rows.jsonl", tmp_path / "new" / "page.html"
     assert "2 episodes" in show(folder, "--successes", "--worst", 9)
-    shown = show(folder, "--successes", "--as_examples", tmp_path / "rows.jsonl")
+    for _ in range(2):
+        shown = show(folder, "--successes", "--as_examples", examples)
+        assert main(["report", str(folder), "--out", str(page)]) == 0
     assert "1 of 8 episodes (6 without success; 1 that say what an earlier one says)" in shown.replace("\n", " ")
-    (row,) = read_conversations(tmp_path / "rows.jsonl")
+    with pytest.raises(ConfigError, match=r"no episode|none of them"):
+        show(folder, "--successes", "--as_examples", examples, "--step", 99)
+    (row,) = read_conversations(examples)
     assert [message["role"] for message in row["messages"]] == ["user", "assistant", "tool", "assistant"]
     call = row["messages"][1]["tool_calls"][0]["function"]
     assert call["name"] == "add" and call["arguments"] == {"a": 1, "b": 2}
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("report", "{}", "--out"),
-        ("show", "{}", "--successes", "--as_examples"),
-        ("evaluate", "--model", "nano", "--dataset_id_or_path", "arithmetic", "--report"),
-    ],
-)
+@pytest.mark.parametrize("command", ["report {} --out", "show {} --successes --as_examples", f"{EVALUATE} --report"])
 def test_nothing_is_written_over_what_is_something_else(
-    folder: Path, tmp_path: Path, command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(folder, place := tmp_path / "run")
     before = {path.name: path.read_bytes() for path in place.iterdir()}
-    words = [word.format(place) for word in command]
+    words = command.format(place).split()
     for name in (*before, "..", "episodes.jsonl/x", "n\0l", "x" * 300, "x" * 252):
         assert main([*words, str(place / name)]) != 0, name
         said = capsys.readouterr().err
@@ -215,26 +186,13 @@ def test_nothing_is_written_over_what_is_something_else(
 
 
 def test_a_worked_question_of_a_prompt_is_not_learnt_again(folder: Path, tmp_path: Path) -> None:
-    recorded = folder / "episodes.jsonl"
     worked = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
-    lines = [json.loads(line) for line in recorded.read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
     changed = [{**line, "prompt": [*worked, *line["prompt"]]} for line in lines]
-    recorded.write_text("".join(json.dumps(line) + "\n" for line in changed))
-    for _ in range(2):
-        show(folder, "--successes", "--as_examples", tmp_path / "rows.jsonl")
+    (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+    show(tmp_path, "--successes", "--as_examples", tmp_path / "rows.jsonl")
     (row,) = read_conversations(tmp_path / "rows.jsonl")
     assert row["n_prompt"] == 3 and row["messages"][1]["content"] == "4"
-
-
-def test_its_own_kind_is_written_again(folder: Path, tmp_path: Path) -> None:
-    examples, page = tmp_path / "rows.jsonl", tmp_path / "new" / "page.html"
-    for _ in range(2):
-        show(folder, "--successes", "--as_examples", examples)
-        assert main(["report", str(folder), "--out", str(page)]) == 0
-    before = examples.read_text()
-    with pytest.raises(ConfigError, match=r"no episode|none of them"):
-        show(folder, "--successes", "--as_examples", examples, "--step", 99)
-    assert examples.read_text() == before, "where there is nothing to write, nothing is lost"
 
 
 def test_a_folder_whose_name_is_no_text_has_a_report(folder: Path, tmp_path: Path) -> None:
@@ -244,50 +202,20 @@ def test_a_folder_whose_name_is_no_text_has_a_report(folder: Path, tmp_path: Pat
     assert "<title>run\\udcff · toolgrpo report</title>" in (place / "report.html").read_text()
 
 
-def test_showing_needs_no_torch() -> None:
-    code = (
-        "import sys; import toolgrpo.commands.show; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=200).returncode == 0
-
-
-# what the run was given
-
-
-def test_the_file_of_a_run_says_what_was_given_and_no_secret(folder: Path) -> None:
-    text = (folder / "run.yaml").read_text()
-    assert f"tools_script: {Path(TOOLS).resolve()}" in text and "dataset_id_or_path: arithmetic" in text
-    assert "hf_secret" not in text and "learning_rate" not in text
-    assert config_of_run(folder / "model") == folder / "run.yaml"
-
-
-def test_given_values_are_those_of_the_file_and_the_flags_over_it(tmp_path: Path) -> None:
-    file = tmp_path / "my.yaml"
-    file.write_text("tools:\n  tool_workers: 2\ndata:\n  max_rows: 9\n")
-    flags = ["--config", str(file), "--max_rows", "3", "--dry_run"]
-    given = read_given(flags_of_classes((ScriptArguments,)), flags)
-    assert given.values == {"tool_workers": 2, "max_rows": 3, "dry_run": True}
-    assert given.places.keys() == {"tool_workers"}, "the others were typed"
-    (parsed,) = given.made((ScriptArguments,))
-    assert (parsed.tool_workers, parsed.max_rows) == (2, 3)
-
-
-# again
+def replaying(folder: Path, *arguments: str) -> tuple[ReplayRun, io.StringIO]:
+    parsed = replay_arguments(read("replay", [str(folder), *arguments]))
+    return ReplayRun(*parsed, Terminal(None, shown := io.StringIO(), quiet=False)), shown
 
 
 def replay(folder: Path, *arguments: str) -> tuple[bool, str]:
-    shown = io.StringIO()
-    parsed = replay_arguments(read("replay", [str(folder), *arguments]))
-    return ReplayRun(*parsed, Terminal(None, shown, quiet=False)).run(), shown.getvalue()
+    run, shown = replaying(folder, *arguments)
+    return run.run(), shown.getvalue()
 
 
-def test_calls_and_rewards_that_are_the_same_again(folder: Path) -> None:
+def test_calls_and_rewards_are_the_same_again_or_shown_then_and_now(folder: Path) -> None:
     differs, shown = replay(folder, "4")
     assert not differs, shown
     assert "same     turn 1: add(a=1, b=2) -> 3" in shown and "same     reward accuracy 1" in shown
-
-
-def test_what_differs_is_shown_then_and_now(folder: Path) -> None:
     differs, shown = replay(folder, "5")
     assert differs and "differs  turn 1: divide(a=1, b=0)" in shown
     assert "then  [timeout] Error: divide: gave up" in shown and "now   [raised] Error: divide" in shown
@@ -309,64 +237,53 @@ def test_every_episode_under_another_reward(folder: Path, tmp_path: Path) -> Non
         replay(folder, "--all", "--reward_fn", str(reward), "--reward_weights", "1", "1")
 
 
-def test_a_replay_without_a_model_needs_no_torch(folder: Path) -> None:
-    code = (
-        "import sys; from toolgrpo.commands.main import main; main(['replay', *sys.argv[1:]]); "
-        "sys.exit(bool({'torch', 'transformers', 'datasets'} & set(sys.modules)))"
-    )
-    for words in (["4"], ["--all"]):
-        done = subprocess.run([sys.executable, "-c", code, str(folder), *words], timeout=200, capture_output=True)
-        assert done.returncode == 0 and b"loading" not in done.stdout, done.stdout + done.stderr
+def test_to_show_and_to_replay_without_a_model_needs_no_torch(folder: Path) -> None:
+    code = """
+import sys
+from toolgrpo.commands.main import main
+for words in (["show"], ["show", "4"], ["replay", "4"], ["replay", "--all"]):
+    main([words[0], sys.argv[1], *words[1:]])
+sys.exit(bool({"torch", "transformers", "datasets"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], timeout=200, capture_output=True)
+    assert done.returncode == 0 and b"loading" not in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.e2e
 def test_a_whole_episode_is_rendered_with_the_arguments_that_the_run_gave_its_template(folder: Path) -> None:
     flags = ("--with_model", "nano", "--engine", "transformers", "--use_cpu", "true", "--max_completion_length", "2")
-    thinks_not = ("--chat_template_kwargs", '{"enable_thinking": false}')
-    parsed = replay_arguments(read("replay", [str(folder), "4", *flags, *thinks_not]))
-    run = ReplayRun(*parsed, Terminal(None, io.StringIO(), quiet=False))
+    run, _ = replaying(folder, "4", *flags, "--chat_template_kwargs", '{"enable_thinking": false}')
     now = run.sampled_again("nano", None)
     assert load_tokenizer(str(NANO)).decode(now.prompt_ids).endswith("<think>\n\n</think>\n\n")
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "typed"),
     [
-        ({"reward_fn": ["{}/own.py"]}, ("--all",)),
-        ({"reward_fn": ["{}/sub/../own.py"]}, ("4",)),
-        ({"tools_script": "{}/own.py"}, ("4",)),
-        ({"environment": "{}/own.py:Game"}, ("4",)),
-        ({"mcp_config": "{}/mcp.json"}, ("4",)),
-        ({"agent": "python --file={}/own.py"}, ("4", "--with_model", "nano")),
-        ({"trust_remote_code": True}, ("4", "--with_model", "{}")),
+        ({"reward_fn": ["{}/own.py"]}, "--all"),
+        ({"reward_fn": ["{}/sub/../own.py"]}, "4"),
+        ({"tools_script": "{}/own.py"}, "4"),
+        ({"environment": "{}/own.py:Game"}, "4"),
+        ({"mcp_config": "{}/mcp.json"}, "4"),
+        ({"agent": "python --file={}/own.py"}, "4 --with_model nano"),
+        ({"trust_remote_code": True}, "4 --with_model {}"),
     ],
 )
-def test_files_of_a_recording_are_run_with_a_flag_alone(
-    folder: Path, tmp_path: Path, given: dict[str, Any], words: tuple[str, ...]
-) -> None:
+def test_files_of_a_recording_need_a_flag(folder: Path, tmp_path: Path, given: dict[str, Any], typed: str) -> None:
     """Whoever made the recording wrote them; what the user's own flags name is run without it."""
     shutil.copy(folder / "episodes.jsonl", tmp_path)
     (tmp_path / "sub").mkdir()
-    (tmp_path / "own.py").write_text(
-        "open(__file__ + '.ran', 'w')\ndef reward_func(completions, **_): return [1.0] * len(completions)\n"
-    )
+    runs = "open(__file__ + '.ran', 'w')\ndef reward_func(completions, **_): return [1.0] * len(completions)\n"
+    (tmp_path / "own.py").write_text(runs)
     (tmp_path / "mcp.json").write_text("{}")
     (tmp_path / "run.yaml").write_text(json.dumps(given).replace("{}", str(tmp_path)))
-    words = tuple(word.format(tmp_path) for word in words)
+    words = typed.format(tmp_path).split()
     with pytest.raises(ConfigError, match="--run_its_files"):
         replay(tmp_path, *words)
     assert not (tmp_path / "own.py.ran").exists()
     assert replay_arguments(read("replay", [str(tmp_path), *words, "--run_its_files"]))
     if "reward_fn" in given:
-        assert (
-            f"runs      {given['reward_fn'][0].format(tmp_path)} (reward_fn)\n"
-            in replay(tmp_path, *words, "--run_its_files")[1]
-        )
+        named = f"runs      {given['reward_fn'][0].format(tmp_path)} (reward_fn)\n"
+        assert named in replay(tmp_path, *words, "--run_its_files")[1]
         assert "own.py (reward_fn)\n" in replay(tmp_path, *words, "--reward_fn", str(tmp_path / "own.py"))[1]
         assert (tmp_path / "own.py.ran").exists()
-
-
-@pytest.mark.parametrize("arguments", [["5"], [], ["--episode", "5"], ["run", "five"]])
-def test_what_to_replay_must_be_said(arguments: list[str]) -> None:
-    with pytest.raises(ConfigError, match="replay DIR EPISODE"):
-        replay_arguments(read("replay", arguments))

@@ -16,7 +16,11 @@ from toolgrpo.observe.records import read_episodes
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 1200
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(TIMEOUT_S + 600)]
-SHORT = ["--max_steps", "2", "--eval_questions", "16", "--per_device_train_batch_size", "16"]
+COMMAND = [
+    *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "recipes/accelerate/cpu.yaml"),
+    *("recipes/train.py", "--config", "recipes/configs/nano.yaml", "--max_steps", "2", "--eval_questions", "16"),
+    *("--per_device_train_batch_size", "16"),
+]
 
 # Runs in every Python process of the command: writes down each address that is not this machine.
 WATCH = """
@@ -36,60 +40,32 @@ sys.addaudithook(_watch)
 """
 
 
-def command(folder: Path, *extra: str) -> list[str]:
-    return [
-        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "recipes/accelerate/cpu.yaml"),
-        *("recipes/train.py", "--config", "recipes/configs/nano.yaml", "--output_dir", str(folder), *extra),
-    ]
-
-
-def environment(folder: Path) -> dict[str, str]:
-    (folder / "watch").mkdir(parents=True, exist_ok=True)
-    (folder / "watch" / "sitecustomize.py").write_text(WATCH)
-    free = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}  # to ask a hub if it would
-    return {**free, "PYTHONPATH": str(folder / "watch"), "NETWORK_LOG": str(folder / "network.txt")}
-
-
-def run(folder: Path, *extra: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(folder / "out", *extra),
-        cwd=ROOT,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+Trained = tuple[subprocess.CompletedProcess[str], Path]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("train")
-    return run(folder, *SHORT), folder
+    (folder / "sitecustomize.py").write_text(WATCH)
+    free = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}  # to ask a hub if it would
+    env = {**free, "PYTHONPATH": str(folder), "NETWORK_LOG": str(folder / "network.txt")}
+    words = [*COMMAND, "--output_dir", str(folder / "out")]
+    return subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=TIMEOUT_S), folder
 
 
-def test_it_trains_and_shows_what_a_person_wants_to_see(
-    trained: tuple[subprocess.CompletedProcess[str], Path],
-) -> None:
+def test_it_trains_and_shows_what_a_person_wants_to_see(trained: Trained) -> None:
     done, folder = trained
     assert done.returncode == 0, done.stderr
-    shown = done.stdout
     engine = "vllm_colocate" if vllm_is_for_cpu() else "transformers"
-    for text in (
-        "add(a: integer, b: integer)",
-        f"engine    {engine} (",
-        "training  2 steps (of ",
-        " 2/2 ",
-        "held-out success",
-        "s each (rollout",
-    ):
-        assert text in shown
+    wanted = ("add(a: integer, b: integer)", f"engine    {engine} (", "training  2 steps (of ", " 2/2 ")
+    for text in (*wanted, "held-out success", "s each (rollout"):
+        assert text in done.stdout
     for noise in ("WARNING", "Warning", "INFO", "%|"):
-        assert noise not in shown + done.stderr, "library output belongs in the log"
+        assert noise not in done.stdout + done.stderr, "library output belongs in the log"
     assert (folder / "out" / "train.log").read_text().count("reward") > 0
 
 
-def test_what_it_says_it_wrote_is_there(trained: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+def test_what_it_says_it_wrote_is_there(trained: Trained) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     _, folder = trained
@@ -103,7 +79,7 @@ def test_what_it_says_it_wrote_is_there(trained: tuple[subprocess.CompletedProce
     assert any(e["turns"][0]["results"] for e in episodes), "some episode called a tool"
 
 
-def test_it_talks_to_no_other_machine(trained: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+def test_it_talks_to_no_other_machine(trained: Trained) -> None:
     done, folder = trained
     assert done.returncode == 0 and (folder / "network.txt.armed").exists()
     log = folder / "network.txt"

@@ -1,4 +1,4 @@
-"""What the command loads and says before the first step (every bad input is in test_bad_input.py)."""
+"""What the command loads and says before the first step (every bad input: test_bad_input.py), and under its last table."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,42 +22,50 @@ from toolgrpo.commands.check import CheckRun, check_arguments
 from toolgrpo.commands.job import HELDOUT_ROWS, QUESTIONS, TRAINING_ROWS, Job
 from toolgrpo.commands.main import read
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.commands.train import TrainingRun, run_train
+from toolgrpo.commands.train import TrainingRun, outcome_line, run_train
 from toolgrpo.errors import ConfigError, DataError, ModelError, PluginError, RewardError
+from toolgrpo.evaluation.measures import Share
+from toolgrpo.observe.progress import training_line
 from toolgrpo.tools import load_tools
+from toolgrpo.trainer.config import ToolGRPOConfig
 
 ROOT = Path(__file__).parents[2]
+ROW = {"prompt": "1+1?", "answer": "2"}
 GOOD_REWARD = "def reward_func(completions, answer, **kwargs):\n    return [0.0] * len(completions)\n"
+
+
+def shown_by(folder: Path, *flags: str) -> tuple[TrainingRun, io.StringIO]:
+    """A run, and what will stand on the terminal."""
+    defaults = {"--model_name_or_path": "nano", "--dataset_id_or_path": "arithmetic", "--reward": "accuracy"}
+    base = [part for flag, value in defaults.items() if flag not in flags for part in (flag, value)]
+    parsed = parse_arguments([*base, "--output_dir", str(folder / "out"), "--use_cpu", *flags])
+    return TrainingRun(*parsed, Terminal(None, shown := io.StringIO(), quiet=False)), shown
 
 
 def load(folder: Path, *flags: str) -> str:
     """Everything up to the trainer; what was said on the terminal."""
-    defaults = {"--model_name_or_path": "nano", "--dataset_id_or_path": "arithmetic", "--reward": "accuracy"}
-    given = set(flags)
-    base = [part for flag, value in defaults.items() if flag not in given for part in (flag, value)]
-    script, config, model = parse_arguments([*base, "--output_dir", str(folder / "out"), *flags])
-    shown = io.StringIO()
-    run = TrainingRun(script, config, model, Terminal(None, shown, quiet=False))
+    run, shown = shown_by(folder, *flags)
     rows = run.job.training_rows()
-    tools = run.job.toolbox()
-    try:
+    with ExitStack() as opened:
+        tools, _ = run.job.open(opened)
         rewards = run.job.rewards()
         run.job.rows_to_score(rows, tools, rewards, TRAINING_ROWS)
         run.job.say_rewards(tools, rewards)
         if run.preflight is not None:
             run.preflight.before_model(rows, tools, rewards)
-    finally:
-        if tools is not None:
-            tools.close()
     return shown.getvalue()
 
 
+def jsonl(folder: Path, *rows: Mapping[str, Any]) -> str:
+    (folder / "data.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(folder / "data.jsonl")
+
+
 def test_a_bad_row_stops_the_run_or_is_counted(tmp_path: Path) -> None:
-    rows = tmp_path / "data.jsonl"
-    rows.write_text('{"prompt": "1+1?", "answer": "2"}\nnot json\n' + '{"prompt": "2+2?", "answer": "4"}\n' * 8)
+    rows = ("--dataset_id_or_path", jsonl(tmp_path, ROW, {"no": "prompt"}, *[ROW] * 8))
     with pytest.raises(DataError, match=r"data\.jsonl"):
-        load(tmp_path, "--dataset_id_or_path", str(rows))
-    assert "1 bad row was skipped" in load(tmp_path, "--dataset_id_or_path", str(rows), "--skip_bad_rows")
+        load(tmp_path, *rows)
+    assert "1 bad row was skipped" in load(tmp_path, *rows, "--skip_bad_rows")
 
 
 def add(a: int, b: int) -> int:
@@ -67,49 +76,42 @@ def add(a: int, b: int) -> int:
 GOOD_ROW = {"prompt": "Write f.", "answer": "def f(x): return 2 * x", "tests": ["assert f(2) == 4"]}
 
 
-def parts_over_refused_rows(folder: Path, shown: io.StringIO, *flags: str) -> Job:
+def over_refused_rows(folder: Path, *flags: str) -> tuple[Job, io.StringIO]:
     """A run whose second and fourth row answer themselves wrong."""
-    path, bad = folder / "data.jsonl", {**GOOD_ROW, "answer": "def f(x): return x"}
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in (GOOD_ROW, bad, GOOD_ROW, bad)))
-    given = ["--model_name_or_path", "nano", "--dataset_id_or_path", str(path), "--reward", "code_exec"]
-    script, config, model = parse_arguments([*given, "--output_dir", str(folder / "out"), "--use_cpu", *flags])
-    return Job(script, config, model, Terminal(None, shown, quiet=False))
+    bad = {**GOOD_ROW, "answer": "def f(x): return x"}
+    rows = jsonl(folder, GOOD_ROW, bad, GOOD_ROW, bad)
+    run, shown = shown_by(folder, "--dataset_id_or_path", rows, "--reward", "code_exec", *flags)
+    return run.job, shown
 
 
 def test_rows_that_a_reward_refuses_stop_the_run_or_are_left_out(tmp_path: Path) -> None:
-    shown = io.StringIO()
-    parts = partial(parts_over_refused_rows, tmp_path, shown)
-    rows = parts()._all_rows
-    said = "the training rows: 2 of 4 rows do not suit code_exec: .*data.jsonl, line 2, 4: its own answer"
+    job, _ = over_refused_rows(tmp_path)
+    rows, rewards = job._all_rows, job.rewards()
+    said = "2 of 4 rows do not suit code_exec: .*data.jsonl, line 2, 4: its own answer"
     with pytest.raises(DataError, match=f"{said}.*--skip_bad_rows"):
-        parts().rows_to_score(rows, None, parts().rewards(), TRAINING_ROWS)
-    left = parts("--skip_bad_rows").rows_to_score(rows, None, parts().rewards(), TRAINING_ROWS)
+        job.rows_to_score(rows, None, rewards, TRAINING_ROWS)
+    job, shown = over_refused_rows(tmp_path, "--skip_bad_rows")
+    left = job.rows_to_score(rows, None, rewards, TRAINING_ROWS)
     assert list(left["answer"]) == [GOOD_ROW["answer"]] * 2 and re.search(f"{said}.*; left out", shown.getvalue())
     with pytest.raises(DataError, match="2 of 2 rows do not suit"):
-        parts("--skip_bad_rows").rows_to_score(rows.select([1, 3]), None, parts().rewards(), TRAINING_ROWS)
+        job.rows_to_score(rows.select([1, 3]), None, rewards, TRAINING_ROWS)
 
 
 def test_rows_for_other_tools_are_one_error_with_file_and_line(tmp_path: Path) -> None:
     """Tools of one's own with somebody else's rows: on all rows, before anything is drawn, held out or not."""
-    calls = [{**GOOD_ROW, "gold_calls": json.dumps([{"name": name, "arguments": {}}])} for name in ("ad", "add", "sub")]
-    (tmp_path / "data.jsonl").write_text(
-        "".join(f"{json.dumps({**row, 'prompt': str(n)})}\n" for n, row in enumerate(calls * 4))
+    names = ("ad", "add", "sub") * 4
+    rows = (
+        {**GOOD_ROW, "prompt": str(n), "gold_calls": json.dumps([{"name": name, "arguments": {}}])}
+        for n, name in enumerate(names)
     )
-    given = [
-        "--model_name_or_path",
-        "nano",
-        "--dataset_id_or_path",
-        str(tmp_path / "data.jsonl"),
-        "--reward=gold_calls",
-    ]
+    given = ["--dataset_id_or_path", jsonl(tmp_path, *rows), "--reward", "gold_calls"]
 
     def look(name: str, *flags: str, tools: bool = True) -> int:
-        script, config, model = parse_arguments([*given, "--output_dir", str(tmp_path / "out"), "--use_cpu", *flags])
-        parts = Job(script, config, model, Terminal(None, io.StringIO(), quiet=False))
-        rows = parts.heldout_rows() if name == HELDOUT_ROWS else parts._all_rows
-        toolbox = load_tools([add]) if tools else None
+        job = shown_by(tmp_path, *given, *flags)[0].job
+        rows = job.heldout_rows() if name == HELDOUT_ROWS else job._all_rows
         assert rows is not None
-        return len(parts.rows_to_score(rows, toolbox, parts.rewards(), name, trains=name == TRAINING_ROWS))
+        toolbox = load_tools([add]) if tools else None
+        return len(job.rows_to_score(rows, toolbox, job.rewards(), name, trains=name == TRAINING_ROWS))
 
     said = r"8 of 12 rows do not suit the tools: .*data\.jsonl, line 1, 4, 7, 10: names the tool 'ad' in its column `gold_calls`"
     with pytest.raises(DataError, match=said + ".*nearest is 'add'; .*line 3, 6, 9, 12: names the tool 'sub'"):
@@ -124,32 +126,30 @@ def test_rows_for_other_tools_are_one_error_with_file_and_line(tmp_path: Path) -
 
 
 def test_held_out_rows_that_are_trained_on_are_told(tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_text("".join(f'{{"prompt": "What is {n}?", "answer": {n}}}\n' for n in range(8)))
-    given = ["--model_name_or_path=nano", "--reward=exact_match", "--use_cpu", f"--output_dir={tmp_path / 'out'}"]
-    rows = ["--dataset_id_or_path", str(path), "--eval_dataset_id_or_path", str(path), "--eval_questions", "4"]
-    shown = io.StringIO()
-    run = TrainingRun(*parse_arguments([*given, *rows]), Terminal(None, shown, quiet=False))
+    path = jsonl(tmp_path, *({"prompt": f"What is {n}?", "answer": n} for n in range(8)))
+    flags = ["--dataset_id_or_path", path, "--eval_dataset_id_or_path", path, "--eval_questions", "4"]
+    run, shown = shown_by(tmp_path, *flags)
     with ExitStack() as opened, pytest.raises(ModelError):
         run.job = replace(run.job, model=replace(run.job.model, model_name_or_path=str(tmp_path)))  # type: ignore[call-arg]  # TRL ships no types
         run._load(opened)
     assert "4 of 4 held-out rows have a prompt that is trained on" in shown.getvalue() and run.n_trained_on == 4
-    check = CheckRun(*check_arguments(read("check", [*given, *rows])), Terminal(None, io.StringIO(), quiet=False))
+    given = read("check", ["--model=nano", "--reward=exact_match", f"--output_dir={tmp_path / 'out'}", *flags])
+    check = CheckRun(*check_arguments(given), Terminal(None, io.StringIO(), quiet=False))
     check._data()
     assert check.report.lines[0].verdict == "warning" and "4 of 4 held-out rows" in check.report.lines[0].do
 
 
 IN_TWO_PROCESSES = """
-import io, sys
+import sys
 from pathlib import Path
-from tests.commands.test_training_run import parts_over_refused_rows
+from tests.commands.test_training_run import over_refused_rows
 folder = Path(sys.argv[1], sys.argv[2])
 folder.mkdir()
-parts = parts_over_refused_rows(folder, io.StringIO())
+job, _ = over_refused_rows(folder)
 try:
-    parts.rows_to_score(parts._all_rows, None, parts.rewards(), "the training rows")
+    job.rows_to_score(job._all_rows, None, job.rewards(), "the training rows")
 except Exception as error:
-    print(parts.terminal.is_main_process(), type(error).__name__, error)
+    print(job.terminal.is_main_process(), type(error).__name__, error)
 """
 
 
@@ -172,16 +172,11 @@ def test_a_refused_row_stops_every_process_with_the_same_sentence(tmp_path: Path
 
 
 def test_a_users_own_files_are_loaded(tmp_path: Path) -> None:
-    (tmp_path / "my_reward.py").write_text(GOOD_REWARD)
-    (tmp_path / "my_tools.py").write_text(
-        'def twice(x: int) -> int:\n    """Double.\n\n    Args:\n        x: A number.\n    """\n    return 2 * x\n\n'
-        "TOOL_FUNCTIONS = [twice]\n"
-    )
-    shown = load(
-        tmp_path, "--tools_script", str(tmp_path / "my_tools.py"), "--reward_fn", str(tmp_path / "my_reward.py")
-    )
-    assert "twice(x: integer)" in shown
-    assert f"reward    reward_func: {tmp_path / 'my_reward.py'}:1\n" in shown
+    reward, tools = tmp_path / "my_reward.py", tmp_path / "my_tools.py"
+    reward.write_text(GOOD_REWARD)
+    tools.write_text("def twice(x: int) -> int:\n    'Double.'\n    return 2 * x\n\nTOOL_FUNCTIONS = [twice]\n")
+    shown = load(tmp_path, "--tools_script", str(tools), "--reward_fn", str(reward))
+    assert "twice(x: integer)" in shown and f"reward    reward_func: {reward}:1\n" in shown
     assert re.search(r"^reward    accuracy: built in, .*/toolgrpo/rewards/accuracy\.py:\d+$", shown, re.MULTILINE)
 
 
@@ -193,79 +188,71 @@ def test_several_reward_files_have_names_of_their_own(tmp_path: Path) -> None:
     assert "reward    style.reward_func: " in shown and "reward    length.reward_func: " in shown
     assert "no episode succeeds" not in shown
     shown = load(tmp_path, "--reward_fn", *paths, "--reward_weights", "0.5", "0.25", "0.125")
-    assert "success_threshold is 1, and the weights of the rewards add up to 0.875: no episode succeeds" in shown
+    assert "add up to 0.875: no episode succeeds" in shown
     config = tmp_path / "one.yaml"
     config.write_text(f"reward:\n  reward_fn: {paths[0]}\n")
     assert "reward    reward_func: " in load(tmp_path, "--config", str(config))
 
 
-def mixture(folder: Path, *tasks: str) -> str:
-    (folder / "rows.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n' * 8)
-    path = folder / "mixture.yaml"
-    path.write_text("tasks:\n" + "".join(f"- {{data: {folder / 'rows.jsonl'}, {task}}}\n" for task in tasks))
-    return str(path)
-
-
 def test_the_rewards_that_tasks_name_are_checked_before_the_first_step(tmp_path: Path) -> None:
-    flags = ("--reward", "by_task", "--dataset_id_or_path")
+    rows, needs, mixture = jsonl(tmp_path, *[ROW] * 8), tmp_path / "needs.py", tmp_path / "mixture.yaml"
+    needs.write_text("def reward_func(completions, gold): return [0.0] * len(completions)\n")
+
+    def by_task(*tasks: str) -> str:
+        mixture.write_text("tasks:\n" + "".join(f"- {{data: {rows}, {task}}}\n" for task in tasks))
+        return load(tmp_path, "--dry_run", "--reward", "by_task", "--dataset_id_or_path", str(mixture))
+
     with pytest.raises(ConfigError, match="'gsm9k'"):
-        load(tmp_path, *flags, mixture(tmp_path, "reward: gsm9k"))
-    with pytest.raises(RewardError, match="some rows name no reward"):
-        load(tmp_path, *flags, mixture(tmp_path, "reward: gsm8k", "name: other"))
-    (tmp_path / "needs.py").write_text("def reward_func(completions, gold): return [0.0] * len(completions)\n")
-    with pytest.raises(RewardError, match="asks for 'gold'"):
-        load(tmp_path, *flags, mixture(tmp_path, f"reward: {tmp_path / 'needs.py'}"))
-
-
-def test_a_dry_run_checks_gold_answers_with_each_tasks_own_reward(tmp_path: Path) -> None:
-    flags = ("--dry_run", "--reward", "by_task", "--dataset_id_or_path")
-    shown = load(tmp_path, *flags, mixture(tmp_path, "reward: gsm8k", "reward: tool_use"))
-    assert "reward    by_task: built in, " in shown and "by_task: the gold answers of 8 rows score full marks" in shown
-
-
-def run_parts(folder: Path, *flags: str) -> Job:
-    base = ["--model_name_or_path", "nano", "--reward", "exact_match", "--output_dir", str(folder / "out")]
-    script, config, model = parse_arguments([*base, *flags])
-    return Job(script, config, model, Terminal(None, io.StringIO(), quiet=False))
+        by_task("reward: gsm9k")
+    for tasks, said in ((("reward: gsm8k", "name: other"), "no reward"), ((f"reward: {needs}",), "asks for 'gold'")):
+        with pytest.raises(RewardError, match=said):
+            by_task(*tasks)
+    assert "by_task: the gold answers of 8 rows score full marks" in by_task("reward: gsm8k", "reward: tool_use")
 
 
 def test_one_file_of_rows_is_enough(tmp_path: Path) -> None:
-    file = tmp_path / "data.jsonl"
-    file.write_text("".join(f'{{"prompt": "{i}+1?", "answer": {i + 1}}}\n' for i in range(40)))
-    parts = run_parts(tmp_path, "--dataset_id_or_path", str(file), "--eval_share", "0.1")
-    rows, heldout = parts.training_rows(), parts.heldout_rows()
+    file = jsonl(tmp_path, *({"prompt": f"{n}+1?", "answer": n + 1} for n in range(40)))
+
+    def rows_of(data: str, *flags: str) -> Job:
+        return shown_by(tmp_path, "--dataset_id_or_path", data, *flags)[0].job
+
+    job = rows_of(file, "--eval_share", "0.1")
+    rows, heldout = job.training_rows(), job.heldout_rows()
     assert heldout is not None and (len(rows), len(heldout)) == (36, 4)
     assert not {str(p) for p in rows["prompt"]} & {str(p) for p in heldout["prompt"]}
-    other = run_parts(tmp_path, "--dataset_id_or_path", "arithmetic", "--eval_dataset_id_or_path", str(file))
+    other = rows_of("arithmetic", "--eval_dataset_id_or_path", file)
     assert other.heldout_rows(default=7) is not None, "without a split a file is taken whole"
     with pytest.raises(DataError, match=r"--eval_share 0\.1"):
-        run_parts(tmp_path, "--dataset_id_or_path", str(file), "--eval_questions", "4").heldout_rows()
+        rows_of(file, "--eval_questions", "4").heldout_rows()
+
+
+DIVIDES = "return [len(c[-1]['content']) / len(c[0]['content']) for c in completions]"
+ENVIRONMENT = """
+class Env:
+    def reset(self, goal): pass
+
+    def look(self) -> int:
+        'Look.'
+        return 1
+
+    def reward(self): return 0.5
+"""
 
 
 @pytest.mark.parametrize(
-    ("reward", "said"),
+    ("flags", "text", "error", "said"),
     [
-        ("def reward_func(completions, **kwargs): return [0.0]", "returned 1 rewards for 3 completions"),
-        ("def reward_func(completions, answers): return [0.0] * len(completions)", "asks for 'answers'"),
-        (
-            "def reward_func(completions, **kwargs): return [len(c[-1]['content']) / len(c[0]['content']) for c in completions]",
-            "ZeroDivisionError",
-        ),
+        ("--reward_fn FILE", "def reward_func(completions, **_): return [0.0]", RewardError, "1 rewards for 3 comp"),
+        ("--reward_fn FILE", f"def reward_func(completions, **_): {DIVIDES}", RewardError, "ZeroDivisionError"),
+        ("--reward environment --environment FILE:Env", ENVIRONMENT, PluginError, "Env: reset raised for a row"),
     ],
 )
-def test_a_dry_run_asks_each_reward_as_the_evaluation_will(tmp_path: Path, reward: str, said: str) -> None:
-    (tmp_path / "mine.py").write_text(reward + "\n")
-    with pytest.raises(RewardError, match=said):
-        load(tmp_path, "--dry_run", "--reward_fn", str(tmp_path / "mine.py"))
-
-
-def test_a_dry_run_resets_the_environment(tmp_path: Path) -> None:
-    (tmp_path / "env.py").write_text(
-        "class Env:\n    def reset(self, goal): pass\n    def look(self) -> int:\n        'Look.'\n        return 1\n\n"
-        "    def reward(self): return 0.5\n"
-    )
-    with pytest.raises(PluginError, match="environment Env: reset raised for a row with the columns"):
-        load(tmp_path, "--dry_run", "--environment", f"{tmp_path / 'env.py'}:Env", "--reward", "environment")
+def test_a_dry_run_asks_as_the_evaluation_will(
+    tmp_path: Path, flags: str, text: str, error: type[Exception], said: str
+) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(error, match=said):
+        load(tmp_path, "--dry_run", *flags.replace("FILE", str(tmp_path / "mine.py")).split())
 
 
 def test_a_dry_run_checks_everything_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +262,53 @@ def test_a_dry_run_checks_everything_and_leaves_nothing_behind(tmp_path: Path, m
     given = ["--config", "recipes/configs/nano.yaml", "--engine", "transformers", "--use_cpu", "true", *flags]
     shown = io.StringIO()
     assert run_train(read("train", given), Terminal(None, shown, quiet=False)) == 0
-    said = shown.getvalue()
-    assert "dry run: everything was loaded and checked" in said and " 1/2 " not in said
-    assert "engine    transformers (asked for)" in said and "training  2 steps (of " in said
-    assert not (tmp_path / "out").exists()
+    for text in ("dry run: everything", "engine    transformers (asked for)", "training  2 steps (of "):
+        assert text in shown.getvalue()
+    assert " 1/2 " not in shown.getvalue() and not (tmp_path / "out").exists()
+
+
+def rates(**successes: float) -> dict[str, Any]:
+    shares = {name: Share(value, 100) for name, value in successes.items()}
+    return {name: {"rate": one.value, "interval": list(one.interval), "n": one.n} for name, one in shares.items()}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (rates(greedy=0.4, sampled=0.4), rates(greedy=0.36, sampled=0.7), None),
+        (rates(greedy=0.4, sampled=0.3), rates(greedy=0.45, sampled=0.3), "change (the intervals overlap): see"),
+        (rates(greedy=0.4, sampled=0.3), rates(greedy=0.38, sampled=0.3), "overlap; greedy went down): see"),
+        (rates(greedy=0.7, sampled=0.6), rates(greedy=0.3, sampled=0.55), "fell (greedy): see"),
+        (rates(greedy=0.7), {}, None),
+    ],
+)
+def test_what_did_not_rise_is_said(before: dict[str, Any], after: dict[str, Any], said: str | None) -> None:
+    line = outcome_line(before, after)
+    assert (line is None) if said is None else (line is not None and said in line)
+
+
+def test_it_stands_under_the_table_and_its_page_has_the_section(tmp_path: Path) -> None:
+    run, shown = shown_by(tmp_path)
+    summary = {"before": rates(greedy=0.4), "after": rates(greedy=0.4, sampled=0.35), "steps": 3, "seconds_in_all": 9.0}
+    summary |= {"seconds_per_step": {"all": 1.0, "rollout": 0.5, "training": 0.5}, "best_step": 4, "steps_in_all": 9}
+    run._show({**summary, "model": "m", "episodes": None, "log": "l"}, [])
+    lines = shown.getvalue().splitlines()
+    (number,) = (number for number, line in enumerate(lines) if "did not clearly change" in line)
+    assert "┘" in lines[number - 1] and "3 steps" in lines[number + 1]
+    assert "model     m (of step 4, the best of 9 by held-out success)" in lines
+    assert lines[-1] == "objective eval_success 0.35"
+    ((page, section),) = re.findall(r"see (\S+)#(\S+)", lines[number])
+    headings = re.findall(r"^## (.*)$", (ROOT / page).read_text(), flags=re.MULTILINE)
+    assert section in [heading.lower().replace(" ", "-") for heading in headings]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "6 steps (3 epochs of 2 rows), learning rate 1e-06 (TRL's default; LoRA recipes use 1e-5 to 1e-4)"),
+        ({"num_train_epochs": 1, "learning_rate": 4e-4}, "6 steps (1 epoch of 2 rows), learning rate 0.0004"),
+        ({"max_steps": 6, "learning_rate": 1e-5}, "6 steps (of 2 rows), learning rate 1e-05"),
+    ],
+)
+def test_the_start_says_what_is_about_to_happen(tmp_path: Path, given: dict[str, float], said: str) -> None:
+    assert training_line(ToolGRPOConfig(str(tmp_path), use_cpu=True, **given), 6, range(2)) == f"training  {said}"

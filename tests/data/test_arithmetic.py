@@ -3,66 +3,49 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
-from typing import Any, Literal
+from functools import reduce
+from typing import Any
 
 import pytest
 
 from toolgrpo.data import load_tasks
-from toolgrpo.data.arithmetic import N_CALLS, OPERATIONS, arithmetic_rows, chain_rows
+from toolgrpo.data.arithmetic import N_CALLS, SPLITS, arithmetic_rows, chain_rows
 from toolgrpo.data.rows import success
 from toolgrpo.errors import DataError
 from toolgrpo.rewards import get_reward
 from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
 from toolgrpo.testing.tools import ScriptedTools
 
-
-def _solve(question: str) -> float:
-    """An independent reading of the question's words."""
-    words = question.rstrip(".?")
-    if found := re.fullmatch(r"What is (\d+) (plus|minus|times|divided by) (\d+)", words):
-        left, word, right = int(found[1]), found[2], int(found[3])
-        return {"plus": left + right, "minus": left - right, "times": left * right, "divided by": left / right}[word]
-    first, *rest = words.split(", then ")
-    numbers = [int(n) for n in re.findall(r"\d+", first)]
-    verb = first.split()[0]
-    value: float = {
-        "Add": numbers[0] + numbers[1],
-        "Subtract": numbers[1] - numbers[0],
-        "Multiply": numbers[0] * numbers[1],
-        "Divide": numbers[0] / numbers[1],
-    }[verb]
-    for part in rest:
-        n = int(re.findall(r"\d+", part)[0])
-        value = {"add": value + n, "subtract": value - n, "multiply": value * n, "divide": value / n}[part.split()[0]]
-    return value
+VALUES = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv}
+WORDS = {"plus": "add", "minus": "subtract", "times": "multiply", "divided": "divide"}
 
 
-def test_every_answer_is_that_of_the_words() -> None:
-    for row in arithmetic_rows("train", 400) + arithmetic_rows("heldout", 400):
-        assert _solve(row["prompt"][0]["content"]) == int(row["answer"])
+def read(question: str) -> tuple[int, list[tuple[str, int]]]:
+    """An independent reading of the question's words: the number that it begins with, and what is done to it."""
+    if found := re.fullmatch(r"What is (\d+) (plus|minus|times|divided) (?:by )?(\d+)\?", question):
+        return int(found[1]), [(WORDS[found[2]], int(found[3]))]
+    first, *rest = question.rstrip(".").split(", then ")
+    verb, (left, right) = first.split()[0].lower(), map(int, re.findall(r"\d+", first))
+    if verb == "subtract":  # subtract 3 from 7
+        left, right = right, left
+    return left, [(verb, right), *((part.split()[0], int(re.findall(r"\d+", part)[0])) for part in rest)]
+
+
+def test_every_answer_is_that_of_the_words_and_the_splits_share_no_problem_in_any_wording() -> None:
+    problems: dict[str, set[str]] = {split: set() for split in SPLITS}
+    for split in SPLITS:
+        for row in (row for seed in range(3) for row in arithmetic_rows(split, 500, seed)):
+            first, steps = read(row["prompt"][0]["content"])
+            problems[split].add(f"{first} {steps}")
+            value = reduce(lambda value, step: VALUES[step[0]](value, step[1]), steps, first)
+            assert value == int(row["answer"])
+    assert problems["train"] and not problems["train"] & problems["heldout"]
 
 
 def test_rows_are_the_same_for_the_same_seed_and_differ_for_another() -> None:
-    assert arithmetic_rows("train", 50, 1) == arithmetic_rows("train", 50, 1)
-    assert arithmetic_rows("train", 50, 1) != arithmetic_rows("train", 50, 2)
-    assert arithmetic_rows("train", 80, 1)[:50] == arithmetic_rows("train", 50, 1)
-
-
-def test_train_and_heldout_share_no_problem_in_any_wording() -> None:
-    def problems(split: Literal["train", "heldout"]) -> set[tuple[str | int, ...]]:
-        return {_key(row["prompt"][0]["content"]) for seed in range(3) for row in arithmetic_rows(split, 500, seed)}
-
-    def _key(question: str) -> tuple[str | int, ...]:
-        words = {"plus": "add", "minus": "subtract", "times": "multiply", "divided": "divide"}
-        found = [words.get(w, w) for w in re.findall(r"[a-z]+", question.lower())]
-        operations = [w for w in found if w in OPERATIONS]
-        numbers = [int(n) for n in re.findall(r"\d+", question)]
-        if question.startswith("Subtract"):
-            numbers[0], numbers[1] = numbers[1], numbers[0]
-        return (*operations, *numbers)
-
-    assert not problems("train") & problems("heldout")
+    assert arithmetic_rows("train", 80, 1)[:50] == arithmetic_rows("train", 50, 1) != arithmetic_rows("train", 50, 2)
 
 
 def test_an_unknown_split_or_a_negative_size_is_refused() -> None:
@@ -73,26 +56,28 @@ def test_an_unknown_split_or_a_negative_size_is_refused() -> None:
 
 
 CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}
+SEVEN = {"role": "tool", "content": "7"}
+
+
+def said(content: str | None) -> dict[str, Any]:
+    return {"role": "assistant", "content": content}
 
 
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [
-        ([CALL, {"role": "tool", "content": "7"}, {"role": "assistant", "content": "The answer is 7."}], True),
-        ([CALL, {"role": "tool", "content": "7"}, {"role": "assistant", "content": "The answer is 8."}], False),
-        ([CALL, {"role": "tool", "content": "8"}, {"role": "assistant", "content": "The answer is 7."}], False),
-        ([{"role": "assistant", "content": "The answer is 7."}], False),  # right, but guessed
-        ([CALL, {"role": "tool", "content": "7"}], False),  # never said
-        ([CALL, {"role": "tool", "content": "7"}, CALL], False),
-        ([CALL, {"role": "tool", "content": "7"}, {"role": "assistant", "content": None}], False),
+        ([CALL, SEVEN, said("The answer is 7.")], True),
+        ([CALL, SEVEN, said("The answer is 8.")], False),
+        ([CALL, {"role": "tool", "content": "8"}, said("The answer is 7.")], False),
+        ([said("The answer is 7.")], False),  # right, but guessed
+        ([CALL, SEVEN], False),  # never said
+        ([CALL, SEVEN, CALL], False),
+        ([CALL, SEVEN, said(None)], False),
         ([], False),
     ],
 )
 def test_success_wants_the_tools_and_the_final_word_to_agree(messages: list[dict[str, Any]], expected: bool) -> None:
     assert success(messages, "7") is expected
-
-
-# Chains
 
 
 TOOLS = {
@@ -123,11 +108,8 @@ def test_an_episode_that_makes_the_gold_calls_has_full_marks_and_success() -> No
     turns = [f"call {call['name']} {json.dumps(call['arguments'])}" for call in json.loads(row["gold_calls"])]
     engine = ScriptedEngine([ByteChat.say(turn) for turn in [*turns, row["answer"]]])
     episode = run_episode(engine, ScriptedTools(TOOLS))
-    asked: dict[str, Any] = {
-        "completions": [list(episode.messages)],
-        "trajectories": [episode],
-        "prompts": [row["prompt"]],
-    }
+    completions = [list(episode.messages)]
+    asked: dict[str, Any] = {"completions": completions, "trajectories": [episode], "prompts": [row["prompt"]]}
     columns = {name: [value] for name, value in row.items() if name != "prompt"}
     assert get_reward("gold_calls")(**asked, **columns) == [1.0] == get_reward("accuracy")(**asked, **columns)
     assert row["success_measure"] == "arithmetic"

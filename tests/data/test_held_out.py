@@ -32,14 +32,11 @@ def test_the_split_that_is_meant_for_measuring(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "q"}\n')
     assert held_out_split(str(file)) == "train", "a file is taken whole"
-    folder = tmp_path / "splits"
-    folder.mkdir()
     for name in ("train", "test"):
-        (folder / f"{name}.jsonl").write_text('{"prompt": "q"}\n')
-    assert held_out_split(str(folder)) == "test"
-    assert [held_out_split(spec) for spec in ("arithmetic", "reasoning_gym:countdown", "gsm8k", "owner/name")] == [
-        *("heldout", "heldout", "heldout", "test")
-    ]
+        (tmp_path / f"{name}.jsonl").write_text('{"prompt": "q"}\n')
+    assert held_out_split(str(tmp_path)) == "test"
+    found = [held_out_split(spec) for spec in ("arithmetic", "reasoning_gym:countdown", "gsm8k", "owner/name")]
+    assert found == ["heldout", "heldout", "heldout", "test"]
 
 
 def asked(text: str, system: str = "", **columns: Any) -> dict[str, Any]:

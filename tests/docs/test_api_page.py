@@ -7,8 +7,6 @@ import re
 from importlib import import_module
 from pathlib import Path
 
-import pytest
-
 from tests.support.page_blocks import PAGES, page_blocks
 
 API = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
@@ -25,17 +23,13 @@ def names_in(page: Path) -> set[str]:
     return {name for name in used | mentioned if name.startswith("toolgrpo.")}
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_an_entry_names_something_that_is_there(entry: str) -> None:
-    module, _, name = entry.rpartition(".")
-    assert hasattr(import_module(module), name)
+def test_an_entry_names_something_that_is_there() -> None:
+    for module, _, name in (entry.rpartition(".") for entry in ENTRIES):
+        assert hasattr(import_module(module), name), f"{module}.{name}"
 
 
-def test_every_name_of_a_face_has_an_entry() -> None:
+def test_every_name_of_a_face_or_a_page_has_an_entry() -> None:
     public = {f"{face}.{name}" for face in FACES for name in import_module(face).__all__}
-    assert sorted(public - set(ENTRIES)) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_name_that_a_page_uses_has_an_entry(page: Path) -> None:
-    assert sorted(names_in(page) - set(ENTRIES)) == []
+    used = {page.name: names_in(page) for page in PAGES}
+    assert {where: names - set(ENTRIES) for where, names in used.items() if names - set(ENTRIES)} == {}
+    assert any(used.values()) and public - set(ENTRIES) == set()

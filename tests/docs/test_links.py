@@ -1,4 +1,4 @@
-"""Links of README and docs lead to files and sections that exist."""
+"""Links of README and docs lead to files and sections that exist, and the files that they name are there."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ def test_links_lead_somewhere(page: Path) -> None:
         led_to = (page.parent / file).resolve() if file else page
         assert led_to.exists(), f"{page.name}: {target}"
         assert not section or section in sections(led_to), f"{page.name}: {target}"
+    named = r"(?<![\w/.-])((?:recipes|rewards|tools_funcs|toolgrpo|benchmarks|tests)/[\w./]+\.\w+)\b(?!` at commit)"
+    for name in re.findall(named, words):
+        places = (ROOT, ROOT / "toolgrpo", page.parent)
+        assert "CONFIG" in name or any((place / name).exists() for place in places), f"{page.name}: {name}"
 
 
 def test_a_coding_agent_finds_every_skill_and_page() -> None:

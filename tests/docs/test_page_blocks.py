@@ -33,8 +33,6 @@ SCRIPTS = {f"recipes/{name}.py": name for name in ("train", "evaluate", "check",
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.where)
 def test_every_block_says_what_it_is_and_can_be_read(block: Block) -> None:
     assert block.doing != "unsaid", f"{block.where}: say on the line before it: file, run, or not run and why"
-    if block.doing == "not run":
-        assert len(block.about.split()) >= 3, f"{block.where}: why is it not run?"
     if block.of is not None:
         assert block.text == (ROOT / block.of / block.about).read_text(), f"{block.where} differs from {block.of}"
     if block.language in SHELL and "it is what is printed" not in block.about:
@@ -45,9 +43,8 @@ def test_every_block_says_what_it_is_and_can_be_read(block: Block) -> None:
     elif block.language == "python":
         ast.parse(block.text)
     elif block.language == "json":
-        for document in (
-            [block.text] if block.text.startswith("{\n") or "\n  " in block.text else block.text.splitlines()
-        ):
+        is_one = block.text.startswith("{\n") or "\n  " in block.text
+        for document in [block.text] if is_one else block.text.splitlines():
             json.loads(document)
     elif block.language == "yaml":
         yaml.safe_load(block.text)
@@ -67,26 +64,18 @@ def check_flags(words: list[str], block: Block) -> None:
             assert flag in FLAGS[command], f"{block.where}: toolgrpo {command} has no flag {word}"
 
 
-PAGES_THAT_RUN = [page for page in PAGES if any(b.doing == "run" and b.page == page for b in BLOCKS)]
+RUNS = [
+    *(pytest.param(page, False, id=page.stem) for page in dict.fromkeys(b.page for b in BLOCKS if b.doing == "run")),
+    *(
+        pytest.param(page, True, id=f"{page.stem}-slowly", marks=pytest.mark.slow)
+        for page in dict.fromkeys(block.page for block in BLOCKS if block.slowly)
+    ),
+]
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("page", PAGES_THAT_RUN, ids=lambda page: page.stem)
-def test_the_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_page(page, tmp_path, monkeypatch, slowly=False)
-
-
-SLOW_PAGES = [page for page in PAGES if any(b.slowly and b.page == page for b in BLOCKS)]
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
-@pytest.mark.parametrize("page", SLOW_PAGES, ids=lambda page: page.stem)
-def test_the_slow_blocks_run_too(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_page(page, tmp_path, monkeypatch, slowly=True)
-
-
-def run_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, slowly: bool) -> None:
+@pytest.mark.parametrize(("page", "slowly"), RUNS)
+def test_the_blocks_run(page: Path, slowly: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     folder, output = tmp_path / "empty", tmp_path / "output.txt"
@@ -99,8 +88,6 @@ def run_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, slo
                 (folder / block.about).write_text(block.text)
             if block.doing != "run" or (block.slowly and not slowly):
                 continue
-            if block.in_clone:
-                stand_in_a_clone(folder)
             if block.language == "python":
                 raised = python.run(block.text, block.where)
                 assert raised is None, f"{block.where}:\n{raised}\n{tail(output)}"
@@ -108,12 +95,6 @@ def run_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, slo
                 run_shell(block, folder, output)
             else:
                 pytest.fail(f"{block.where}: a block of {block.language} cannot be run")
-
-
-def stand_in_a_clone(folder: Path) -> None:
-    for name in ("recipes", "rewards", "tools_funcs"):
-        if not (folder / name).exists():
-            (folder / name).symlink_to(ROOT / name)
 
 
 def run_shell(block: Block, folder: Path, output: Path) -> None:

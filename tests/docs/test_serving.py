@@ -7,8 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 from tests.support.page_blocks import page_blocks
 from tests.support.ports import free_port
+from toolgrpo.engines.vllm_http import ServerControl
 
 pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -41,7 +40,7 @@ def test_the_shop_is_served_and_asked(tmp_path: Path) -> None:
         start_new_session=True,
     )
     try:
-        wait_until_ready(server, port)
+        ServerControl(f"http://127.0.0.1:{port}").wait_ready(300, may_come=lambda: server.poll() is None)
         asked = subprocess.run(
             [sys.executable, "ask.py", "Order article 819, 3 times."],
             cwd=tmp_path,
@@ -62,15 +61,3 @@ def served_as_the_page_says(port: int) -> str:
     blocks = [block.text for block in page_blocks(ROOT / "docs" / "tutorials" / "half_an_hour.md")]
     (command,) = (text for text in blocks if "vllm.entrypoints.openai.api_server" in text)
     return f"exec env {command.rstrip()} --host 127.0.0.1 --port {port}"
-
-
-def wait_until_ready(server: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        assert server.poll() is None, f"the server ended with {server.returncode}"
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                return
-        except OSError:
-            time.sleep(1)
-    raise AssertionError("the server was not ready in 300 s")

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
+from tests.draw.test_arguments import spec
 from toolgrpo.draw.play import PlayedCall
 from toolgrpo.draw.wording import noun_of, question, task_of, written
-from toolgrpo.tools.plugin.tool_spec import ToolSpec
 
 
 def call(
     name: str, said: str, arguments: dict[str, Any], about: dict[str, str] | None = None, **more: Any
 ) -> PlayedCall:
     properties = {key: {"description": (about or {}).get(key, "")} for key in arguments}
-    function = {"name": name, "description": said, "parameters": {"type": "object", "properties": properties}}
-    return PlayedCall(ToolSpec(name=name, schema={"type": "function", "function": function}), arguments, **more)
+    return PlayedCall(spec(properties, name, said), arguments, **more)
 
 
 LOAN = call(
@@ -84,10 +83,8 @@ def test_values_are_written_as_people_write_them() -> None:
     ("said", "shown"),
     [
         ("Rate in percent a year.", "0.05 %"),
-        ("The discount, in %", "0.05 %"),
         ("Interest rate in percent (5 for 5%)", "0.05 %"),
         ("Discount as a fraction, e.g. 0.15 for 15 percent.", "0.05"),
-        ("annual rate as a decimal (0.05 means 5 percent)", "0.05"),
         ("A share, not a percentage: 0.1 is 10 %", "0.05"),
     ],
 )
@@ -97,7 +94,5 @@ def test_percent_stands_behind_what_is_given_in_percent(said: str, shown: str) -
 
 def test_a_name_that_says_nothing_gives_way_to_its_description() -> None:
     assert noun_of("a", "The first integer.", by_description=False) == "first integer"
-    assert (
-        noun_of("annual_rate", "Nominal interest rate in percent a year.", by_description=True)
-        == "nominal interest rate a year"
-    )
+    said = noun_of("annual_rate", "Nominal interest rate in percent a year.", by_description=True)
+    assert said == "nominal interest rate a year"

@@ -44,9 +44,8 @@ def test_it_may_leave_out_what_the_call_before_answers_and_not_say_the_answer() 
     first = call("find", "Look up.", {"name": "Anna"}, result="C1")
     then = call("orders_of", "Orders.", {"customer": "C1"}, links={"customer": ""}, result="none yet")
     assert not fault_of_wording((first, then), "Look up Anna, then the orders.", "Which orders has Anna?")
-    assert (
-        fault_of_wording((first, then), "Look up Anna, then the orders.", "Anna has none yet?") == "it has the answer"
-    )
+    fault = fault_of_wording((first, then), "Look up Anna, then the orders.", "Anna has none yet?")
+    assert fault == "it has the answer"
 
 
 def rewords(body: dict[str, Any]) -> Says:
@@ -60,20 +59,15 @@ def rewords(body: dict[str, Any]) -> Says:
 
 
 def test_rows_are_worded_and_the_others_keep_our_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(KEY_VARIABLE, "sk-1")
     with serving(rewords) as endpoint:
-        words = ["--writer", endpoint.url, "--writer_model", "large"]
-        assert main(["init", "--tools_script", MATH, *words, "rows"]) == 0
+        assert main(["init", "--tools_script", MATH, "--writer", endpoint.url, "--writer_model", "large", "rows"]) == 0
     said = capsys.readouterr().out
     assert set(endpoint.keys) == {"Bearer sk-1"} and {body["model"] for body in endpoint.asked} == {"large"}
-    rows = [
-        json.loads(line)
-        for name in ("train", "heldout")
-        for line in Path(f"rows/{name}.jsonl").read_text().splitlines()
-    ]
+    files = [Path(f"rows/{name}.jsonl").read_text() for name in ("train", "heldout")]
+    rows = [json.loads(line) for text in files for line in text.splitlines()]
     assert len({row["prompt"] for row in rows}) == len(rows) == 200
     worded = [row for row in rows if row["prompt"].startswith("Hey there!")]
     assert f"{len(worded)} of 200 questions are worded by large; {200 - len(worded)} keep our words: " in said
@@ -84,13 +78,11 @@ def test_rows_are_worded_and_the_others_keep_our_words(
 
 
 def test_an_endpoint_that_is_lost_later_costs_no_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(writer, "_TIMEOUT_S", 5.0)
     with serving(lambda body: answer("OK") if question_of(body) == "Say OK." else (0, b"")) as endpoint:
-        words = ["--writer", endpoint.url, "--writer_model", "large"]
-        assert main(["init", "--tools_script", MATH, *words, "rows"]) == 0
+        assert main(["init", "--tools_script", MATH, "--writer", endpoint.url, "--writer_model", "large", "rows"]) == 0
     said = capsys.readouterr().out
     assert "0 of 200 questions are worded by large; 200 keep our words: " in said
     assert "the endpoint was given up (" in said and "no reply (" in said
@@ -101,17 +93,13 @@ def test_an_endpoint_that_is_lost_later_costs_no_row(
     ("words", "said"),
     [
         ("--writer {url}", "--writer URL and --writer_model NAME belong together"),
-        ("--writer_model large", "--writer URL and --writer_model NAME belong together"),
         ("--writer 127.0.0.1:8000 --writer_model large", "writer must be an address such as https://HOST/v1"),
         ("--writer {url} --writer_model large", "does not know the model 'large', or --writer is not its address"),
     ],
 )
-def test_bad_input_is_told_before_a_tool_is_called(
-    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_bad_input_is_told_before_a_tool_is_called(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(lambda body: (404, b"unknown")) as endpoint:
         assert main(["init", "--tools_script", MATH, *words.format(url=endpoint.url).split(), "rows"]) == 2
-    assert said in capsys.readouterr().err and not (tmp_path / "rows").exists()
+    assert said in capsys.readouterr().err and not Path("rows").exists()
     assert main(["init", "--writer", "http://h/v1", "shop"]) == 2
     assert "--writer is about tools to draw rows from" in capsys.readouterr().err

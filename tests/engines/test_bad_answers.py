@@ -1,8 +1,8 @@
 """Answers that a server in good health never gives, over real HTTP: none of them is trained on, and each is named.
 
-One line an answer: what the server says to a completion (a change of the honest body, or bytes),
-and what the sentence must hold besides the server's address. The request asks for at most 8 tokens
-after (1, 2, 3) and stops at 9; the honest answer is (5, 9).
+One line an answer: what the server says to a completion (a change of the honest body, or bytes), and what the sentence
+must hold besides the server's address. The request asks for at most 8 tokens after (1, 2, 3) and stops at 9; the honest
+answer is (5, 9).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from toolgrpo.errors import FinalEngineError
 from toolgrpo.testing.vllm_stand_in import COMPLETIONS, DROP, Body, StandInVLLM, Wire
 
 engine_of = partial(support.engine_of, retries=1, timeout_s=20.0)
-NAN, INFINITY = float("nan"), float("inf")
-Bad = tuple[str, Any, tuple[str, ...]]
+Words = tuple[str, ...]
+Bad = tuple[str, Any, Words]
 
 
 def ask(engine: VLLMServerEngine, times: int = 1) -> list[Sample]:
@@ -72,85 +72,61 @@ HONEST = json.dumps({"id": "cmpl-1", "model": "base", "choices": []}).encode()
 
 # What a body may be that is no completion.
 BODIES: list[Bad] = [
-    ("truncated JSON", text('{"id": "cmpl-1", "choices": [{"token_ids": [5'), ("its body is", "JSON (")),
     ("HTML with status 200", text("<html>Sign in</html>", content_type="text/html"), ("<html>Sign in", "JSON (")),
-    ("nothing", text(""), ("its body is ''", "JSON (")),
     ("no content", Body(status=204, headers={"content-length": "0"}), ("its body is ''",)),
-    ("two documents", text("{} {}"), ("'{} {}'", "JSON (")),
     ("deep lists", text("[" * 10_000), ("'[[[", "nested too deeply")),
-    ("deep objects", text('{"a":' * 10_000), ('\'{"a":', "nested too deeply")),
     ("a number of 5,000 digits", text("1" * 5000), ("'111", "JSON (")),
     ("broken UTF-8", Body(b'{"id": "\xff\xfe"}'), ("its body is", "JSON (")),
     ("escape sequences", text("\x1b]0;title\x07\x1b[2J"), (r"\x1b]0;title", "JSON (")),
-    ("server-sent events", text('data: {"id": 1}\n\ndata: [DONE]\n'), ("data:", "JSON (")),
-    ("null", text("null"), ("its body is None", "an object")),
     ("a list", text("[]"), ("its body is []", "an object")),
     ("an unknown encoding", Body(HONEST, headers={"content-encoding": "rot13"}), ("content-encoding is 'rot13'",)),
     ("a body without end", text('{"a": "' + "x" * 2_000_000 + '"}'), ("its body is longer than", "bytes")),
     ("an error with status 200", text('{"error": {"message": "out of memory"}}'), ("id is missing", "a text")),
     ("a redirect", Body(status=307, headers={"location": "http://192.0.2.1/"}), ("307", "'http://192.0.2.1/'")),
-    ("a redirect nowhere", Body(status=302), ("302, a redirect to None",)),
 ]
 
 # What a completion may lack or have.
 COMPLETION: list[Bad] = [
-    ("no id", changed(id=...), ("id is missing", "a text")),
-    (
-        "another request's answer",
-        changed(id="cmpl-of-somebody-else"),
-        ("id is 'cmpl-of-somebody-else'", "this request"),
-    ),
-    ("an id of another kind", changed(id=7), ("id is 7", "a text")),
+    ("another request's answer", changed(id="cmpl-other"), ("id is 'cmpl-other'", "this request")),
     ("another model's answer", changed(model="gpt-oss"), ("model is 'gpt-oss'", "'base'")),
-    ("no model", changed(model=...), ("model is missing",)),
     ("no choices", changed(choices=...), ("choices is missing", "a list")),
     ("empty choices", changed(choices=[]), ("choices is a list of 0", "one choice")),
     ("two choices", lambda honest: {**honest, "choices": honest["choices"] * 2}, ("choices is a list of 2",)),
     ("a nested choice", lambda honest: {**honest, "choices": [honest["choices"]]}, ("choices[0] is [{", "an object")),
-    ("no prompt", choice(prompt_token_ids=...), ("choices[0].prompt_token_ids is missing",)),
     ("another prompt", choice(prompt_token_ids=[1, 2, 4]), ("prompt_token_ids is [1, 2, 4]", "[1, 2, 3], those sent")),
     ("no finish_reason", choice(finish_reason=...), ("choices[0].finish_reason is missing",)),
     ("an aborted request", choice(finish_reason="abort"), ("choices[0].finish_reason is 'abort'",)),
-    ("another finish_reason", choice(finish_reason="tool_calls"), ("finish_reason is 'tool_calls'",)),
 ]
 
 # What the tokens may be.
 TOKENS: list[Bad] = [
     ("no token ids", choice(token_ids=...), ("choices[0].token_ids is missing", "vLLM 0.31")),
-    ("null token ids", choice(token_ids=None), ("choices[0].token_ids is None", "vLLM 0.31")),
     ("an empty stop", drawn([]), ("token_ids is []", "at least one token")),
     ("an id beyond the vocabulary", drawn([5, VOCABULARY, 9]), ("token_ids[1] is 320", "from 0 to 319")),
     ("an id of 400 digits", drawn([10**400, 9]), ("token_ids[0] is 1000", "...", "from 0 to 319")),
     ("a negative id", drawn([5, -1, 9]), ("token_ids[1] is -1",)),
-    ("a fraction of an id", drawn([5.5, 9]), ("token_ids[0] is 5.5",)),
     ("an id as a whole float", drawn([5.0, 9]), ("token_ids[0] is 5.0",)),
     ("true for an id", drawn([True, 9]), ("token_ids[0] is True",)),
-    ("a nested id", drawn([[5], 9]), ("token_ids[0] is [5]",)),
     ("more tokens than asked for", drawn([5] * 9, reason="length"), ("token_ids is 9 tokens", "at most the 8")),
     ("fewer tokens than asked for", drawn([5] * 7, reason="length"), ("token_ids is 7 tokens", "the 8 asked for")),
     ("a stop token in the middle", drawn([5, 9, 5, 9]), ("token_ids[1] is 9", "no stop token before the end")),
     ("a stop token in a length", drawn([5] * 7 + [9], reason="length"), ("token_ids[7] is 9", "ended by length")),
     ("a stop at another token", drawn([5, 8]), ("the last of token_ids is 8", "--generation-config vllm")),
-    ("a stop without a stop token", drawn([5] * 8), ("the last of token_ids is 5", "(9,)")),
 ]
 
 # What their log-probabilities may be.
 LOGPROBS: list[Bad] = [
     ("no logprobs", choice(logprobs=...), ("choices[0].logprobs is missing", "vLLM 0.31")),
-    ("logprobs in a list", choice(logprobs=[-1.0, -1.0]), ("choices[0].logprobs is [-1.0, -1.0]", "an object")),
     ("no token_logprobs", choice(logprobs={}), ("choices[0].logprobs.token_logprobs is missing",)),
     ("fewer logprobs than ids", logprobs(-0.5), ("token_logprobs is 1 numbers", "2, one for each")),
     ("more logprobs than ids", logprobs(-0.5, -0.5, -0.5), ("token_logprobs is 3 numbers", "2, one for each")),
-    ("NaN", logprobs(-0.5, NAN), ("token_logprobs[1] is nan", "from -200 to 0")),
-    ("infinity", logprobs(INFINITY, -0.5), ("token_logprobs[0] is inf",)),
-    ("a positive one", logprobs(5.0, -0.5), ("token_logprobs[0] is 5.0",)),
+    ("NaN", logprobs(-0.5, float("nan")), ("token_logprobs[1] is nan", "from -200 to 0")),
     ("a positive one that a sum hides", logprobs(5.0, -50.0), ("token_logprobs[0] is 5.0",)),
     ("probabilities", logprobs(0.6, 0.25), ("token_logprobs[0] is 0.6",)),
     ("vLLM's minus infinity", logprobs(-9999.0, -0.5), ("token_logprobs[0] is -9999.0", "from -200 to 0")),
     ("a null one", logprobs(None, -0.5), ("token_logprobs[0] is None",)),
     ("true", logprobs(-0.5, True), ("token_logprobs[1] is True",)),
     ("an integer of 400 digits", logprobs(-(10**400), -0.5), ("token_logprobs[0] is -1000",)),
-    ("an exponent out of range", text(json.dumps({"choices": 0}).replace("0", "-1e999")), ("id is missing",)),
 ]
 
 # What may come over the wire instead of an answer: tried again until the time is over, as a lost connection is.
@@ -159,48 +135,29 @@ CHUNKED = b"transfer-encoding: chunked"
 WIRES: list[Bad] = [
     ("a closed connection", DROP, ("ServerDisconnectedError", "before an answer had come whole")),
     ("no HTTP", Wire([b"SSH-2.0-OpenSSH_9.6\r\n"]), ("Bad status line", "SSH-2.0")),
-    ("half a status line", Wire([b"HTTP/1.1 20"]), ("before an answer had come whole",)),
     ("half of the headers", Wire([b"HTTP/1.1 200 OK\r\ncontent-ty"]), ("before an answer had come whole",)),
     ("a body shorter than its length", Wire([raw(b"{}", LONG)]), ("received 2 of 400 bytes",)),
-    (
-        "a length that is no number",
-        Wire([raw(b"{}", b"content-length: many")]),
-        ("Invalid character in Content-Length",),
-    ),
     ("two lengths", Wire([raw(b"{}", LONG, b"content-length: 2")]), ("Duplicate Content-Length",)),
-    ("a chunk that is cut", Wire([raw(b"40\r\n{", CHUNKED)]), ("Not enough data to satisfy transfer length",)),
-    (
-        "a chunk's length that is none",
-        Wire([raw(b"zz\r\n{}\r\n0\r\n\r\n", CHUNKED)]),
-        ("Invalid character in chunk size",),
-    ),
+    ("a chunk's length that is none", Wire([raw(b"zz\r\n{}\r\n", CHUNKED)]), ("Invalid character in chunk size",)),
     ("headers without end", Wire([raw(b"", *(b"x-%d: 1" % n for n in range(20_000)))]), ("Too many headers",)),
     ("an error 500", Body(b"out of memory", 500), ("HTTP 500: 'out of memory'",)),
     ("too many requests", Body(b"later", 429), ("HTTP 429: 'later'",)),
-    ("an error 503 without a word", Body(b"", 503), ("HTTP 503",)),
     ("an error with escape sequences", Body(b"\x1b[2J", 503), (r"HTTP 503: '\x1b[2J'",)),
 ]
 
 # Its own time would be over before the answer is: headers, chunks or bytes that drip.
 DRIPS: list[Bad] = [
     ("headers that drip", Wire([b"HTTP/1.1 200 OK\r\n", *[b"x: y\r\n"] * 1000], 0.05), ("silent for",)),
-    ("a body that drips", Wire([raw(b"{", LONG), *[b" "] * 300], 0.05), ("silent for",)),
     ("chunks without end", Wire([raw(b"", CHUNKED), *[b"1\r\n \r\n"] * 1000], 0.05), ("silent for",)),
 ]
 
-UNBELIEVABLE = [*BODIES, *COMPLETION, *TOKENS, *LOGPROBS]
-
 
 def cases(table: list[Bad]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        ("bad", "words"), [(bad, words) for _, bad, words in table], ids=[n for n, *_ in table]
-    )
+    return pytest.mark.parametrize(("bad", "words"), [pytest.param(*rest, id=name) for name, *rest in table])
 
 
-@cases(UNBELIEVABLE)
-def test_an_answer_that_cannot_be_believed_is_named_and_never_trained_on(
-    server: StandInVLLM, bad: Any, words: tuple[str, ...]
-) -> None:
+@cases([*BODIES, *COMPLETION, *TOKENS, *LOGPROBS])
+def test_what_cannot_be_believed_is_named_and_never_trained_on(server: StandInVLLM, bad: Any, words: Words) -> None:
     engine = engine_of(server)
     server.next_answers[COMPLETIONS] = [bad]
     (sample,) = ask(engine)  # asked again, the server tells the truth
@@ -216,9 +173,7 @@ def test_an_answer_that_cannot_be_believed_is_named_and_never_trained_on(
 
 
 @cases(WIRES)
-def test_what_is_no_answer_is_asked_for_again_until_the_time_is_over(
-    server: StandInVLLM, bad: Any, words: tuple[str, ...]
-) -> None:
+def test_what_is_no_answer_is_asked_for_until_the_time_is_over(server: StandInVLLM, bad: Any, words: Words) -> None:
     server.next_answers[COMPLETIONS] = [bad, bad, bad]
     (sample,) = ask(engine_of(server))
     assert sample.ids == (5, 9) and len(server.asked) == 4 and server.asked[0] == server.asked[3]
@@ -227,20 +182,17 @@ def test_what_is_no_answer_is_asked_for_again_until_the_time_is_over(
         ask(engine_of(server, timeout_s=0.3))
     said = str(failure.value)
     assert said.startswith(f"the vLLM server at {server.url} gave no answer within 0.3 s (--engine_timeout): ")
-    assert all(word in said for word in words), said
-    assert "\x1b" not in said
+    assert all(word in said for word in words) and "\x1b" not in said, said
+    assert len(server.asked) < 20, "each pause is twice as long as the one before"
 
 
 @cases(DRIPS)
-def test_an_answer_that_drips_ends_at_the_deadline_of_the_whole(
-    server: StandInVLLM, bad: Any, words: tuple[str, ...]
-) -> None:
+def test_what_drips_ends_at_the_deadline_of_the_whole(server: StandInVLLM, bad: Any, words: Words) -> None:
     server.answers[COMPLETIONS] = bad
     with pytest.raises(FinalEngineError) as failure:
         ask(engine_of(server, timeout_s=0.3))
     said = str(failure.value)
-    assert said.startswith(f"the vLLM server at {server.url} gave no answer within 0.3 s")
-    assert all(word in said for word in words), said
+    assert f"{server.url} gave no answer within 0.3 s" in said and all(word in said for word in words), said
 
 
 def test_bytes_behind_an_answer_are_not_taken_for_the_next_one(server: StandInVLLM) -> None:
@@ -253,11 +205,11 @@ def test_bytes_behind_an_answer_are_not_taken_for_the_next_one(server: StandInVL
     engine = engine_of(server, retries=5)
     seen: list[Any] = []
 
-    def twice(honest: Any) -> Any:
+    def noted(honest: Any) -> Any:
         seen.append(honest)
         return honest
 
-    server.next_answers[COMPLETIONS] = [twice]
+    server.next_answers[COMPLETIONS] = [noted]
     ask(engine)
     forged = {**seen[0], "choices": [{**seen[0]["choices"][0], "token_ids": [7, 9]}]}
     server.next_answers[COMPLETIONS] = [Wire([answer(seen[0]) + answer(forged)], keep=True)] * 2
@@ -268,11 +220,3 @@ def test_logprobs_may_be_whole_numbers_and_rounded(server: StandInVLLM) -> None:
     server.answers[COMPLETIONS] = logprobs(0, 1e-7)
     (sample,) = ask(engine_of(server))
     assert sample.logprobs == (0.0, 1e-7) and all(type(number) is float for number in sample.logprobs)
-
-
-def test_another_server_is_asked_before_the_one_that_cannot_be_believed(server: StandInVLLM) -> None:
-    with StandInVLLM() as sound:
-        server.answers[COMPLETIONS] = drawn([5, VOCABULARY, 9])
-        samples = ask(engine_of(server, sound), times=6)
-    assert [sample.ids for sample in samples] == [(5, 9)] * 6
-    assert len(server.asked) == 1 and len(sound.asked) == 6

@@ -19,7 +19,8 @@ from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 from toolgrpo.testing.vllm_stand_in import DROP, Body, StandInVLLM
 
 engine_of = partial(support.engine_of, timeout_s=20.0)
-Bad = tuple[str, Any, tuple[str, ...]]
+Words = tuple[str, ...]
+Bad = tuple[str, Any, Words]
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +33,9 @@ def text(content: str) -> Body:
     return Body(content.encode())
 
 
-ANYWHERE = [
-    ("truncated JSON", text('{"data": ['), ("its body is", "JSON (")),
+ANYWHERE: list[Bad] = [
     ("HTML with status 200", text("<html>Sign in</html>"), ("<html>Sign in",)),
-    ("deep JSON", text("[" * 10_000), ("nested too deeply",)),
     ("null", text("null"), ("its body is None", "an object")),
-    ("a list", text("[]"), ("its body is []", "an object")),
     ("a bad gzip", Body(b"no gzip", headers={"content-encoding": "gzip"}), ("content-encoding",)),
     ("a redirect", Body(status=307, headers={"location": "http://192.0.2.1/"}), ("307, a redirect",)),
     ("a closed connection", DROP, ("ServerDisconnectedError", "before an answer had come whole")),
@@ -45,7 +43,6 @@ ANYWHERE = [
 ]
 MODELS = [
     ("no data", lambda honest: {}, ("data is missing", "a list")),
-    ("null data", lambda honest: {"data": None}, ("data is None",)),
     ("a null card", lambda honest: {"data": [None]}, ("data[0] is None", "an object")),
     ("no name", lambda honest: {"data": [{"max_model_len": 64}]}, ("data[0].id is missing",)),
     ("a window of text", lambda honest: {"data": [{"id": "base", "max_model_len": "64"}]}, ("max_model_len is '64'",)),
@@ -67,37 +64,28 @@ INFO = [
 ]
 CONTROL: dict[str, list[Bad]] = {
     "/v1/models": [*ANYWHERE, *MODELS],
-    "/server_info": [*ANYWHERE, *INFO],
-    "/version": [*ANYWHERE, ("a number", lambda honest: {"version": 31}, ("version is 31",))],
+    "/server_info": INFO,
+    "/version": [("a number", lambda honest: {"version": 31}, ("version is 31",))],
     "/collective_rpc": [
         *ANYWHERE,
         ("no results", lambda honest: {}, ("results is missing",)),
         ("results of nobody", lambda honest: {"results": []}, ("results is []",)),
         ("an error among them", lambda honest: {"results": [None, "no such file"]}, ("results[1] is 'no such file'",)),
     ],
-    "/reset_prefix_cache": [
-        *ANYWHERE,
-        ("no success", lambda honest: {}, ("success is missing", "true or false")),
-        ("a word", lambda honest: {"success": "false"}, ("success is 'false'",)),
-    ],
+    "/reset_prefix_cache": [("a word", lambda honest: {"success": "false"}, ("success is 'false'", "true or false"))],
     "/update_weight_version": [
-        *ANYWHERE,
         ("no success", lambda honest: {**honest, "success": False}, ("success is False",)),
         ("another version", lambda honest: {**honest, "new_version": "older"}, ("new_version is 'older'",)),
     ],
-    "/pause": [
-        *ANYWHERE,
-        ("another status", lambda honest: {"status": "resumed"}, ("status is 'resumed'", "'paused'")),
-    ],
-    "/resume": [*ANYWHERE, ("no status", lambda honest: {"error": "busy"}, ("status is missing",))],
+    "/pause": [("another status", lambda honest: {"status": "resumed"}, ("status is 'resumed'", "'paused'"))],
+    "/resume": [("no status", lambda honest: {"error": "busy"}, ("status is missing",))],
 }
-CONTROL_CASES = [(path, bad, words) for path, table in CONTROL.items() for _, bad, words in table]
-CONTROL_IDS = [f"{path[1:]} {name}" for path, table in CONTROL.items() for name, *_ in table]
+CASES = [pytest.param(path, *rest, id=f"{path[1:]} {name}") for path, table in CONTROL.items() for name, *rest in table]
 
 
-@pytest.mark.parametrize(("path", "bad", "words"), CONTROL_CASES, ids=CONTROL_IDS)
-def test_a_control_call_is_answered_well_or_ends_in_a_sentence(
-    server: StandInVLLM, tmp_path: Path, path: str, bad: Any, words: tuple[str, ...]
+@pytest.mark.parametrize(("path", "bad", "words"), CASES)
+def test_a_bad_answer_is_asked_again_and_then_said(
+    server: StandInVLLM, tmp_path: Path, path: str, bad: Any, words: Words
 ) -> None:
     def start_and_push() -> None:
         engine_of(server, weights=DiskWeights(tmp_path, run_id="run")).load_weights(iter(()))
@@ -116,30 +104,15 @@ def test_a_control_call_is_answered_well_or_ends_in_a_sentence(
     assert "\x1b" not in said and len(said) < 900
 
 
-@pytest.mark.parametrize(
-    ("bad", "words"),
-    [
-        (text("<html>Sign in</html>"), ("/weight_info", "<html>Sign in")),
-        (lambda honest: {"weight_version": None}, ("/weight_info", "weight_version is None", "a text")),
-        (lambda honest: {"version": "run-1"}, ("/weight_info", "weight_version is missing")),
-    ],
-    ids=["HTML", "null", "another field"],
-)
-def test_a_server_that_cannot_say_which_weights_it_holds_is_not_drawn_from(
-    server: StandInVLLM, tmp_path: Path, bad: Any, words: tuple[str, ...]
-) -> None:
+def test_a_server_that_cannot_say_which_weights_it_holds_is_not_drawn_from(server: StandInVLLM, tmp_path: Path) -> None:
     engine = engine_of(server, weights=DiskWeights(tmp_path), timeout_s=1.0)
     engine.load_weights(iter(()))
-    server.answers["/weight_info"] = bad
-    with pytest.raises(FinalEngineError) as failure:
+    server.answers["/weight_info"] = lambda honest: {"weight_version": None}
+    with pytest.raises(FinalEngineError, match=rf"{server.url}.*/weight_info.*weight_version is None.*a text"):
         sample_in_turn(engine, support.ask())
-    said = str(failure.value)
-    assert server.url in said and all(word in said for word in words), said
 
 
-def test_an_adapter_that_the_server_does_not_list_afterwards_was_not_loaded(
-    server: StandInVLLM, tmp_path: Path
-) -> None:
+def test_an_adapter_that_the_server_does_not_list_then_was_not_loaded(server: StandInVLLM, tmp_path: Path) -> None:
     server.answers["/v1/load_lora_adapter"] = Body(b"Success: LoRA adapter added.")
     server.answers["/v1/models"] = lambda honest: {"data": honest["data"][:1]}
     engine = engine_of(server, weights=LoraWeights(tmp_path, lambda folder: folder.mkdir(), run_id="run"))
@@ -155,14 +128,9 @@ def test_a_refusal_of_a_control_call_is_final(server: StandInVLLM, tmp_path: Pat
     assert [path for path, _ in server.posted].count("/collective_rpc") == 1
 
 
-@pytest.mark.parametrize(
-    "url", ["localhost:8000", "ftp://localhost", "http://", "", "http://[", "http://host:port", "not an address"]
-)
-def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
-    with pytest.raises(ConfigError, match="vLLM"):
-        engine_of(url)
-
-
-def test_one_server_given_twice_is_refused(server: StandInVLLM) -> None:
+def test_what_is_no_address_and_one_server_given_twice_are_refused_at_once(server: StandInVLLM) -> None:
+    for urls in ((), ("localhost:8000",), ("http://",), ("http://a b",), ("http://[",), ("http://host:port",)):
+        with pytest.raises(ConfigError, match=r"vllm_server|vLLM server"):
+            engine_of(*urls)
     with pytest.raises(ConfigError, match=rf"{server.url}"):
         engine_of(server.url, server.url + "/v1/")

@@ -10,13 +10,14 @@ import asyncio
 import dataclasses
 import functools
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from accelerate import PartialState
 
+from tests.engines.conftest import during_a_rollout
 from tests.support.model_families import HYBRIDS, tiny_family
 from tests.support.sampling import own_logprobs, sample_together
 from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, SamplingOptions
@@ -62,11 +63,10 @@ def _hybrid(request: pytest.FixtureRequest, family: str) -> Iterator[Subject]:
 
 def _listed(request: pytest.FixtureRequest, name: str) -> Iterator[Subject]:
     model = request.getfixturevalue("tiny_qwen3")(0)
-    built = build_engine(
-        policy_of_model(model, PartialState()), EngineOptions(engine=name, max_model_len=MAX_MODEL_LEN)
-    )
-    yield Subject(built.engine, model, None)
-    built.engine.shutdown()
+    options = EngineOptions(engine=name, max_model_len=MAX_MODEL_LEN)
+    engine: Any = build_engine(policy_of_model(model, PartialState()), options).engine
+    yield Subject(engine, model, (lambda: int(engine._vllm.has_work)) if name == "vllm_colocate" else None)
+    engine.shutdown()
 
 
 def _vllm_server(request: pytest.FixtureRequest) -> Iterator[Subject]:
@@ -76,28 +76,13 @@ def _vllm_server(request: pytest.FixtureRequest) -> Iterator[Subject]:
     url = request.getfixturevalue("vllm_server").url
     folder = request.getfixturevalue("tmp_path_factory").mktemp("weights")
     engine = engine_of(url, weights=DiskWeights(folder))
-
     yield Subject(engine, request.getfixturevalue("tiny_qwen3")(0), None)
-    engine.shutdown()
-
-
-def _vllm_colocate(request: pytest.FixtureRequest) -> Iterator[Subject]:
-    from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
-    from toolgrpo.engines.vllm_options import VLLMOptions, served_config
-    from toolgrpo.engines.vllm_seam import start_vllm
-
-    model = request.getfixturevalue("tiny_qwen3")(0)
-    config = served_config(model)
-    vllm = start_vllm(config, VLLMOptions(dtype=torch.float32, max_model_len=MAX_MODEL_LEN))
-    engine = VLLMColocateEngine(vllm)
-    yield Subject(engine, model, lambda: int(vllm.has_work))
     engine.shutdown()
 
 
 MAKERS: dict[str, Callable[[pytest.FixtureRequest], Iterator[Subject]]] = {
     "scripted": _scripted,
     **{f"transformers {family}": functools.partial(_hybrid, family=family) for family in HYBRIDS},
-    "vllm_colocate": _vllm_colocate,
     "vllm_server": _vllm_server,
 }
 REAL = [
@@ -138,64 +123,42 @@ def real(request: pytest.FixtureRequest, subjects: Callable[[str], Subject]) -> 
     return subjects(request.param)
 
 
-def ask(
-    ids: tuple[int, ...] | list[int] = (11, 12, 13),
-    max_tokens: int = 12,
-    stop_ids: tuple[int, ...] = (),
-    options: SamplingOptions = GREEDY,
-    seed: int | None = None,
-) -> SampleRequest:
-    return SampleRequest(ids=ids, max_tokens=max_tokens, stop_ids=stop_ids, options=options, seed=seed)
-
-
-def during_a_rollout(engine: Engine, work: Callable[[], Awaitable[Any]]) -> Any:
-    """Each call is a rollout with an event loop of its own, as in training."""
-
-    async def main() -> Any:
-        await engine.open()
-        try:
-            async with asyncio.timeout(600):
-                return await work()
-        finally:
-            await engine.close()
-
-    return asyncio.run(main())
+def ask(ids: Any = (11, 12, 13), max_tokens: int = 12, options: SamplingOptions = GREEDY, **more: Any) -> SampleRequest:
+    return SampleRequest(ids, max_tokens, options=options, **{"stop_ids": (), **more})
 
 
 # What comes back
 
 
 def test_a_sample_has_as_many_logprobs_as_ids_and_ends_at_max_tokens(subject: Subject) -> None:
-    for sample in sample_together(subject.engine, ask(), ask(max_tokens=1), ask(ids=[5])):
+    given = [5]
+    samples = sample_together(subject.engine, ask(), ask(max_tokens=1), ask(ids=given), ask(ids=given))
+    for sample in samples:
         assert sample.finish_reason is FinishReason.LENGTH
         assert subject.engine.gives_logprobs and sample.logprobs is not None
         assert len(sample.logprobs) == len(sample.ids)
         assert all(isinstance(token, int) and 0 <= token < VOCABULARY for token in sample.ids)
         assert all(logprob <= 0 for logprob in sample.logprobs)
-    assert [len(sample.ids) for sample in sample_together(subject.engine, ask(), ask(max_tokens=1))] == [12, 1]
+    assert [len(sample.ids) for sample in samples] == [12, 1, 12, 12]
+    assert given == [5], "the request is not changed"
 
 
 def test_a_stop_token_ends_the_sample_and_is_its_last(subject: Subject) -> None:
     (free,) = sample_together(subject.engine, ask())
     stop = free.ids[4]
     at = free.ids.index(stop)
-    stopped, at_the_limit, too_short = sample_together(
+    stopped, at_the_limit, too_short, stop_in_the_prompt = sample_together(
         subject.engine,
         ask(stop_ids=(stop, VOCABULARY - 1)),
         ask(stop_ids=(stop,), max_tokens=at + 1),
         ask(stop_ids=(stop,), max_tokens=at) if at else ask(max_tokens=1),
+        ask(stop_ids=tuple(token for token in ask().ids if token not in free.ids)),
     )
     assert (stopped.ids, stopped.finish_reason) == (free.ids[: at + 1], FinishReason.STOP)
     assert stopped.logprobs is not None and len(stopped.logprobs) == at + 1
     assert (at_the_limit.ids, at_the_limit.finish_reason) == (free.ids[: at + 1], FinishReason.STOP)
     assert too_short.finish_reason is FinishReason.LENGTH
-
-
-def test_a_stop_token_in_the_prompt_stops_nothing(subject: Subject) -> None:
-    (free,) = sample_together(subject.engine, ask())
-    stop = next(token for token in range(VOCABULARY) if token not in free.ids)
-    (sample,) = sample_together(subject.engine, ask(ids=(11, 12, 13), stop_ids=(stop,)))
-    assert sample.ids == free.ids
+    assert stop_in_the_prompt.ids == free.ids
 
 
 def test_only_the_stop_tokens_of_the_request_stop_it(real: Subject) -> None:
@@ -211,24 +174,14 @@ def test_greedy_is_the_same_alone_and_in_company(subject: Subject) -> None:
     assert sample_together(subject.engine, *others, ask())[-1].ids == alone.ids
 
 
-def test_a_seed_makes_a_draw_repeatable(real: Subject) -> None:
+def test_a_seed_makes_a_draw_repeatable_and_requests_without_one_differ(real: Subject) -> None:
     hot = SamplingOptions(temperature=2.0)
-    first = sample_together(real.engine, *(ask(options=hot, seed=seed) for seed in (1, 2)))
-    again = sample_together(real.engine, *(ask(options=hot, seed=seed) for seed in (1, 2)))
-    assert [sample.ids for sample in first] == [sample.ids for sample in again]
+    first, again = (
+        sample_together(real.engine, *(ask(options=hot, seed=seed) for seed in (1, 2, *[None] * 8))) for _ in range(2)
+    )
+    assert [sample.ids for sample in first[:2]] == [sample.ids for sample in again[:2]]
     assert first[0].ids != first[1].ids
-
-
-def test_requests_without_a_seed_differ_from_each_other(real: Subject) -> None:
-    hot = SamplingOptions(temperature=2.0)
-    samples = sample_together(real.engine, *(ask(options=hot) for _ in range(8)))
-    assert len({sample.ids for sample in samples}) >= 6
-
-
-def test_the_request_is_not_changed(subject: Subject) -> None:
-    ids = [11, 12, 13]
-    sample_together(subject.engine, ask(ids=ids), ask(ids=ids))
-    assert ids == [11, 12, 13]
+    assert len({sample.ids for sample in first[2:]}) >= 6
 
 
 # Log-probabilities and weights
@@ -252,7 +205,7 @@ def test_logprobs_are_the_trainers_over_ten_thousand_tokens_of_many_turns(real: 
     n_tokens, worst = 0, 0.0
     for request, sample in (turn for turns in during_a_rollout(real.engine, work) for turn in turns):
         expected = own_logprobs(real.model, request, sample)
-        worst = max(worst, *(abs(a - b) for a, b in zip(sample.logprobs, expected, strict=True)))
+        worst = max(worst, *(abs(a - b) for a, b in zip(sample.logprobs or (), expected, strict=True)))
         n_tokens += len(sample.ids)
     assert n_tokens >= 10_000
     if torch.cuda.is_available() and worst >= 1e-4 and real.model.config.model_type == "nemotron_h":
@@ -370,7 +323,7 @@ def test_closing_fails_what_is_open_and_leaves_nothing(subject: Subject) -> None
     assert len(sample_together(subject.engine, ask())[0].ids) == 12
 
 
-def test_the_context_window_can_be_filled_and_not_overfilled(subject: Subject) -> None:
+def test_the_context_window_can_be_filled_and_what_is_impossible_is_refused(subject: Subject) -> None:
     engine = subject.engine
     assert engine.max_model_len == MAX_MODEL_LEN
     (sample,) = sample_together(engine, ask(ids=[5] * (MAX_MODEL_LEN - 4), max_tokens=4))
@@ -378,12 +331,9 @@ def test_the_context_window_can_be_filled_and_not_overfilled(subject: Subject) -
     for too_long in (ask(ids=[5] * (MAX_MODEL_LEN - 4), max_tokens=5), ask(ids=[5] * MAX_MODEL_LEN, max_tokens=1)):
         with pytest.raises(EngineError, match="512"):
             sample_together(engine, too_long)
-
-
-@pytest.mark.parametrize("request_", [ask(ids=[]), ask(max_tokens=0)], ids=["no ids", "no tokens"])
-def test_an_impossible_request_is_refused(subject: Subject, request_: SampleRequest) -> None:
-    with pytest.raises(EngineError):
-        sample_together(subject.engine, request_)
+    for impossible in (ask(ids=[]), ask(max_tokens=0)):
+        with pytest.raises(EngineError):
+            sample_together(engine, impossible)
 
 
 def test_an_engine_that_is_not_open_says_so_and_one_is_opened_once(subject: Subject) -> None:

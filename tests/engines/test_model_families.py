@@ -1,11 +1,12 @@
 """vLLM with the weights of a trainer draws as the trainer's model would, family by family, after every hand-over.
 
-One vLLM after the other in this process, on tiny random models in fp32. GLM-4-MoE has what the others have one by one:
-a buffer and experts.
+One after the other in this process, on tiny random models in fp32. GLM-4-MoE has what others have singly: a buffer, experts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,29 +38,31 @@ def difference(model: Any, engine: Engine) -> float:
     return largest_gap(model, REQUESTS, sample_together(engine, *REQUESTS))
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma4", "qwen3_moe")),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("nemotron_h_dense", "granite4_dense")),
-        "glm4_moe",
-    ],
-)
+@contextmanager
+def engine_for(model: Any) -> Iterator[VLLMColocateEngine]:
+    options = VLLMOptions(max_model_len=256, max_num_seqs=16)
+    engine = VLLMColocateEngine(start_vllm(served_config(model), options))
+    try:
+        yield engine
+    finally:
+        engine.shutdown()
+
+
+SLOW = ("gemma4", "qwen3_moe", "nemotron_h_dense", "granite4_dense")
+
+
+@pytest.mark.parametrize("family", [*(pytest.param(name, marks=pytest.mark.slow) for name in SLOW), "glm4_moe"])
 def test_what_it_draws_is_what_the_trainer_would(family: str) -> None:
     model, other = tiny_family(family), tiny_family(family, seed=1)
     for trained in (model, other):
         bound_time_steps_as_trained(trained)
-    config = served_config(model)
-    engine = VLLMColocateEngine(start_vllm(config, VLLMOptions(max_model_len=256, max_num_seqs=16)))
-    try:
+    with engine_for(model) as engine:
         for trained in (model, other, model):
             engine.load_weights(own_weights(trained))
             assert difference(trained, engine) < 1e-4
         if family in ("gemma4", "glm4_moe"):  # which have some
             engine.load_weights(other.named_parameters())  # as if buffers were no weights
             assert difference(other, engine) > 1e-2, "the buffers must matter for this to show anything"
-    finally:
-        engine.shutdown()
 
 
 @pytest.mark.slow
@@ -78,12 +81,11 @@ def test_a_servers_experts_follow_too(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_weights_that_vllm_has_no_name_for_are_told() -> None:
     model = tiny_family("granite4")
-    engine = VLLMColocateEngine(start_vllm(served_config(model), VLLMOptions(max_model_len=256, max_num_seqs=16)))
-    try:
-        with pytest.raises(EngineError, match=r"no weight 'layers.*router.*--engine transformers"):
-            engine.load_weights(own_weights(model))
-    finally:
-        engine.shutdown()
+    with (
+        engine_for(model) as engine,
+        pytest.raises(EngineError, match=r"no weight 'layers.*router.*--engine transformers"),
+    ):
+        engine.load_weights(own_weights(model))
 
 
 @pytest.mark.slow
@@ -91,10 +93,6 @@ def test_weights_that_vllm_has_no_name_for_are_told() -> None:
 def test_what_is_refused_is_wrong_in_vllm(family: str) -> None:
     """Passes no more once vLLM is mended: then `engines/build.py` need not refuse the family."""
     model = tiny_family(family)
-    config = served_config(model)
-    engine = VLLMColocateEngine(start_vllm(config, VLLMOptions(max_model_len=256, max_num_seqs=16)))
-    try:
+    with engine_for(model) as engine:
         engine.load_weights(own_weights(model))
         assert difference(model, engine) > 1e-2
-    finally:
-        engine.shutdown()

@@ -11,28 +11,25 @@ from typing import Any
 
 import pytest
 
+from tests.engines.conftest import during_a_rollout
 from tests.support.server_engine import ask, engine_of
 from toolgrpo.engines import vllm_server
 from toolgrpo.engines.base import Sample, SampleRequest
+from toolgrpo.engines.build import choose_engine
 from toolgrpo.engines.server_link import Silence
 from toolgrpo.engines.server_weights import DiskWeights
-from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.engines.vllm_server import VLLMServerEngine
-from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
+from toolgrpo.errors import EngineError, FinalEngineError
 from toolgrpo.observe.console import show_warnings
 from toolgrpo.testing.vllm_stand_in import COMPLETIONS, HANG, Body, StandInVLLM
 from toolgrpo.trainer.config import ToolGRPOConfig
 
 
 def sample_together(engine: VLLMServerEngine, *requests: SampleRequest) -> list[Sample | BaseException]:
-    async def main() -> list[Sample | BaseException]:
-        await engine.open()
-        try:
-            return await asyncio.gather(*map(engine.sample, requests), return_exceptions=True)
-        finally:
-            await engine.close()
+    async def work() -> list[Sample | BaseException]:
+        return await asyncio.gather(*map(engine.sample, requests), return_exceptions=True)
 
-    return asyncio.run(main())
+    return during_a_rollout(engine, work)
 
 
 def ids_of(sample: Sample | BaseException) -> tuple[int, ...]:
@@ -43,7 +40,7 @@ def ids_of(sample: Sample | BaseException) -> tuple[int, ...]:
 # Time
 
 
-def test_a_server_that_hangs_is_said_to_now_and_then_and_ends_the_run_once(
+def test_a_server_that_hangs_is_said_and_ends_the_run_once(
     server: StandInVLLM, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.answers[COMPLETIONS] = HANG
@@ -56,13 +53,6 @@ def test_a_server_that_hangs_is_said_to_now_and_then_and_ends_the_run_once(
     assert 1 <= len(lines) <= 5  # for the server, not for each of the eight requests
     assert lines[0].startswith(f"the vLLM server at {server.url} has not answered for ")
     assert lines[0].endswith("a request is given 1 s")
-
-
-def test_another_server_is_asked_when_one_hangs(server: StandInVLLM) -> None:
-    with StandInVLLM() as sound:
-        server.answers[COMPLETIONS] = HANG
-        samples = sample_together(engine_of(server, sound, timeout_s=2.0), *(ask(n) for n in range(4)))
-    assert [ids_of(sample) for sample in samples] == [(5, 9)] * 4
 
 
 def test_servers_that_all_hang_end_the_run_after_two_of_them(server: StandInVLLM) -> None:
@@ -79,8 +69,7 @@ def test_a_request_that_is_given_up_takes_the_others_along_and_those_to_come(ser
     """Or each wave of episodes would wait as long as the one before."""
     engine = engine_of(server, timeout_s=60.0, retries=0)
 
-    async def main() -> list[Sample | BaseException]:
-        await engine.open()
+    async def work() -> list[Sample | BaseException]:
         ended: list[Sample | BaseException] = []
         hanging = asyncio.create_task(engine.sample(ask(1)))
         while not server.asked:
@@ -89,24 +78,17 @@ def test_a_request_that_is_given_up_takes_the_others_along_and_those_to_come(ser
         async with asyncio.timeout(30):
             ended += await asyncio.gather(engine.sample(ask(2)), hanging, return_exceptions=True)
             ended += await asyncio.gather(engine.sample(ask(3)), return_exceptions=True)
-        await engine.close()
         return ended
 
     server.next_answers[COMPLETIONS] = [HANG]
-    ended = asyncio.run(main())
+    ended = during_a_rollout(engine, work)
     assert {type(error) for error in ended} == {FinalEngineError} and len(ended) == 3
     assert {str(error) for error in ended} == {str(ended[0])} and "<html>" in str(ended[0])
     assert len(server.asked) == 2  # the third was not sent
+    assert ids_of(sample_together(engine, ask())[0]) == (5, 9), "the next rollout begins anew"
 
 
-def test_the_next_rollout_begins_anew(server: StandInVLLM) -> None:
-    engine = engine_of(server, timeout_s=5.0, retries=0)
-    server.next_answers[COMPLETIONS] = [Body(b"<html>", 200)]
-    assert isinstance(sample_together(engine, ask())[0], FinalEngineError)
-    assert ids_of(sample_together(engine, ask())[0]) == (5, 9)
-
-
-def test_a_control_call_that_hangs_is_said_and_ends(
+def test_a_control_call_that_hangs_is_said(
     server: StandInVLLM, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     engine = engine_of(server, weights=DiskWeights(tmp_path), timeout_s=2.0, say_every_s=0.2)
@@ -117,15 +99,14 @@ def test_a_control_call_that_hangs_is_said_and_ends(
     assert re.search(line, caplog.text)
 
 
-def test_a_hanging_question_for_the_weights_keeps_neither_the_request_nor_the_program(
+def test_a_hanging_question_for_the_weights_keeps_neither_request_nor_program(
     server: StandInVLLM, tmp_path: Path
 ) -> None:
     engine = engine_of(server, weights=DiskWeights(tmp_path), timeout_s=30.0)
     engine.load_weights(iter(()))
     server.answers["/weight_info"] = HANG
 
-    async def main() -> float:
-        await engine.open()
+    async def work() -> float:
         asking = asyncio.create_task(engine.sample(ask()))
         while "/weight_info" not in server.paths_asked:
             await asyncio.sleep(0.01)
@@ -133,13 +114,12 @@ def test_a_hanging_question_for_the_weights_keeps_neither_the_request_nor_the_pr
         started = time.monotonic()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await engine.close()
         return time.monotonic() - started
 
-    assert asyncio.run(main()) < 15, "the question itself has 30 s"
+    assert during_a_rollout(engine, work) < 15, "the question itself has 30 s"
 
 
-def test_a_question_for_the_weights_that_failed_is_put_again_on_the_same_connection(
+def test_a_restarted_server_is_found_out_also_where_the_question_for_its_weights_failed(
     server: StandInVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm_server, "_FIRST_PAUSE_S", 0.001)
@@ -151,6 +131,7 @@ def test_a_question_for_the_weights_that_failed_is_put_again_on_the_same_connect
     assert ids_of(sample) == (5, 9)
     assert server.weight_version == pushed  # it was found out, and the weights given back
     assert len(server.asked) == 3  # neither the first nor the second answer counted
+    assert len(sample_together(engine, ask(), ask(), ask())) == 3 and len(server.asked) == 6, "given back once"
 
 
 # What is said
@@ -177,8 +158,7 @@ def test_a_silence_is_said_once_for_each_span_and_ends_with_any_answer() -> None
 
 
 def test_engine_warnings_reach_the_terminal_once() -> None:
-    first: list[str] = []
-    second: list[str] = []
+    first, second = list[str](), list[str]()
     logger = logging.getLogger("toolgrpo.engines.vllm_server")
     show_warnings(first.append)
     show_warnings(second.append)
@@ -208,32 +188,15 @@ def test_engine_warnings_reach_the_terminal_once() -> None:
         ({"vllm_server_urls": ["http://a", "http://b"]}, ["http://a", "http://b"]),
         ({"vllm_server_base_url": "http://a:1"}, ["http://a:1"]),
         ({"vllm_server_host": "10.0.0.3"}, ["http://10.0.0.3:8000"]),
-        ({"vllm_server_host": "h", "vllm_server_port": 1}, ["http://h:1"]),
         ({"vllm_server_port": 9000}, ["http://0.0.0.0:9000"]),
         ({"use_vllm": True, "vllm_mode": "server"}, ["http://0.0.0.0:8000"]),
         ({"use_vllm": True, "vllm_mode": "colocate"}, []),
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("engine", ["auto", "vllm_server"])
-def test_servers_are_named_our_way_or_trls_with_auto_and_by_name(
-    engine: str, given: dict[str, Any], urls: list[str], tmp_path: Path
-) -> None:
-    from toolgrpo.engines.build import choose_engine
-
-    config = ToolGRPOConfig(str(tmp_path), engine=engine, report_to="none", use_cpu=True, **given)
-    assert config.server_urls() == urls
-    if urls:
-        assert choose_engine(config.engine_options()).name == "vllm_server"
-    elif engine == "vllm_server":
-        with pytest.raises(ConfigError, match="--vllm_server_urls"):
-            choose_engine(config.engine_options())
-
-
-def test_a_blocking_call_works_where_an_event_loop_runs_already(server: StandInVLLM) -> None:
-    """As in a notebook."""
-
-    async def main() -> int | None:
-        return ServerControl(server.url).base_model.max_model_len
-
-    assert asyncio.run(main()) == 64
+def test_servers_are_named_our_way_or_trls(given: dict[str, Any], urls: list[str], tmp_path: Path) -> None:
+    for engine in ("auto", "vllm_server"):
+        config = ToolGRPOConfig(str(tmp_path), engine=engine, report_to="none", use_cpu=True, **given)
+        assert config.server_urls() == urls
+        if urls:
+            assert choose_engine(config.engine_options()).name == "vllm_server"

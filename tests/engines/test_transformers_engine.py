@@ -1,19 +1,22 @@
-"""What only the transformers engine promises; the contract that all engines keep is tested in tests/engines/test_engine_contract.py."""
+"""What only the transformers engine promises, and drawing from logits; the contract of all engines: test_engine_contract.py."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from typing import Any
 
 import pytest
 import torch
+from transformers import MambaConfig, MambaForCausalLM
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
+from tests.engines.conftest import during_a_rollout
 from tests.support.model_families import HYBRIDS, tiny_family
 from tests.support.sampling import sample_together
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
-from toolgrpo.engines.decode_batch import DecodeBatch, DecodingRow
+from toolgrpo.engines.decode_batch import DecodeBatch, DecodingRow, draw, processed_logprobs
 from toolgrpo.engines.transformers import TransformersEngine
 from toolgrpo.errors import EngineError, ModelError
 
@@ -50,28 +53,17 @@ def test_seeds_make_draws_repeatable_and_the_trainers_own_randomness_is_left_alo
     model = tiny_qwen3()
     engine = TransformersEngine(lambda: model)
     state = torch.random.get_rng_state()
-    first = sample_together(engine, request(seed=1), request(seed=2), request())
-    second = sample_together(engine, request(seed=1), request(seed=2), request())
-    assert [s.ids for s in first[:2]] == [s.ids for s in second[:2]]
-    assert first[0].ids != first[1].ids
-    assert first[2].ids != second[2].ids  # unseeded: the engine's stream goes on from rollout to rollout
+    first, second = (sample_together(engine, request(seed=1), request()) for _ in range(2))
+    assert first[0].ids == second[0].ids
+    assert first[1].ids != second[1].ids  # unseeded: the engine's stream goes on from rollout to rollout
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_rows_with_different_options_share_a_batch(tiny_qwen3: Any) -> None:
     model = tiny_qwen3()
-    penalty: dict[str, Any] = {"repetition_penalty": 1.5}
-    alone = [
-        sample_together(TransformersEngine(lambda: model), request(temperature=0.0, **options))[0]
-        for options in ({}, penalty, {})
-    ]
-    mixed = sample_together(
-        TransformersEngine(lambda: model),
-        request(temperature=0.0),
-        request(temperature=0.0, repetition_penalty=1.5),
-        request(temperature=0.0),
-        request(temperature=1.0),
-    )
+    greedy = [request(temperature=0.0, repetition_penalty=penalty) for penalty in (1.0, 1.5, 1.0)]
+    alone = [sample_together(TransformersEngine(lambda: model), one)[0] for one in greedy]
+    mixed = sample_together(TransformersEngine(lambda: model), *greedy, request(temperature=1.0))
     assert [sample.ids for sample in mixed[:3]] == [sample.ids for sample in alone]
     assert len(set(mixed[1].ids)) >= len(set(mixed[0].ids))
 
@@ -79,7 +71,7 @@ def test_rows_with_different_options_share_a_batch(tiny_qwen3: Any) -> None:
 @pytest.mark.parametrize(
     ("error", "seen"), [(RuntimeError("out of memory"), EngineError), (TypeError("a bug"), TypeError)]
 )
-def test_a_failing_forward_pass_reaches_every_request_and_the_next_one_works(
+def test_a_failing_pass_reaches_every_request_and_no_other(
     tiny_qwen3: Any, error: Exception, seen: type[Exception]
 ) -> None:
     model = tiny_qwen3()
@@ -92,14 +84,12 @@ def test_a_failing_forward_pass_reaches_every_request_and_the_next_one_works(
 
     model.register_forward_pre_hook(fail_once, with_kwargs=True)
 
-    async def main() -> None:
-        await engine.open()
+    async def work() -> None:
         outcomes = await asyncio.gather(*(engine.sample(request()) for _ in range(3)), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [seen] * 3
         assert len((await engine.sample(request())).ids) == 8
-        await engine.close()
 
-    asyncio.run(main())
+    during_a_rollout(engine, work)
 
 
 def states_of_last_row(batch: DecodeBatch, n_ids: int) -> list[torch.Tensor]:
@@ -145,14 +135,11 @@ def test_a_turn_after_a_tool_result_has_the_state_of_a_fresh_prefill(family: str
 
 def test_the_context_window_is_the_models_or_the_smaller_one_asked_for(tiny_qwen3: Any) -> None:
     model = tiny_qwen3()
-    assert TransformersEngine(lambda: model).max_model_len == 1024
-    assert TransformersEngine(lambda: model, max_model_len=100).max_model_len == 100
-    assert TransformersEngine(lambda: model, max_model_len=9999).max_model_len == 1024
+    windows = [TransformersEngine(lambda: model, max_model_len=asked).max_model_len for asked in (None, 100, 9999)]
+    assert windows == [1024, 100, 1024]
 
 
-def test_a_model_without_a_key_value_cache_is_refused(tiny_qwen3: Any) -> None:
-    from transformers import MambaConfig, MambaForCausalLM
-
+def test_a_model_without_a_key_value_cache_is_refused() -> None:
     config = MambaConfig(vocab_size=300, hidden_size=16, state_size=4, num_hidden_layers=1)
     with pytest.raises(ModelError, match="how many positions"):
         TransformersEngine(lambda: MambaForCausalLM(config))
@@ -166,3 +153,53 @@ def test_a_model_of_no_numbers_is_said_instead_of_trained_on(tiny_qwen3: Any) ->
         model.model.norm.weight.fill_(float("nan"))
     with pytest.raises(EngineError, match=r"token_logprobs\[0\]"):
         sample_together(TransformersEngine(lambda: model), request())
+
+
+# Drawing: what can be drawn, and that its log-probability is that of the distribution drawn from
+
+PROBS = torch.tensor([0.5, 0.25, 0.15, 0.1])
+LOGITS = PROBS.log().unsqueeze(0) + 3.0  # logits are only known up to a constant
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [0.5, 0.25, 0.15, 0.1]),
+        ({"temperature": 0.5}, [p * p / 0.345 for p in (0.5, 0.25, 0.15, 0.1)]),
+        ({"top_k": 2}, [2 / 3, 1 / 3, 0, 0]),
+        ({"top_k": 9}, [0.5, 0.25, 0.15, 0.1]),
+        ({"top_p": 0.7}, [2 / 3, 1 / 3, 0, 0]),
+        ({"top_p": 0.4}, [1, 0, 0, 0]),
+        ({"min_p": 0.25}, [0.5 / 0.9, 0.25 / 0.9, 0.15 / 0.9, 0]),
+        ({"top_k": 3, "top_p": 0.8}, [2 / 3, 1 / 3, 0, 0]),  # of what top_k left, 0.83 is more than 0.8
+        ({"temperature": 0.0}, [0.5, 0.25, 0.15, 0.1]),  # greedy is not scaled
+    ],
+)
+def test_what_is_left_to_draw_from(options: dict[str, Any], expected: list[float]) -> None:
+    left = processed_logprobs(LOGITS, SamplingOptions(**options), [[]]).exp()[0].tolist()
+    assert left == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_repetition_penalty_hits_seen_tokens_of_the_row_only() -> None:
+    logits = torch.tensor([[2.0, -2.0, 1.0], [2.0, -2.0, 1.0]])
+    logprobs = processed_logprobs(logits, SamplingOptions(repetition_penalty=2.0), [[0, 1, 1], []])
+    expected = torch.tensor([[1.0, -4.0, 1.0], [2.0, -2.0, 1.0]]).log_softmax(-1)
+    assert torch.allclose(logprobs, expected)
+
+
+def test_greedy_takes_the_most_likely_token_and_a_draw_follows_the_distribution() -> None:
+    generator = torch.Generator().manual_seed(0)
+    n = 20_000
+    greedy = draw(LOGITS, SamplingOptions(temperature=0.0), [[]], [generator])
+    assert greedy.tokens == [0]
+    assert greedy.logprobs == pytest.approx([math.log(0.5)])
+    drawn = draw(LOGITS.expand(n, -1), SamplingOptions(top_k=3), [[]] * n, [generator] * n)
+    counts = torch.bincount(torch.tensor(drawn.tokens), minlength=4) / n
+    assert counts.tolist() == pytest.approx([0.5 / 0.9, 0.25 / 0.9, 0.15 / 0.9, 0], abs=0.015)
+    assert drawn.logprobs[:50] == pytest.approx([math.log(PROBS[t].item() / 0.9) for t in drawn.tokens[:50]])
+
+
+def test_low_precision_logits_are_drawn_from_in_fp32() -> None:
+    drawn = draw(LOGITS.bfloat16(), SamplingOptions(temperature=0.0), [[]], [torch.Generator()])
+    expected = LOGITS.bfloat16().float().log_softmax(-1)[0, 0].item()
+    assert drawn.logprobs == [expected]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines.conftest import during_a_rollout
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
 from toolgrpo.errors import EngineError
@@ -16,12 +17,11 @@ class CountingEngine:
     """Stands in for `StepEngine`: each step ends every open request, and is remembered by how many there were."""
 
     max_model_len = 100
+    vocabulary = 10
 
     def __init__(self) -> None:
         self.open: list[str] = []
         self.steps: list[int] = []
-
-    vocabulary = 10
 
     @property
     def has_work(self) -> bool:
@@ -43,7 +43,10 @@ class CountingEngine:
     def sleep(self) -> None: ...
 
 
-def steps_of(passes: list[int], rounds: int = 1) -> list[int]:
+REQUEST = SampleRequest((1, 2), 5, (), SamplingOptions())
+
+
+def steps_of(passes: list[int], rounds: int) -> list[int]:
     """The steps taken when episodes ask after that many passes of the event loop, `rounds` times in a row."""
     vllm = CountingEngine()
     engine = VLLMColocateEngine(vllm)  # type: ignore[arg-type]
@@ -52,23 +55,17 @@ def steps_of(passes: list[int], rounds: int = 1) -> list[int]:
         for _ in range(rounds):
             for _ in range(late):
                 await asyncio.sleep(0)
-            await engine.sample(SampleRequest((1, 2), 5, (), SamplingOptions()))
+            await engine.sample(REQUEST)
 
-    async def main() -> None:
-        await engine.open()
+    async def work() -> None:
         await asyncio.gather(*(episode(late) for late in passes))
-        await engine.close()
 
-    asyncio.run(main())
+    during_a_rollout(engine, work)
     return vllm.steps
 
 
-def test_after_a_pause_requests_that_come_one_after_the_other_go_into_one_step() -> None:
-    assert steps_of([0, 3, 5, 9]) == [4]
+def test_after_a_pause_requests_that_come_one_after_the_other_go_into_one_step_and_one_alone_into_its_own() -> None:
     assert steps_of([0, 3, 5, 9], rounds=3) == [4, 4, 4]
-
-
-def test_a_request_alone_is_not_held_up_for_ever() -> None:
     assert steps_of([0], rounds=3) == [1, 1, 1]
 
 
@@ -76,17 +73,15 @@ def test_a_stream_of_requests_without_end_does_not_hold_the_engine_back() -> Non
     vllm = CountingEngine()
     engine = VLLMColocateEngine(vllm)  # type: ignore[arg-type]
 
-    async def main() -> None:
-        await engine.open()
+    async def work() -> None:
         tasks: list[asyncio.Task[Any]] = []
         while not vllm.steps:
             assert len(tasks) < 1_000_000
-            tasks.append(asyncio.create_task(engine.sample(SampleRequest((1, 2), 5, (), SamplingOptions()))))
+            tasks.append(asyncio.create_task(engine.sample(REQUEST)))
             await asyncio.sleep(0)
         await asyncio.gather(*tasks)
-        await engine.close()
 
-    asyncio.run(main())
+    during_a_rollout(engine, work)
     assert sum(vllm.steps) >= vllm.steps[0] > 1
 
 
@@ -95,12 +90,10 @@ def test_a_sample_that_cannot_be_trained_on_is_an_error_of_its_request_alone() -
     vllm.vocabulary = 1  # so that token 1 is beyond it
     engine = VLLMColocateEngine(vllm)  # type: ignore[arg-type]
 
-    async def main() -> None:
-        await engine.open()
+    async def work() -> None:
         with pytest.raises(EngineError, match=r"token_ids\[0\].*1.*0.*0"):
-            await engine.sample(SampleRequest((1, 2), 5, (), SamplingOptions()))
+            await engine.sample(REQUEST)
         vllm.vocabulary = 10
-        await engine.sample(SampleRequest((1, 2), 5, (), SamplingOptions()))
-        await engine.close()
+        await engine.sample(REQUEST)
 
-    asyncio.run(main())
+    during_a_rollout(engine, work)

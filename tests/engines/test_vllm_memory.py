@@ -19,25 +19,17 @@ from toolgrpo.errors import EngineError
 LAYERWISE = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
 
 
-class Heard(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-
 class Asked:
     """Stands in for vLLM's `LLMEngine`."""
 
+    open = 0
+    engine_core = SimpleNamespace(shutdown=lambda: None)
+
     def __init__(self, *, tied: bool = True, resets: tuple[bool, ...] = (), device: str = "cpu") -> None:
         self.vllm_config = SimpleNamespace(device_config=SimpleNamespace(device_type=device))
-        self.open = 0
-        self.calls: list[Any] = []
         self.model_config = SimpleNamespace(hf_text_config=SimpleNamespace(tie_word_embeddings=tied))
+        self.calls: list[Any] = []
         self._resets = list(resets)
-        self.engine_core = SimpleNamespace(shutdown=lambda: None)
 
     def sleep(self, level: int) -> None:
         self.calls.append(("sleep", level))
@@ -65,6 +57,10 @@ class Asked:
 
 def test_weights_that_the_next_step_replaces_are_given_up_and_the_cache_comes_back_last() -> None:
     vllm = Asked()
+    sleepless = StepEngine(vllm)
+    sleepless.sleep()
+    sleepless.wake()
+    assert vllm.calls == [] and not sleepless.needs_weights, "without sleep mode nothing sleeps"
     engine = StepEngine(vllm, sleep_mode=True)
     engine.sleep()
     engine.sleep()
@@ -84,14 +80,6 @@ def test_weights_under_an_adapter_are_kept() -> None:
     assert not engine.needs_weights
     engine.wake()
     assert vllm.calls == [("sleep", 1), ("wake", "weights"), ("wake", "kv_cache")]
-
-
-def test_without_sleep_mode_nothing_sleeps() -> None:
-    vllm = Asked()
-    engine = StepEngine(vllm)
-    engine.sleep()
-    engine.wake()
-    assert vllm.calls == [] and not engine.needs_weights
 
 
 def test_a_cache_that_cannot_be_emptied_is_tried_harder_and_then_an_error() -> None:
@@ -129,15 +117,11 @@ def test_on_an_accelerator_requests_get_seeds_that_no_reward_can_repeat(tmp_path
 
 @pytest.mark.parametrize(("tied", "said"), [(True, ["QKV"]), (False, ["ParallelLMHead", "QKV"])])
 def test_only_layers_without_weights_of_their_own_are_not_complained_of(
-    tied: bool, said: list[str], monkeypatch: pytest.MonkeyPatch
+    tied: bool, said: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard = Heard()
-    monkeypatch.setattr(LAYERWISE, "handlers", [heard])  # vLLM's own handlers, and other tests', stay out of it
-    before = LAYERWISE.level
-    LAYERWISE.setLevel(logging.WARNING)  # by its method, which forgets the levels that loggers remember
-    try:
+    for name, value in (("handlers", [caplog.handler]), ("propagate", False)):  # vLLM's own handlers stay out of it
+        monkeypatch.setattr(LAYERWISE, name, value)
+    with caplog.at_level(logging.WARNING, LAYERWISE.name):
         StepEngine(Asked(tied=tied)).load_weights([])
-    finally:
-        LAYERWISE.setLevel(before)
-    assert [next(name for name in said if message.startswith(name)) for message in heard.messages] == said
+    assert [next(name for name in said if message.startswith(name)) for message in caplog.messages] == said
     assert LAYERWISE.filters == []

@@ -11,15 +11,13 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from toolgrpo.engines.vllm_options import CPU_BLOCK_SIZE, VLLMOptions, config_folder, served_config
+from toolgrpo.engines.vllm_options import VLLMOptions, config_folder, served_config
+from toolgrpo.engines.vllm_seam import _prepare_environment
 
 
-def asked(
-    model_type: str = "qwen3", *, shares_group: bool = False, has_weights: bool = False, **options: object
-) -> dict[str, object]:
-    return VLLMOptions(**options).engine_arguments(  # type: ignore[arg-type]
-        Path("model"), model_type, has_weights=has_weights, shares_group=shares_group
-    )
+def asked(model_type: str = "qwen3", *, shares_group: bool = False, has_weights: bool = False, **options: Any) -> Any:
+    start = VLLMOptions(**options)
+    return start.engine_arguments(Path("model"), model_type, has_weights=has_weights, shares_group=shares_group)
 
 
 @pytest.mark.parametrize(("max_num_seqs", "tokens"), [(64, 4096), (8192, 8192)])
@@ -29,14 +27,9 @@ def test_a_step_on_an_accelerator_has_room_for_a_prompt_with_many_tools(max_num_
     assert arguments["block_size"] is None and arguments["enforce_eager"] is False
     assert arguments["max_cudagraph_capture_size"] == (8192 if max_num_seqs > 512 else None)
     assert asked(on_cpu=False, max_num_seqs=600, enforce_eager=True)["max_cudagraph_capture_size"] is None
-
-
-def test_a_cpu_has_small_blocks_and_vllms_own_steps() -> None:
-    assert asked(on_cpu=True, shares_group=True)["distributed_executor_backend"] == "external_launcher"
-    arguments = asked(on_cpu=True, dtype=torch.bfloat16)
-    assert arguments["distributed_executor_backend"] is None, "there is no group of the trainer's"
-    assert arguments["max_num_batched_tokens"] is None and arguments["block_size"] == CPU_BLOCK_SIZE
-    assert arguments["enforce_eager"] is True and arguments["dtype"] == "bfloat16"
+    assert asked(on_cpu=True)["max_num_batched_tokens"] is None, "its own on a CPU"
+    backends = [asked(on_cpu=True, shares_group=shared)["distributed_executor_backend"] for shared in (True, False)]
+    assert backends == ["external_launcher", None], "where there is a group of the trainer's"
 
 
 def test_prefixes_are_cached_but_of_mamba2_on_a_cpu() -> None:
@@ -45,10 +38,10 @@ def test_prefixes_are_cached_but_of_mamba2_on_a_cpu() -> None:
     assert cached == [True, True, False, True, False, True]
 
 
-@pytest.mark.parametrize(("rank", "served"), [(8, 8), (12, 16), (300, 320)])
-def test_an_adapter_gets_the_smallest_rank_that_vllm_serves(rank: int, served: int) -> None:
-    arguments = asked(on_cpu=False, lora_rank=rank, has_weights=True)
-    assert arguments["max_lora_rank"] == served and arguments["load_format"] == "safetensors"
+def test_an_adapter_gets_the_smallest_rank_that_vllm_serves() -> None:
+    for rank, served in ((8, 8), (12, 16), (300, 320)):
+        arguments = asked(on_cpu=False, lora_rank=rank, has_weights=True)
+        assert arguments["max_lora_rank"] == served and arguments["load_format"] == "safetensors"
     assert "max_lora_rank" not in asked(on_cpu=False)
     assert asked(on_cpu=False, packed=True, has_weights=True)["load_format"] == "bitsandbytes"
 
@@ -73,45 +66,26 @@ def folder_of(cache: Path, **values: Any) -> Path:
 
 def test_one_config_has_one_folder_wherever_it_was_loaded_from(tmp_path: Path) -> None:
     first = folder_of(tmp_path)
-    assert folder_of(tmp_path) == first
-    elsewhere = Qwen3Config(num_hidden_layers=2)
-    elsewhere._name_or_path = "/somewhere/else"
-    with config_folder(elsewhere, cache=tmp_path) as folder:
-        assert folder == first
+    assert folder_of(tmp_path, name_or_path="/somewhere/else") == first
     assert sorted(path.name for path in tmp_path.iterdir()) == [first.name], "nothing half made is left"
     assert folder_of(tmp_path, hidden_size=64) != first
 
 
-def test_weights_get_a_folder_that_is_gone_afterwards(tmp_path: Path) -> None:
+def test_weights_get_a_folder_that_is_gone_afterwards_as_where_a_file_is_in_the_way_of_the_cache(
+    tmp_path: Path,
+) -> None:
     config = Qwen3Config(num_hidden_layers=2)
     with config_folder(config, {"a": torch.zeros(2, 2).T}, cache=tmp_path) as folder:
         assert (folder / "model.safetensors").is_file() and (folder / "config.json").is_file()
     assert not folder.exists() and list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with config_folder(Qwen3Config(num_hidden_layers=2), cache=tmp_path / "cache") as folder:
-        assert (folder / "config.json").is_file()
-    assert not folder.exists()
-
-
-def test_a_file_in_the_way_of_the_cache_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with config_folder(Qwen3Config(num_hidden_layers=2), cache=tmp_path / "file") as folder:
-        assert (folder / "config.json").is_file()
-    assert not folder.exists()
+    assert not folder_of(tmp_path / "file").exists()
 
 
-@pytest.mark.parametrize(("dtype", "on_cpu", "exact"), [(torch.float32, False, "ieee"), (torch.bfloat16, False, None)])
-def test_on_a_gpu_fp32_is_no_tf32_and_no_sampler_is_compiled(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, on_cpu: bool, exact: str | None
-) -> None:
-    from toolgrpo.engines.vllm_seam import _prepare_environment
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "environ", {})
-        _prepare_environment(VLLMOptions(dtype=dtype, on_cpu=on_cpu))
-        assert os.environ.get("TRITON_F32_DEFAULT") == exact
-        assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+def test_on_a_gpu_fp32_is_no_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    for dtype, exact in ((torch.float32, "ieee"), (torch.bfloat16, None)):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "environ", {})
+            _prepare_environment(VLLMOptions(dtype=dtype, on_cpu=False))
+            assert os.environ.get("TRITON_F32_DEFAULT") == exact
+            assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"

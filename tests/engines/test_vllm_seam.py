@@ -22,6 +22,7 @@ import torch
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = [pytest.mark.contract, pytest.mark.vllm, pytest.mark.timeout(1200)]
 
+from tests.engines.conftest import during_a_rollout  # noqa: E402
 from tests.rollout.test_shared_engine import check_every_token  # noqa: E402
 from tests.support.sampling import largest_gap, sample_together  # noqa: E402
 from toolgrpo.engines import vllm_options, vllm_seam  # noqa: E402
@@ -34,14 +35,17 @@ from toolgrpo.errors import EngineError  # noqa: E402
 def started(tiny_qwen3: Any) -> Iterator[tuple[VLLMColocateEngine, Any, dict[str, Any]]]:
     """The engine, its model, and what was true of torch around its start."""
     model = tiny_qwen3(0)
-    config = vllm_options.served_config(model)
     around = {"function": torch.set_num_threads, "threads": torch.get_num_threads()}
-    options = vllm_options.VLLMOptions(dtype=torch.float32, max_model_len=256, max_num_seqs=16)
-    engine = VLLMColocateEngine(vllm_seam.start_vllm(config, options))
+    engine = start(model)
     around["threads after"], around["function after"] = torch.get_num_threads(), torch.set_num_threads
     engine.load_weights(model.named_parameters())
     yield engine, model, around
     engine.shutdown()
+
+
+def start(model: Any) -> VLLMColocateEngine:
+    options = vllm_options.VLLMOptions(dtype=torch.float32, max_model_len=256, max_num_seqs=16)
+    return VLLMColocateEngine(vllm_seam.start_vllm(vllm_options.served_config(model), options))
 
 
 def request(n: int = 20, max_tokens: int = 24, **options: Any) -> SampleRequest:
@@ -74,10 +78,11 @@ def test_what_its_gated_delta_rule_computes_on_a_cpu(size: int, dtype: torch.dty
             _custom_ops.chunk_gated_delta_rule_cpu(*given)
 
 
-def test_the_installed_vllm_is_a_tested_one(started: Any) -> None:
-    assert vllm_options.vllm_version() in vllm_seam.TESTED_VERSIONS, (
-        "add it to TESTED_VERSIONS once all tests pass with it"
-    )
+def test_the_installed_vllm_is_a_tested_one_and_leaves_torchs_threads_as_they_were(started: Any) -> None:
+    around, versions = started[2], vllm_seam.TESTED_VERSIONS
+    assert vllm_options.vllm_version() in versions, "add it to TESTED_VERSIONS once all tests pass with it"
+    assert around["threads after"] == around["threads"], "vLLM changes their number; torch_threads_kept puts it back"
+    assert around["function after"] is around["function"], "vLLM replaces torch.set_num_threads on the CPU"
 
 
 def test_what_vllm_says_of_a_gpu_without_bf16_names_our_flags() -> None:
@@ -89,44 +94,26 @@ def test_what_vllm_says_of_a_gpu_without_bf16_names_our_flags() -> None:
     check.decorator_list = []
     names: dict[str, Any] = {"torch": torch}
     exec(compile(ast.Module([check], []), str(source), "exec"), names)
-    card = SimpleNamespace(
-        has_device_capability=lambda least: False,
-        get_device_capability=lambda: None,
-        get_device_name=lambda: "Tesla T4",
-    )
+    says = {"has_device_capability": False, "get_device_capability": None, "get_device_name": "Tesla T4"}
+    card = SimpleNamespace(**{name: lambda *_, it=it: it for name, it in says.items()})
     with pytest.raises(ValueError, match="--dtype=half") as refused:
         names["check_if_supports_dtype"](card, torch.bfloat16)
     said = vllm_seam._said(refused.value)
     assert "Tesla T4" in said and said.endswith("Train in fp16: --bf16 false --fp16 true")
 
 
-def test_torchs_threads_are_put_back(started: Any) -> None:
-    around = started[2]
-    assert around["threads after"] == around["threads"], (
-        "vLLM changes torch's thread count; torch_threads_kept puts it back"
-    )
-    assert around["function after"] is around["function"], "vLLM replaces torch.set_num_threads on the CPU"
-
-
-def test_it_says_how_many_tokens_its_cache_holds(started: Any) -> None:
+def test_it_says_how_many_tokens_its_cache_holds_in_small_blocks_on_a_cpu(started: Any) -> None:
     engine = started[0]
     config = engine._vllm._engine.vllm_config.cache_config
     room = engine.cache
     assert isinstance(engine, HasCache) and room is not None and (room.window, room.at_a_time) == (256, 16)
     assert room.tokens == config.num_gpu_blocks * config.block_size, "vLLM keeps the number under another name"
+    if not torch.cuda.is_available():
+        no_longer = "vLLM no longer takes the block size it is asked for; its own on a CPU is 128 tokens"
+        assert config.block_size == vllm_options.CPU_BLOCK_SIZE, no_longer
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="about the CPU")
-def test_a_prefix_is_found_again_in_small_blocks(started: Any) -> None:
-    engine = started[0]
-    assert engine._vllm._engine.vllm_config.cache_config.block_size == vllm_options.CPU_BLOCK_SIZE, (
-        "vLLM no longer takes the block size it is asked for; its own on a CPU is 128 tokens"
-    )
-
-
-def test_a_failing_step_reaches_every_request_and_the_next_one_works(
-    started: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_step_reaches_every_request_and_no_other(started: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM caches a prefix when it schedules it: what the failed step did not compute must not be read by the next."""
     engine, model, _ = started
     executor = engine._vllm._engine.engine_core.engine_core.model_executor
@@ -140,15 +127,11 @@ def test_a_failing_step_reaches_every_request_and_the_next_one_works(
     monkeypatch.setattr(executor, "execute_model", fails_once)
     asked = [request(n) for n in (200, 220)]  # longer than a block of the cache (128 tokens on the CPU)
 
-    async def main() -> tuple[list[Any], list[Sample]]:
-        await engine.open()
-        try:
-            lost = await asyncio.gather(*(engine.sample(one) for one in asked), return_exceptions=True)
-            return lost, list(await asyncio.gather(*(engine.sample(one) for one in asked)))
-        finally:
-            await engine.close()
+    async def work() -> tuple[list[Any], list[Sample]]:
+        lost = await asyncio.gather(*(engine.sample(one) for one in asked), return_exceptions=True)
+        return lost, list(await asyncio.gather(*(engine.sample(one) for one in asked)))
 
-    lost, samples = asyncio.run(main())
+    lost, samples = during_a_rollout(engine, work)
     assert [type(one) for one in lost] == [EngineError] * 2 and "out of memory" in str(lost[0])
     assert largest_gap(model, asked, samples) < 1e-4
     assert engine._vllm.has_work is False
@@ -158,10 +141,8 @@ def test_a_second_engine_lives_beside_the_first_and_goes_without_it(started: Any
     """As when a notebook makes a trainer anew: vLLM would end the groups of both with either."""
     engine, model, around = started
     other = tiny_qwen3(3)
-    config = vllm_options.served_config(other)
-    options = vllm_options.VLLMOptions(dtype=torch.float32, max_model_len=256, max_num_seqs=16)
     with contextlib.redirect_stdout(io.StringIO()):  # as in a notebook, where it may have no file number
-        second = VLLMColocateEngine(vllm_seam.start_vllm(config, options))
+        second = start(other)
     second.load_weights(other.named_parameters())
     asked = [request(n) for n in (3, 30)]
     assert largest_gap(other, asked, sample_together(second, *asked)) < 1e-4
@@ -181,7 +162,7 @@ def test_every_token_is_as_probable_as_the_weights_that_it_names_make_it(started
 
 
 @pytest.mark.parametrize("error", [AssertionError("DP adjusted local rank 3 is out of bounds"), KeyError("RANK")])
-def test_a_start_that_fails_is_one_error_and_leaves_nothing_changed(
+def test_a_start_that_fails_leaves_nothing_changed(
     error: Exception, tiny_qwen3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each process sees one GPU, as on a cluster: it is number 0, whatever the process's own is."""
@@ -212,8 +193,3 @@ def test_a_start_that_fails_is_one_error_and_leaves_nothing_changed(
     assert seen == {"LOCAL_RANK": "0", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     assert os.environ["LOCAL_RANK"] == "3" and "VLLM_ENABLE_V1_MULTIPROCESSING" not in os.environ
     assert not logging.getLogger("vllm.utils.jit_monitor").isEnabledFor(logging.WARNING)
-
-
-def test_another_version_of_vllm_is_said_in_one_sentence() -> None:
-    with pytest.warns(UserWarning, match=r"vLLM 0\.31\.0, 0\.32\.0; 9\.9\.9"):
-        vllm_seam.warn_if_untested("9.9.9", "is installed")

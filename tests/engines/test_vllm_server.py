@@ -14,6 +14,7 @@ import httpx
 import pytest
 import torch
 
+from tests.engines.conftest import during_a_rollout
 from tests.support.ports import free_port
 from tests.support.sampling import gaps, largest_gap, sample_in_turn
 from tests.support.server_engine import engine_of
@@ -69,13 +70,10 @@ def test_a_cancelled_request_is_aborted_inside_the_server(vllm_server: Any) -> N
         """Let moments pass until all `n` requests draw or have ended, a few tokens each; return how many have not ended."""
         deadline = time.monotonic() + 240
         while drawn_in_a_moment(control) < drawn + 2 * n or ended_by_length() - ended_before + running() != n:
-            assert time.monotonic() < deadline, (
-                f"{running()} requests run, and {ended_by_length() - ended_before} ended"
-            )
+            assert time.monotonic() < deadline, f"{running()} run, and {ended_by_length() - ended_before} ended"
         return running()
 
     async def cancel_many() -> float:
-        await engine.open()
         drawn = await asyncio.to_thread(drawn_in_a_moment, control)
         ended_before = await asyncio.to_thread(ended_by_length)
         try:
@@ -95,15 +93,12 @@ def test_a_cancelled_request_is_aborted_inside_the_server(vllm_server: Any) -> N
             await asyncio.to_thread(resume, control)
         await engine.sample(ask([7, 1], max_tokens=500))  # as long as any of the cancelled ones would have taken
         await engine.sample(ask([7, 1], max_tokens=1))  # counted after all that ended before it
-        await engine.close()
         return ended_before + len(tasks) - open_ones
 
-    ended_before = asyncio.run(cancel_many())
+    ended_before = during_a_rollout(engine, cancel_many, timeout_s=1400)
     deadline = time.monotonic() + 240
     while (found := ended_by_length()) < ended_before + 2:  # it may count later than it answers
-        assert time.monotonic() < deadline, (
-            f"{found} requests have ended by their length, two more than {ended_before} were to"
-        )
+        assert time.monotonic() < deadline, f"{found} have ended by their length, two more than {ended_before} were to"
         time.sleep(0.05)
     assert found == ended_before + 2
 
@@ -119,9 +114,7 @@ def switched_at(old: Any, new: Any, requests: list[SampleRequest], samples: list
     return places
 
 
-def test_new_weights_reach_requests_in_flight_which_go_on_where_they_are(
-    vllm_server: Any, tiny_qwen3: Any, tmp_path: Path
-) -> None:
+def test_new_weights_reach_requests_in_flight_where_they_are(vllm_server: Any, tiny_qwen3: Any, tmp_path: Path) -> None:
     """A sample is of the old weights up to a token, and from there on of the new ones, all that was before it too.
 
     The server is paused but for moments until every request has begun, so that none ends before the
@@ -141,22 +134,20 @@ def test_new_weights_reach_requests_in_flight_which_go_on_where_they_are(
         engine.load_weights(weights.named_parameters())
         return await asyncio.gather(*tasks)
 
-    async def main() -> list[list[int]]:
+    async def work() -> list[list[int]]:
         found: list[list[int]] = []
-        await engine.open()
         for before, after in [(old, new), (new, old)] * 5:
             found.append(switched_at(before, after, requests, await hand_over(after)))
             if all(0 < place < 320 for place in found[-1]):
                 break
-        await engine.close()
         return found
 
-    found = asyncio.run(main())
+    found = during_a_rollout(engine, work, timeout_s=1400)
     assert all(0 < place < 320 for place in found[-1]), f"the weights came after {found} of 320 tokens"
     engine.shutdown()
 
 
-def test_a_server_killed_in_mid_rollout_comes_back_with_the_trained_weights(
+def test_a_server_killed_in_a_rollout_comes_back_with_its_weights(
     vllm_server: Any, tiny_qwen3: Any, tmp_path: Path
 ) -> None:
     """Every turn of every episode is completed, and each token is drawn from the weights that were pushed."""
@@ -189,15 +180,11 @@ def test_a_server_killed_in_mid_rollout_comes_back_with_the_trained_weights(
             done.append((request, sample))
             ids = [*ids, *sample.ids, rng.randrange(320)]
 
-    async def main() -> None:
-        await engine.open()
-        async with asyncio.TaskGroup() as group:
-            for number in range(EPISODES):
-                group.create_task(episode(number))
-        await engine.close()
+    async def work() -> None:
+        await asyncio.gather(*map(episode, range(EPISODES)))
 
     try:
-        asyncio.run(main())
+        during_a_rollout(engine, work, timeout_s=1400)
     finally:
         if crash.ident is not None:
             crash.join()

@@ -18,7 +18,7 @@ from toolgrpo.episode.trajectory import Message, StopReason, Trajectory
 from toolgrpo.errors import ConfigError, DataError, RewardError
 from toolgrpo.evaluation.grading import Grading, grade, success_at
 from toolgrpo.rewards import get_reward
-from toolgrpo.rewards.base import watched
+from toolgrpo.rewards.base import Reward, watched
 from toolgrpo.rollout.batch import RolloutBatch, Scored
 
 
@@ -45,10 +45,15 @@ def tokens(completion_ids: list[list[int]], trajectories: list[Trajectory], **_:
     return [0.5] * len(completion_ids)
 
 
-def test_grading_gives_rewards_what_training_gives_them() -> None:
-    graded = grade(BATCH, [right, tokens], threshold=1.5)
+def test_grading_gives_rewards_what_training_gives_them_and_copies_of_it() -> None:
+    def rewrites(completions: list[Any], **_: object) -> list[float]:
+        completions[0][-1]["content"] = "changed"
+        return [0.0, 0.0]
+
+    graded = grade(BATCH, [right, tokens, rewrites], threshold=1.5)
+    assert graded.trajectories[0].messages[-1]["content"] == "1"
     assert graded.totals == (1.5, 0.5) and graded.successes == (True, False)
-    assert graded.episodes[1].rewards == {"right": 0.0, "tokens": 0.5}
+    assert graded.episodes[1].rewards == {"rewrites": 0.0, "right": 0.0, "tokens": 0.5}
     assert grade(BATCH, [right, tokens], weights=[1.0, 2.0], threshold=1.0).totals == (2.0, 1.0)
 
 
@@ -60,31 +65,15 @@ def test_rewards_read_what_an_environment_said_first_as_the_model_did() -> None:
         return [1.0] * len(prompts)
 
     messages = [{"role": "user", "content": "q"}]
-    observed = [replace(said("1"), metadata={"observation": f" ({n})"}) for n in range(2)]
-    grade(
-        asked(({"prompt": "q"}, observed[0]), ({"prompt": messages}, observed[1]), ({"prompt": "q"}, said("1"))),
-        [keep],
-        threshold=1.0,
-    )
+    one, other = (replace(said("1"), metadata={"observation": f" ({n})"}) for n in range(2))
+    batch = asked(({"prompt": "q"}, one), ({"prompt": messages}, other), ({"prompt": "q"}, said("1")))
+    grade(batch, [keep], threshold=1.0)
     assert seen == ["q (0)", [{"role": "user", "content": "q (1)"}], "q"] and messages[0]["content"] == "q"
-
-
-def test_rewards_read_copies() -> None:
-    def rewrites(completions: list[Any], **_: object) -> list[float]:
-        completions[0][-1]["content"] = "changed"
-        return [0.0, 0.0]
-
-    assert grade(BATCH, [rewrites], threshold=1.0).trajectories[0].messages[-1]["content"] == "1"
 
 
 def test_rewards_may_log_and_ask_for_the_state_of_the_trainer() -> None:
     def talks(
-        completions: list[Any],
-        trainer_state: TrainerState,
-        log_metric: Any,
-        log_extra: Any,
-        prompts: list[Any],
-        **_: Any,
+        completions: Any, trainer_state: TrainerState, log_metric: Any, log_extra: Any, prompts: Any, **_: Any
     ) -> list[float]:
         assert trainer_state.global_step == 7 and prompts == ["q", "q"]
         log_metric("talks/share", 0.5)
@@ -97,8 +86,6 @@ def test_rewards_may_log_and_ask_for_the_state_of_the_trainer() -> None:
 
 
 def test_a_built_in_that_logs_and_one_that_asks_for_the_prompt() -> None:
-    from toolgrpo.rewards.base import Reward
-
     def about(completions: list[Any], prompt: list[str]) -> list[float]:
         return [float(len(text)) for text in prompt]
 
@@ -106,42 +93,31 @@ def test_a_built_in_that_logs_and_one_that_asks_for_the_prompt() -> None:
     assert graded.totals == (1.0, 1.0)
 
 
-def test_what_cannot_be_asked_is_refused() -> None:
+def test_a_reward_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="Linear is a reward model"):
         grade(BATCH, [torch.nn.Linear(1, 1)], threshold=1.0)
-    with pytest.raises(RewardError, match="returned 1 rewards for 2 completions"):
-        grade(BATCH, [lambda completions, **_: [1.0]], threshold=1.0)
 
 
 def test_success_is_the_measure_that_the_row_brings_and_else_the_threshold() -> None:
     """In a mixture too: the embedded task wants the answer said after the tool gave it, whatever its reward says."""
-    row = {"prompt": "q", "answer": "7", "success_measure": "arithmetic"}
-    tool = {"role": "tool", "name": "add", "content": "7"}
-    call = {"role": "assistant", "content": "", "tool_calls": [{}]}
-    batch = asked(
-        (row, said("It is 7.", call, tool)),
-        (row, said("It is 8.", call, tool)),
-        ({"prompt": "q", "answer": "7", "success_measure": None}, said("It is 8.", call, tool)),
-        ({"prompt": "q", "answer": "7"}, said("It is 8.", call, tool)),
-    )
+    row = {"prompt": "q", "answer": "7"}
+    before = ({"role": "assistant", "content": "", "tool_calls": [{}]}, {"role": "tool", "name": "add", "content": "7"})
+    right, wrong = said("It is 7.", *before), said("It is 8.", *before)
+    by_measure, without = {**row, "success_measure": "arithmetic"}, {**row, "success_measure": None}
+    batch = asked((by_measure, right), (by_measure, wrong), (without, wrong), (row, wrong))
     graded = grade(batch, [get_reward("accuracy")], threshold=1.0)
     assert graded.totals == (1.0, 1.0, 1.0, 1.0)
     assert graded.successes == (True, False, True, True)
 
 
-def test_the_rows_of_the_embedded_task_bring_their_measure(tmp_path: Any) -> None:
-    assert load_tasks("arithmetic", limit=2)["success_measure"] == ["arithmetic", "arithmetic"]
-    (tmp_path / "other.jsonl").write_text('{"prompt": "q", "answer": "1"}\n')
-    mixture = tmp_path / "mixture.yaml"
-    mixture.write_text(f"tasks:\n- data: arithmetic\n- data: {tmp_path}/other.jsonl\n")
+def test_the_rows_of_the_embedded_task_bring_their_measure_and_an_unknown_one_is_a_bad_row(tmp_path: Path) -> None:
+    rows, mixture = tmp_path / "rows.jsonl", tmp_path / "mixture.yaml"
+    rows.write_text('{"prompt": "q", "answer": "1"}\n')
+    mixture.write_text(f"tasks:\n- data: arithmetic\n- data: {rows}\n")
     assert {row["success_measure"] for row in load_tasks(mixture)} == {"arithmetic", None}
-
-
-def test_an_unknown_measure_is_a_bad_row(tmp_path: Any) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "q", "success_measure": "arithmetics"}\n')
+    rows.write_text('{"prompt": "q", "success_measure": "arithmetics"}\n')
     with pytest.raises(DataError, match=r"rows.jsonl.*'arithmetics'"):
-        load_tasks(path)
+        load_tasks(rows)
 
 
 def test_rounding_of_fp32_decides_nothing() -> None:
@@ -157,7 +133,7 @@ def returns_nan(completions: list[Any], **_: object) -> list[float]:
 
 
 def raises(completions: list[Any], **_: object) -> list[float]:
-    return [(lambda c: 1 / (c[-1]["content"] != "wrong"))(completion) for completion in completions]
+    return [1 / (completion[-1]["content"] != "wrong") for completion in completions]
 
 
 @pytest.mark.parametrize(
@@ -170,16 +146,12 @@ def raises(completions: list[Any], **_: object) -> list[float]:
         (get_reward("by_task"), {"answer": "no number", "reward": "gsm8k"}),
         (get_reward("by_task"), {"reward": None}),
     ],
-    ids=["returns", "raises", "built in", "a program", "of a part of the batch", "by task"],
 )
 @pytest.mark.parametrize("timeout_s", [None, 60.0])
-def test_an_error_about_a_row_names_its_file_and_line(
-    tmp_path: Path, reward: Any, columns: dict[str, Any], timeout_s: float | None
-) -> None:
+def test_an_error_names_file_and_line(tmp_path: Path, reward: Any, columns: dict[str, Any], timeout_s: float) -> None:
     file = tmp_path / "rows.jsonl"
-    rows = [
-        {"prompt": f"question {n}", "answer": str(n), "reward": "exact_match", "tests": "assert f"} for n in range(4)
-    ]
+    row = {"reward": "exact_match", "tests": "assert f"}
+    rows = [{**row, "prompt": f"question {n}", "answer": str(n)} for n in range(4)]
     rows[2] |= columns
     file.write_text("\n" + "".join(json.dumps(row) + "\n" for row in rows))
     loaded = list(load_tasks(str(file)))

@@ -7,20 +7,13 @@ import json
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from toolgrpo.episode.tool_calls import AttemptStatus, Call, ToolErrorKind
-from toolgrpo.evaluation.measures import (
-    Difference,
-    Share,
-    Vote,
-    given_answer,
-    majority_at_k,
-    pass_at_k,
-    wilson_interval,
-)
+from toolgrpo.evaluation.measures import Difference, Share, given_answer, majority_at_k, pass_at_k, wilson_interval
 from toolgrpo.evaluation.report import Comparison, EpisodeFacts, ModelReport
 
 
@@ -30,11 +23,6 @@ def test_pass_at_k_is_the_share_of_k_subsets_with_a_success(n: int) -> None:
         for k in range(1, n + 1):
             subsets = list(combinations([True] * good + [False] * (n - good), k))
             assert pass_at_k(good, n, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
-
-
-def votes(text: str) -> list[Vote]:
-    """`a` to `z`: a vote for that answer, a capital letter if it succeeded; `-`: no answer."""
-    return [(None if c == "-" else c.lower(), c.isupper()) for c in text]
 
 
 @pytest.mark.parametrize(
@@ -51,34 +39,23 @@ def votes(text: str) -> list[Vote]:
     ],
 )
 def test_majority(episodes: str, k: int, value: float) -> None:
-    assert majority_at_k(votes(episodes), k) == pytest.approx(value)
+    """`a` to `z`: a vote for that answer, a capital letter if it succeeded; `-`: no answer."""
+    votes = [(None if c == "-" else c.lower(), c.isupper()) for c in episodes]
+    assert majority_at_k(votes, k) == pytest.approx(value)
 
 
-@pytest.mark.parametrize(
-    ("said", "answer"),
-    [
-        ("It is 1,234.50 dollars.", "2469/2"),
-        (r"So \boxed{7} and not 8", "7"),
-        ("the  Red   one", "the red one"),
-        ("", None),
-    ],
-)
-def test_answers_are_compared_by_what_they_mean(said: str, answer: str | None) -> None:
-    assert given_answer([{"role": "assistant", "content": said}]) == answer
+def test_answers_are_compared_by_what_they_mean() -> None:
+    texts = ("It is 1,234.50 dollars.", r"So \boxed{7} and not 8", "the  Red   one", "")
+    answers = [given_answer([{"role": "assistant", "content": said}]) for said in texts]
+    assert answers == ["2469/2", "7", "the red one", None]
 
 
 def test_a_difference_has_newcombes_interval() -> None:
-    difference = Difference(Share(48 / 80, 80), Share(56 / 70, 70))  # Newcombe 1998b, table II (a), method 10
-    assert difference.value == pytest.approx(0.2)
-    assert difference.interval == pytest.approx((0.0524, 0.3339), abs=1e-4)
-
-
-def test_a_difference_on_the_same_questions_has_newcombes_interval_for_pairs() -> None:
     marks = [(1.0, 1.0)] * 36 + [(0.0, 1.0)] * 12 + [(1.0, 0.0)] * 2  # Newcombe 1998c, method 10
-    before, after = (dict(enumerate(values)) for values in zip(*marks, strict=True))
-    difference = Difference.paired(before, after)
-    assert difference.value == pytest.approx(0.2)
-    assert difference.interval == pytest.approx((0.0569, 0.3404), abs=1e-4)
+    paired = Difference.paired(*(dict(enumerate(values)) for values in zip(*marks, strict=True)))
+    apart = Difference(Share(48 / 80, 80), Share(56 / 70, 70))  # Newcombe 1998b, table II (a), method 10
+    for difference, interval in ((apart, (0.0524, 0.3339)), (paired, (0.0569, 0.3404))):
+        assert difference.value == pytest.approx(0.2) and difference.interval == pytest.approx(interval, abs=1e-4)
 
 
 def test_what_succeeds_on_the_same_questions_differs_little() -> None:
@@ -86,49 +63,46 @@ def test_what_succeeds_on_the_same_questions_differs_little() -> None:
     low, high = Difference.paired(same, same).interval
     wide_low, wide_high = Difference(Share(0.5, 100), Share(0.5, 100)).interval
     assert wide_low / 4 < low < 0 < high < wide_high / 4, "narrower by far, and never without a width"
-    other = {question: 1 - value for question, value in same.items()}
-    assert Difference.paired(same, other).interval[1] > wide_high
+    assert Difference.paired(same, {question: 1 - value for question, value in same.items()}).interval[1] > wide_high
     assert Difference.paired({0: 1.0}, {1: 0.0}).correlation == 0, "no question in common"
 
 
 def test_wilson_interval_against_published_values() -> None:
-    assert wilson_interval(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
-    assert wilson_interval(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
-    assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)  # Newcombe 1998, example
-    assert wilson_interval(0, 0) == (0.0, 1.0)
-
-
-def test_a_share_prints_with_its_interval() -> None:
+    published = {(0, 10): (0.0, 0.2775), (10, 10): (0.7225, 1.0), (81, 263): (0.2553, 0.3662), (0, 0): (0.0, 1.0)}
+    for (successes, n), interval in published.items():  # Newcombe 1998
+        assert wilson_interval(successes, n) == pytest.approx(interval, abs=1e-4)
     assert str(Share.of([1.0] * 228 + [0.0] * 12)) == "0.950 [0.915, 0.971]"
     assert str(Share.of([])) == "0.000 [0.000, 1.000]"
-
-
-def call(tool: str, error: ToolErrorKind | None, duration_s: float) -> Call:
-    return Call(0, tool, {}, AttemptStatus.OK, "", error, duration_s)
 
 
 def episode(question: int, success: bool, *calls: Call) -> EpisodeFacts:
     return EpisodeFacts(question, float(success), success, str(int(success)), 2, 10, "finished", calls)
 
 
+ADD = Call(0, "add", {}, AttemptStatus.OK, "", None, 0.5)
+BAD = replace(ADD, name="sub", error=ToolErrorKind.TIMEOUT, duration_s=1.5)
+
+
 def report(name: str, pattern: str) -> ModelReport:
-    add, bad = call("add", None, 0.5), call("sub", ToolErrorKind.TIMEOUT, 1.5)
     episodes = [
-        episode(question, mark == "+", add, *([bad] if mark == "-" else []))
+        episode(question, mark == "+", ADD, *([BAD] if mark == "-" else []))
         for question, marks in enumerate(pattern.split())
         for mark in marks
     ]
     return ModelReport(name, tuple(episodes), samples=4, ks=(1, 4), seconds=3.0)
 
 
-def test_a_report_counts_by_question() -> None:
+def printed(comparison: Comparison) -> str:
+    console = Console(file=(shown := io.StringIO()), width=160)
+    for table in comparison.tables():
+        console.print(table)
+    return shown.getvalue()
+
+
+def test_a_report_counts_by_question_and_its_tools() -> None:
     shares = report("m", "++++ +--- ----").shares()
-    assert list(shares) == ["pass@1", "pass@4", "maj@4"]
-    assert (shares["pass@1"].value, shares["pass@1"].n) == (pytest.approx(5 / 12), 3)
-    assert (shares["pass@4"].value, shares["maj@4"].value) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
-
-
-def test_the_tools_of_a_report() -> None:
+    assert list(shares) == ["pass@1", "pass@4", "maj@4"] and shares["pass@1"].n == 3
+    assert [share.value for share in shares.values()] == pytest.approx([5 / 12, 2 / 3, 1 / 3])
     tools = report("m", "++-- ++++").tools()
     assert list(tools) == ["add", "sub"]
     assert tools["add"] == {
@@ -139,35 +113,33 @@ def test_the_tools_of_a_report() -> None:
 
 
 def test_names_that_a_model_made_up_are_one_line_at_the_end() -> None:
-    add = call("add", None, 0.5)
-    made_up = [replace(add, name=name, status=AttemptStatus.UNKNOWN_TOOL) for name in ("ad", "addd", "sum")]
-    episode = replace(report("m", "+").episodes[0], calls=(*made_up, add))
-    found = replace(report("m", "+"), episodes=(episode,))
+    made_up = [replace(ADD, name=name, status=AttemptStatus.UNKNOWN_TOOL) for name in ("ad", "addd", "sum")]
+    found = replace(report("m", "+"), episodes=(episode(0, True, *made_up, ADD),))
     assert {tool: of["calls"] for tool, of in found.tools().items()} == {"(names of no tool)": 3, "add": 1}
-    shown = io.StringIO()
-    for table in Comparison("d.jsonl", 1.0, found, None).tables():
-        Console(file=shown, width=100).print(table)
-    assert shown.getvalue().index("add") < shown.getvalue().index("(names of no tool)")
+    shown = printed(Comparison("d.jsonl", 1.0, found, None))
+    assert shown.index("add") < shown.index("(names of no tool)")
 
 
 def test_what_the_episodes_met_is_said_with_the_flag_that_helps() -> None:
-    bad = call("add", ToolErrorKind.UNMARKED, 0.0)
-    cut = replace(episode(0, False, bad, bad), stop_reason="max_turns", repeats=True, copies=True)
-    found = ModelReport("m", (cut, cut, episode(1, True, call("add", None, 0.5))), samples=1, ks=(1,), seconds=1.0)
-    ends, calls, repeats, copies = found.lines(Path("out"))
-    assert ends == "ends      max_turns 2, finished 1 of 3 episodes; --max_turns allows more turns"
-    assert calls == "calls     4 of 5 failed: unmarked 4; --unmarked_calls accept runs such calls"
-    assert repeats.startswith("repeats   2 of 3 episodes") and copies.startswith("copies    2 of 3 answers")
-    for in_turn, end in ((True, "length_of_turn 2"), (False, "length 2")):
-        short = replace(cut, stop_reason="length", cut_in_turn=in_turn)
-        flag = "--max_turn_tokens allows" if in_turn else "--max_completion_length allows"
-        said = replace(found, episodes=(short, short)).lines(Path("out"))[0]
-        assert end in said and flag in said, said
-    raised = replace(found, episodes=(episode(0, False, call("add", ToolErrorKind.RAISED, 0.0)),))
-    ends, calls = raised.lines(Path("out"))
-    assert ends == "ends      finished 1 of 1 episodes" and calls.endswith("toolgrpo show out --cause raised has them")
-    died = replace(found, episodes=(episode(0, False, call("add", ToolErrorKind.DIED, 0.0)),))
-    assert died.lines(Path("out"))[2].startswith("lost      1 calls got no result from this machine")
+    def failing(error: ToolErrorKind, *more: EpisodeFacts, **changes: Any) -> list[str]:
+        bad = replace(ADD, error=error)
+        met = replace(episode(0, False, *[bad] * (2 if more else 1)), **changes)
+        return ModelReport("m", (met, *more), samples=1, ks=(1,), seconds=1.0).lines(Path("out"))
+
+    cut = {"stop_reason": "max_turns", "repeats": True, "copies": True}
+    ends, calls, repeats, copies = failing(ToolErrorKind.UNMARKED, episode(1, True, ADD), **cut)
+    assert ends.startswith("ends      max_turns 1, finished 1 of 2 episodes; --max_turns ")
+    assert calls.startswith("calls     2 of 3 failed: unmarked 2; --unmarked_calls accept ")
+    assert repeats.startswith("repeats   1 of 2 episodes") and copies.startswith("copies    1 of 2 answers")
+    for in_turn, end, flag in (
+        (True, "length_of_turn 1", "max_turn_tokens"),
+        (False, "length 1", "max_completion_length"),
+    ):
+        said = failing(ToolErrorKind.UNMARKED, stop_reason="length", cut_in_turn=in_turn)[0]
+        assert end in said and f"--{flag} " in said, said
+    ends, calls = failing(ToolErrorKind.RAISED)
+    assert ends == "ends      finished 1 of 1 episodes" and "toolgrpo show out --cause raised" in calls
+    assert failing(ToolErrorKind.DIED)[2].startswith("lost      1 calls")
 
 
 def test_two_models_side_by_side_as_json_and_as_a_table() -> None:
@@ -176,13 +148,9 @@ def test_two_models_side_by_side_as_json_and_as_a_table() -> None:
     assert (found["questions"], found["samples"]) == (2, 4)
     assert found["model"]["pass@1"]["value"] == 1.0 and found["baseline"]["pass@1"]["value"] == 0.125
     assert found["difference"]["pass@1"]["value"] == pytest.approx(0.875)
-    shown = io.StringIO()
-    for table in comparison.tables():
-        Console(file=shown, width=160).print(table)
-    lines = shown.getvalue().split("\n")
-    assert any("before" in line and "after" in line and "difference" in line for line in lines)
-    assert any("pass@1" in line and "+0.875" in line for line in lines)
-    assert any("sub" in line and "0.88 (1.00)" in line and " - " in line for line in lines)
+    lines = printed(comparison).split("\n")
+    for texts in (("before", "after", "difference"), ("pass@1", "+0.875"), ("sub", "0.88 (1.00)", " - ")):
+        assert any(all(text in line for text in texts) for line in lines), texts
 
 
 def test_a_report_tells_tasks_apart_where_rows_name_them() -> None:
@@ -194,9 +162,8 @@ def test_a_report_tells_tasks_apart_where_rows_name_them() -> None:
     assert (by_task["easy"]["pass@1"].value, by_task["easy"]["pass@1"].n) == (1.0, 1)
     assert (by_task["hard"]["pass@1"].value, by_task["hard"]["pass@1"].n) == (pytest.approx(1 / 8), 2)
     assert by_task["hard"]["pass@4"].n == 1, "a question with fewer episodes than k is left out"
-    comparison = Comparison(
-        "d.jsonl", 1.0, replace(whole, episodes=tuple(named)), replace(whole, episodes=tuple(named))
-    )
+    apart = replace(whole, episodes=tuple(named))
+    comparison = Comparison("d.jsonl", 1.0, apart, apart)
     assert comparison.as_json()["model"]["by_task"]["easy"]["questions"] == 1
     assert "by_task" not in Comparison("d.jsonl", 1.0, whole).as_json()["model"]
     (table,) = [table for table in comparison.tables() if "by task" in str(table.title)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.support.rollouts import scripted_rollouts
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.episode.tool_calls import ToolErrorKind, ToolResult
-from toolgrpo.evaluation.replaying import SessionAgain, calls_again, episode_again, first_parting, rewards_again
-from toolgrpo.rollout import EpisodeLimits, Rollouts
+from toolgrpo.evaluation.replaying import SessionAgain, calls_again, episode_again, first_parting
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
 from toolgrpo.tools.base import AfterTurn
 
@@ -36,28 +36,13 @@ def test_calls_are_made_in_one_session_and_refusals_again() -> None:
 
 
 def test_a_result_is_cut_as_it_was_before_it_is_compared() -> None:
-    then = run_episode(
-        ScriptedEngine([ByteChat.say('call add {"a": 1, "b": 2}'), ByteChat.say("end")]),
-        ScriptedTools({"add": lambda a, b: ToolResult("12 ... 89", "add", left_out=4)}),
-    )
+    short = ToolResult("12 ... 89", "add", left_out=4)
+    engine = ScriptedEngine([ByteChat.say('call add {"a": 1, "b": 2}'), ByteChat.say("end")])
+    then = run_episode(engine, ScriptedTools({"add": lambda a, b: short}))
     long = ScriptedTools({"add": lambda a, b: "123456789"})
-
-    def cut(result: ToolResult) -> ToolResult:
-        return replace(result, content="12 ... 89", left_out=4)
-
     (whole,) = calls_again(long, {}, then).answers
-    (as_seen,) = calls_again(long, {}, then, cut=cut).answers
+    (as_seen,) = calls_again(long, {}, then, cut=lambda result: short).answers
     assert not whole.same and as_seen.same
-
-
-def test_rewards_are_asked_about_what_is_recorded() -> None:
-    then = run_episode(ScriptedEngine([ByteChat.say("seven")]))
-
-    def length(completions: list[list[dict[str, str]]], **_: object) -> list[float]:
-        return [float(len(completion[-1]["content"])) for completion in completions]
-
-    scored = rewards_again({"prompt": "q"}, then, [length], [2.0], threshold=10.0)
-    assert scored.rewards == {"length": 5.0} and scored.total == 10.0 and scored.success
 
 
 def test_the_same_seed_reaches_the_engine() -> None:
@@ -67,20 +52,12 @@ def test_the_same_seed_reaches_the_engine() -> None:
         seeds.append(request.seed)
         return ByteChat.say('call add {"a": 1, "b": 2}' if len(seeds) % 2 else f"end {len(seeds)}")
 
-    rollouts = Rollouts(
-        engine=ScriptedEngine(script),
-        chat=ByteChat(),
-        limits=EpisodeLimits(max_completion_length=200),
-        tokenizer=ByteChat(),
-        tools=ScriptedTools(ADD),
-    )
-    first = episode_again(rollouts, {"prompt": "q"}, SamplingOptions(), 42)
-    second = episode_again(rollouts, {"prompt": "q"}, SamplingOptions(), 42)
+    rollouts = scripted_rollouts(ScriptedEngine(script), ScriptedTools(ADD))
+    first, second = (episode_again(rollouts, {"prompt": "q"}, SamplingOptions(), 42) for _ in range(2))
     rollouts.close()
     assert seeds == [42, 43, 42, 43]
     place = first_parting(first, second)
     assert place is not None and first.ids[:place] == second.ids[:place] and first.ids[place] != second.ids[place]
     assert first_parting(first, first) is None
-    assert first_parting(
-        first, replace(first, ids=first.ids[:-1], mask=first.mask[:-1], logprobs=first.logprobs[:-1])
-    ) == (len(first.ids) - 1)
+    shorter = {name: getattr(first, name)[:-1] for name in ("ids", "mask", "logprobs")}
+    assert first_parting(first, replace(first, **shorter)) == len(first.ids) - 1

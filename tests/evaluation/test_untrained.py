@@ -1,12 +1,9 @@
-"""What episodes of an untrained model say, and made-up episodes."""
+"""What episodes of an untrained model say (of made-up ones: tests/commands/test_check.py)."""
 
 from __future__ import annotations
 
-import pytest
-
 from toolgrpo.episode.trajectory import Trajectory
-from toolgrpo.evaluation.before_training import WRITINGS, nonsense, score_made_up, spread, untrained_facts
-from toolgrpo.rewards import get_reward
+from toolgrpo.evaluation.before_training import spread, untrained_facts
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
 
@@ -38,33 +35,20 @@ def test_calls_groups_and_pass_at_k() -> None:
 def test_a_task_that_never_succeeds_is_told_apart() -> None:
     played = episode(*NONE)
 
-    def of(task: str | None, total: float, n: int) -> list[tuple[Scored, float]]:
-        row = {"prompt": "q"} if task is None else {"prompt": "q", "task": task}
-        return [(Scored(row, played), total)] * n
+    def of(row: dict[str, str], total: float, n: int = 8) -> list[tuple[Scored, Grade]]:
+        return [(Scored({"prompt": "q", **row}, played), Grade({}, total))] * n
 
-    def never(*episodes: tuple[Scored, float]) -> dict[str, int]:
-        made = RolloutBatch(episodes=tuple(scored for scored, _ in episodes))
-        graded = made.graded([Grade({}, total) for _, total in episodes], lambda one: one.total == 1.0)
+    def never(*episodes: tuple[Scored, Grade]) -> dict[str, int]:
+        scored, grades = zip(*episodes, strict=True)
+        graded = RolloutBatch(episodes=scored).graded(grades, lambda one: one.total == 1.0)
         return dict(untrained_facts(graded, k=2).never)
 
-    chains, sums = of("chains", 0.0, 8), of("sums", 1.0, 8)
-    assert never(*chains, *sums) == {"chains": 8}
-    assert never(*chains[:6], *sums) == {}, "six episodes say too little"
-    assert never(*chains, *of("sums", 0.0, 8)) == {}, "nothing succeeds, which is another finding"
-    assert never(*of(None, 0.0, 8), *sums) == {}
+    chains, sums = {"task": "chains"}, of({"task": "sums"}, 1.0)
+    assert never(*of(chains, 0.0), *sums) == {"chains": 8}
+    assert never(*of(chains, 0.0, 6), *sums) == {}, "six episodes say too little"
+    assert never(*of(chains, 0.0), *of({"task": "sums"}, 0.0)) == {}, "nothing succeeds, which is another finding"
+    assert never(*of({}, 0.0), *sums) == {}
 
 
 def test_a_distribution_in_words() -> None:
     assert spread(range(101)) == "median 50, 95 % within 95, longest 100"
-
-
-ROWS = [{"prompt": "6 * 7?", "answer": "42"}, {"prompt": "1 + 1?", "answer": "2"}]
-
-
-@pytest.mark.parametrize(
-    ("reward", "writing"), [("accuracy", "after a tool's result"), ("exact_match", "alone"), ("math", "in a box")]
-)
-def test_gold_answers_score_full_marks_and_nonsense_none(reward: str, writing: str) -> None:
-    rewards = [get_reward(reward)]
-    assert score_made_up(ROWS, WRITINGS[writing], rewards, None, 1.0).totals == (1.0, 1.0)
-    assert score_made_up(ROWS, nonsense, rewards, None, 1.0).totals == (0.0, 0.0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,6 @@ import pytest
 from process_tree import all_end
 
 from tests.support.rollouts import run_together
-from toolgrpo.engines.base import SampleRequest
 from toolgrpo.episode.dropped import DropCause
 from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.errors import ConfigError, EngineError, PluginError
@@ -23,7 +24,7 @@ from toolgrpo.testing import ByteChat, ScriptedEngine, scripted_runner
 pytestmark = pytest.mark.e2e
 
 AGENT = """
-import asyncio, os, subprocess, sys
+import asyncio, os, subprocess
 from toolgrpo.episode.dropped import DropEpisode
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -36,12 +37,8 @@ async def run(client, row):
     match row["do"]:
         case "return":
             return float(answer.choices[0].message.content)
-        case "dict":
-            return {"reward": 0.5, "steps": 3}
-        case "nothing":
-            return None
-        case "text":
-            return "well done"
+        case "dict" | "nothing" | "text" as what:
+            return {"dict": {"reward": 0.5, "steps": 3}, "nothing": None, "text": "well done"}[what]
         case "raise":
             raise RuntimeError("the agent is at a loss")
         case "drop":
@@ -58,6 +55,20 @@ async def run(client, row):
             result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
             last = await client.chat.completions.create(model="policy", messages=[*messages, message, result], tools=[ADD])
             return {"reward": 1.0, "ended": last.choices[0].finish_reason == "length"}
+"""
+
+
+COMMAND = """
+import json, os, sys, urllib.request
+row = json.load(sys.stdin)
+body = {"model": "policy", "messages": [{"role": "user", "content": row["do"]}]}
+headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+print("asking")
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+answer = json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)))
+if row["do"] == "fail":
+    sys.exit("no use")
+print(json.dumps({"reward": float(answer["choices"][0]["message"]["content"])}))
 """
 
 
@@ -91,13 +102,9 @@ def test_what_an_agent_returns_is_its_episodes_reward(player: AgentPlayer) -> No
 
 def test_an_agent_that_fails_costs_its_episode_and_no_other(player: AgentPlayer) -> None:
     raised, dropped, died, good = play(player, "raise", "drop", "die", "return")
-    reasons = [str(one.dropped) for one in (raised, dropped, died)]
-    assert "the agent is at a loss" in reasons[0]
-    assert "the site was down" in reasons[1]
-    assert "the agent's process ended: " in reasons[2] and "exit code 3" in reasons[2]
-    for one in (raised, dropped, died):
+    for one, why in ((raised, "the agent is at a loss"), (dropped, "the site was down"), (died, "exit code 3")):
         assert one.stop_reason is StopReason.DROPPED and one.dropped is not None
-        assert one.dropped.cause is DropCause.AGENT and len(one.turns) == 1
+        assert one.dropped.cause is DropCause.AGENT and why in str(one.dropped) and len(one.turns) == 1
     assert good.reward == 1.0 and good.dropped is None
 
 
@@ -109,12 +116,10 @@ def test_what_is_no_reward_is_the_plugins_error(player: AgentPlayer) -> None:
 def test_a_deadline_ends_an_agent_and_all_that_it_started(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     player, deadline_s = load_agent(tmp_path / "agent.py", log_path=tmp_path / "agent.log"), 3.0
-    try:
+    with closing(player):
         while not (started := tmp_path / "agent.py.started").exists():  # a busy machine may need longer to get there
             (late,) = play(player, "hang", deadline_s=deadline_s)
             deadline_s *= 2
-    finally:
-        player.close()
     assert late.stop_reason is StopReason.DEADLINE and late.reward is None
     assert all_end(int(started.read_text()))
 
@@ -125,9 +130,7 @@ def test_an_engine_that_fails_ends_the_episode_at_once(player: AgentPlayer) -> N
 
 
 def test_the_calls_of_the_last_turn_are_not_handed_out(player: AgentPlayer) -> None:
-    def script(request: SampleRequest, number: int) -> Any:
-        return ByteChat.say('call add {"a": 1, "b": 2}')
-
+    script = [ByteChat.say('call add {"a": 1, "b": 2}')] * 2
     (done,) = play(player, "call", script=script, max_turns=2)
     assert (done.reward, done.metadata["agent"]) == (1.0, {"ended": 1.0})
     assert done.stop_reason is StopReason.MAX_TURNS
@@ -136,32 +139,16 @@ def test_the_calls_of_the_last_turn_are_not_handed_out(player: AgentPlayer) -> N
 
 def test_a_command_is_an_agent_too(tmp_path: Path) -> None:
     program = tmp_path / "agent.py"
-    program.write_text(
-        "import json, os, sys, urllib.request\n"
-        "row = json.load(sys.stdin)\n"
-        "body = {'model': 'policy', 'messages': [{'role': 'user', 'content': row['do']}]}\n"
-        "headers = {'authorization': 'Bearer ' + os.environ['OPENAI_API_KEY'], 'content-type': 'application/json'}\n"
-        "request = urllib.request.Request(os.environ['OPENAI_BASE_URL'] + '/chat/completions', json.dumps(body).encode(), headers)\n"
-        "print('asking'); answer = json.load(urllib.request.urlopen(request))\n"
-        "if row['do'] == 'fail': sys.exit('no use')\n"
-        "print(json.dumps({'reward': float(answer['choices'][0]['message']['content'])}))\n"
-    )
-    player = load_agent(f"{sys.executable} {program}")
-    try:
+    program.write_text(COMMAND)
+    with closing(load_agent(f"{sys.executable} {program}")) as player:
         good, bad = play(player, "go", "fail")
-    finally:
-        player.close()
     assert (good.reward, good.stop_reason) == (1.0, StopReason.FINISHED)
     assert "ended with exit code 1" in str(bad.dropped)
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [
-        ("def play(client, row): ...", "No run found in"),
-        ("def run(row): ...", "is called with client and row, and does not take them"),
-        ("import nothing_like_it", "nothing_like_it"),
-    ],
+    [("play = print", "No run found in"), ("def run(row): ...", "client and row"), ("import odd_one", "odd_one")],
 )
 def test_a_file_that_is_no_agent_is_refused_when_it_is_loaded(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "agent.py").write_text(text)
@@ -177,3 +164,30 @@ def test_limits_of_our_own_loop_are_refused(limit: dict[str, Any]) -> None:
     (name,) = limit
     with pytest.raises(ConfigError, match=rf"^{name}.*{name}"):
         check_limits(EpisodeLimits(max_completion_length=100, **limit))
+
+
+# What is done once before the processes of agents are forked leaves nothing that a fork could not take along.
+CHILD = """
+import sys, threading, time
+from functools import partial
+import openai
+from toolgrpo.gateway.agent_process import _client
+from toolgrpo.gateway.agent_process import make_first_requests
+from confined_python.processes.linux import forkable, open_descriptors
+
+before = open_descriptors()
+for kind in ("AsyncOpenAI", "OpenAI"):
+    make_first_requests(partial(_client, kind), openai)
+assert {"anyio._backends._asyncio", "h11"} <= sys.modules.keys()  # what only a request imports
+assert forkable(before)
+threading.Thread(target=time.sleep, args=(0.05,)).start()
+assert forkable(before)  # it is about to end
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+assert not forkable(before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_a_client_that_has_talked_leaves_neither_thread_nor_descriptor() -> None:
+    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

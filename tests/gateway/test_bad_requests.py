@@ -9,9 +9,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,7 +26,7 @@ from toolgrpo.gateway.bounds import Bounds
 from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, Refused, TextRequest
 from toolgrpo.gateway.server import _READERS, Endpoint, Speaker
 from toolgrpo.gateway.session import GatewaySession
-from toolgrpo.rollout import Episode, EpisodeRunner
+from toolgrpo.rollout import Episode
 from toolgrpo.support.foreign_requests import is_foreign
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, scripted_runner
 
@@ -52,6 +51,8 @@ def asked(**changes: Any) -> dict[str, Any]:
 
 
 IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
+NO_CALLS = {"role": "assistant", "tool_calls": 5}
+LONG = {"role": "user", "content": "x" * 5000}
 TABLE: dict[str, tuple[Any, tuple[int, str], str]] = {
     "another model": (asked(model="gpt-4o"), (404, "model_not_found"), "'gpt-4o' is not served here; ask for 'policy'"),
     "an image": (asked(messages=[IMAGE]), (400, "unsupported_content"), "'image_url'; only text"),
@@ -63,16 +64,16 @@ TABLE: dict[str, tuple[Any, tuple[int, str], str]] = {
     "no JSON": (b"{", (400, "invalid_value"), "no JSON"),
     "bytes of half a character": (b'{"model": "\xed\xa0\xbd"}', (400, "invalid_value"), "no JSON"),
     "calls that are no list": (
-        asked(messages=[QUESTION, {"role": "assistant", "tool_calls": 5}]),
+        asked(messages=[NO_CALLS]),
         (400, "invalid_value"),
-        "messages[1].tool_calls must be a list",
+        "messages[0].tool_calls must be a list",
     ),
     "fifty thousand brackets": (b"[" * 50_000, (400, "invalid_value"), "nested too deeply"),
     "a list": (b"[]", (400, "invalid_value"), "must be a JSON object, got a list"),
     "a window's worth": (
-        asked(messages=[{"role": "user", "content": "x" * 5000}]),
+        asked(messages=[LONG]),
         (400, "context_length_exceeded"),
-        "context window is 4096 tokens, and the prompt has 50",
+        "4096 tokens, and the prompt has 50",
     ),
 }
 
@@ -92,25 +93,24 @@ def test_a_request_that_cannot_be_answered_is_refused_in_a_sentence(name: str) -
     assert len(seen.trajectory.turns) == 1
 
 
+def test_an_episode_whose_first_prompt_does_not_fit_is_dropped_for_that() -> None:
+    seen = visit(ScriptedEngine([]), lambda url, key: post(url, key, asked(messages=[LONG]))).trajectory
+    assert seen.dropped is not None and seen.dropped.cause is DropCause.NO_ROOM
+    assert seen.stop_reason is StopReason.CONTEXT_FULL
+
+
+DEEP_CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 70_000}}]}
 MANY: dict[str, tuple[str, Any, tuple[int, str]]] = {
-    "messages": ("/v1/chat/completions", asked(messages=[QUESTION] * 4097), (400, "messages holds 4097 items")),
-    "items of an input": ("/v1/responses", {"model": "policy", "input": [QUESTION] * 4097}, (400, "input holds 4097")),
-    "tools": ("/v1/messages", asked(max_tokens=1, tools=[{"name": "f"}] * 1025), (400, "tools holds 1025")),
-    "stop texts": ("/v1/chat/completions", asked(stop=["x"] * 65), (400, "stop holds 65")),
-    "biases": ("/v1/chat/completions", asked(logit_bias={str(n): 1 for n in range(4097)}), (400, "logit_bias holds")),
-    "parts": ("/v1/chat/completions", asked(messages=[{**QUESTION, "content": [{}] * 70_000}]), (413, "commas")),
-    "keys": ("/v1/chat/completions", asked(x={str(n): 1 for n in range(70_000)}), (413, "commas and brackets")),
-    "lists in the arguments of a call": (
-        "/v1/chat/completions",
-        asked(messages=[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 70_000}}]}]),
-        (413, "commas and brackets"),
-    ),
-    "digits": ("/v1/chat/completions", b'{"n": 1' + b"0" * 100_000 + b"}", (400, "more than 300 digits")),
-    "kinds of a prompt": (
-        "/v1/completions",
-        {"model": "policy", "prompt": [1, "x"] * 9000},
-        (400, "list of token ids"),
-    ),
+    "messages": ("chat/completions", asked(messages=[QUESTION] * 4097), (400, "messages holds 4097 items")),
+    "items of an input": ("responses", {"model": "policy", "input": [QUESTION] * 4097}, (400, "input holds 4097")),
+    "tools": ("messages", asked(max_tokens=1, tools=[{"name": "f"}] * 1025), (400, "tools holds 1025")),
+    "stop texts": ("chat/completions", asked(stop=["x"] * 65), (400, "stop holds 65")),
+    "biases": ("chat/completions", asked(logit_bias={str(n): 1 for n in range(4097)}), (400, "logit_bias holds")),
+    "parts": ("chat/completions", asked(messages=[{**QUESTION, "content": [{}] * 70_000}]), (413, "commas")),
+    "keys": ("chat/completions", asked(x={str(n): 1 for n in range(70_000)}), (413, "commas and brackets")),
+    "lists in the arguments of a call": ("chat/completions", asked(messages=[DEEP_CALL]), (413, "commas and brackets")),
+    "digits": ("chat/completions", b'{"n": 1' + b"0" * 100_000 + b"}", (400, "more than 300 digits")),
+    "kinds of a prompt": ("completions", asked(prompt=[1, "x"] * 9000), (400, "list of token ids")),
 }
 
 
@@ -119,7 +119,7 @@ def test_a_request_that_holds_too_many_things_is_refused(name: str) -> None:
     path, body, (status, sentence) = MANY[name]
     with pytest.raises(Refused) as raised:
         value = Bounds(4096).read(body if isinstance(body, bytes) else json.dumps(body).encode())
-        _READERS[path](value, "0")
+        _READERS[f"/v1/{path}"](value, "0")
     assert raised.value.status == status and sentence in str(raised.value)
 
 
@@ -176,45 +176,34 @@ def odd_requests(whole: Any) -> Iterator[dict[str, Any]]:
             yield odd
 
 
-@dataclass
-class Sessions:
-    """A session for each request, and what failed in them."""
+@pytest.mark.parametrize("path", WHOLE)
+def test_whatever_a_request_holds_is_answered_and_ends_no_episode(path: str) -> None:
+    engine = ScriptedEngine(lambda request, number: ByteChat.say("fine"))
+    shared, failures = scripted_runner(engine), list[BaseException | None]()
 
-    shared: EpisodeRunner
-    failures: list[BaseException | None] = field(default_factory=list)
-
-    async def answer(self, request: ChatRequest | TextRequest) -> ModelAnswer:
-        session = GatewaySession(self.shared, Episode((QUESTION,)), obeys_sampling=True)
+    async def answer(request: ChatRequest | TextRequest) -> ModelAnswer:
+        session = GatewaySession(shared, Episode((QUESTION,)), obeys_sampling=True)  # one for each request
         try:
             return await session.answer(request)
         finally:
             if session.failure.done():
-                self.failures.append(session.failure.exception())
+                failures.append(session.failure.exception())
 
-
-@pytest.mark.parametrize("path", WHOLE)
-def test_whatever_a_request_holds_is_answered_and_ends_no_episode(path: str) -> None:
-    engine = ScriptedEngine(lambda request, number: ByteChat.say("fine"))
-
-    async def main() -> tuple[list[httpx.Response], Sessions]:
+    async def main() -> list[httpx.Response]:
         await engine.open()
-        sessions = Sessions(scripted_runner(engine))
-        endpoint = Endpoint(["policy"], engine.max_model_len)
-        endpoint.admit(sessions.answer, asyncio.get_running_loop(), "key")
-        headers = {"authorization": "Bearer key"}
-        try:
-            async with httpx.AsyncClient(trust_env=False, headers=headers, timeout=30) as client:
+        with closing(Endpoint(["policy"], engine.max_model_len)) as endpoint:
+            endpoint.admit(answer, asyncio.get_running_loop(), "key")
+            async with httpx.AsyncClient(
+                trust_env=False, headers={"authorization": "Bearer key"}, timeout=30
+            ) as client:
                 bodies = [json.dumps(odd).encode() for odd in (WHOLE[path], *odd_requests(WHOLE[path]))]
-                return [await client.post(endpoint.url + path, content=body) for body in bodies], sessions
-        finally:
-            endpoint.close()
-            await engine.close()
+                return [await client.post(endpoint.url + path, content=body) for body in bodies]
 
-    answers, sessions = asyncio.run(main())
-    assert answers[0].status_code == 200 and sessions.failures == []
-    for answer in answers:
-        assert answer.status_code == 200 or refused(answer)[0] in (400, 404), answer.text
-    assert len(answers) / 9 < sum(answer.status_code == 200 for answer in answers) < len(answers)
+    answers = asyncio.run(main())
+    assert answers[0].status_code == 200 and failures == []
+    for one in answers:
+        assert one.status_code == 200 or refused(one)[0] in (400, 404), one.text
+    assert len(answers) / 9 < sum(one.status_code == 200 for one in answers) < len(answers)
 
 
 @pytest.mark.parametrize(("path", "place"), [("/completions", "prompt"), ("/chat/completions", "messages")])
@@ -237,54 +226,27 @@ PAGES = (  # Host and Origin, the interface, and whether a web page of elsewhere
     *(("trainer:8000", None, "0.0.0.0", False), ("trainer:8000", "http://trainer:8000", "0.0.0.0", False)),
     *(("trainer:8000", "http://evil.example", "0.0.0.0", True), ("10.0.0.7:8000", None, "10.0.0.7", False)),
 )
+ORIGINS = r"http://evil.example\@localhost http://localhost\.evil.example http://localhost/x http://a@localhost"
+NO_ORIGINS = (*ORIGINS.split(), "localhost", "//localhost", "http://localhost http://evil.example")
+OWN_HOSTS = ["127.0.0.1:8000", "localhost:8000", "LOCALHOST:8000", "[::1]:8000"]  # of a server on port 8000
+LOCAL_PAGES = {*OWN_HOSTS, "127.0.0.1", "[::1]", "127.0.0.1:80"}
+OTHER_HOSTS = """127.0.0.1 [::1] localhost: 127.0.0.1:80 localhost:08000 [::1].evil [::1].evil:8000 [::1]evil:8000
+    [localhost]:8000 evil@127.0.0.1:8000 127.0.0.1:8000@evil 127.0.0.1:8000/ ::1:8000
+    127.0.0.1:8000.evil localhost.evil:8000 localhost:\u0668000"""
+SPACED_HOSTS = ["127.0.0.1:8000\n", " localhost:8000", "localhost:8000, evil"]
 
 
-@pytest.mark.parametrize(("host", "origin", "served_on", "foreign"), PAGES)
-def test_which_requests_are_those_of_foreign_pages(
-    host: str | None, origin: str | None, served_on: str, foreign: bool
-) -> None:
-    assert is_foreign(host, origin, served_on=served_on) is foreign
+def test_which_requests_are_those_of_foreign_pages() -> None:
+    for host, origin, served_on, foreign in PAGES:
+        assert is_foreign(host, origin, served_on=served_on) is foreign, (host, origin, served_on)
+    for origin in NO_ORIGINS:  # an origin is a scheme and a host and nothing else
+        assert is_foreign("localhost", origin), origin
 
 
-@pytest.mark.parametrize(
-    "origin",
-    (
-        *(
-            "http://evil.example\\@localhost",
-            "http://localhost\\.evil.example",
-            "http://localhost/x",
-            "http://a@localhost",
-        ),
-        *("localhost", "//localhost", "http://localhost http://evil.example"),
-    ),
-)
-def test_an_origin_is_a_scheme_and_a_host_and_nothing_else(origin: str) -> None:
-    assert is_foreign("localhost", origin)
-
-
-HOSTS = (  # of a server on port 8000
-    *(("127.0.0.1:8000", True), ("localhost:8000", True), ("LOCALHOST:8000", True), ("[::1]:8000", True)),
-    *(
-        ("127.0.0.1", False),
-        ("[::1]", False),
-        ("localhost:", False),
-        ("127.0.0.1:80", False),
-        ("localhost:08000", False),
-    ),
-    *(("[::1].evil", False), ("[::1].evil:8000", False), ("[::1]evil:8000", False), ("[localhost]:8000", False)),
-    *(("evil@127.0.0.1:8000", False), ("127.0.0.1:8000@evil", False), ("127.0.0.1:8000/", False)),
-    *(("127.0.0.1:8000\n", False), (" localhost:8000", False), ("localhost:8000, evil", False), ("::1:8000", False)),
-    *(("127.0.0.1:8000.evil", False), ("localhost.evil:8000", False), ("localhost:\u0668000", False)),
-)
-
-
-@pytest.mark.parametrize(("host", "own"), HOSTS)
-def test_a_host_is_compared_exactly_with_its_port(host: str, own: bool) -> None:
-    assert is_foreign(host, None, port=8000) is not own
-    assert is_foreign("localhost:8000", f"http://{host}", port=8000) is (host not in LOCAL_PAGES)
-
-
-LOCAL_PAGES = {host for host, own in HOSTS if own} | {"127.0.0.1", "[::1]", "127.0.0.1:80"}
+def test_a_host_is_compared_exactly_with_its_port() -> None:
+    for host in (*OWN_HOSTS, *OTHER_HOSTS.split(), *SPACED_HOSTS):
+        assert is_foreign(host, None, port=8000) is (host not in OWN_HOSTS), host
+        assert is_foreign("localhost:8000", f"http://{host}", port=8000) is (host not in LOCAL_PAGES), host
 
 
 @pytest.mark.parametrize("header", [{"host": "evil.example"}, {"origin": "https://evil.example"}])
@@ -305,11 +267,11 @@ def test_a_web_page_is_not_answered_with_a_key_or_without(header: dict[str, str]
 
 def talk(url: str, *pieces: bytes) -> bytes:
     """Send pieces as far as they are taken, each after an answer if one is due; return what is said until the end."""
-    address, said = urlsplit(url), b""
+    said = b""
     with connected(url) as connection:
         with suppress(OSError):  # the other side has had enough
             for piece in pieces:
-                connection.sendall(piece.replace(b"host: localhost\r", f"host: {address.netloc}\r".encode()))
+                connection.sendall(addressed(piece, url))
                 while piece.startswith(b"GET") and piece.endswith(b"\r\n\r\n") and not said.endswith(b"}"):
                     said += connection.recv(65536)
         with suppress(ConnectionError):
@@ -322,17 +284,26 @@ def head(*headers: str) -> bytes:
     return "\r\n".join(("POST /v1/chat/completions HTTP/1.1", "host: localhost", *headers, "")).encode()
 
 
+def addressed(piece: bytes, url: str) -> bytes:
+    return piece.replace(b"host: localhost\r", f"host: {urlsplit(url).netloc}\r".encode())
+
+
+def whole(body: Any, *headers: str) -> bytes:
+    content = json.dumps(body).encode()
+    return head(*headers, f"content-length: {len(content)}") + b"\r\n" + content
+
+
+async def silent(request: ChatRequest | TextRequest) -> ModelAnswer:
+    raise AssertionError("its loop does not run")
+
+
 @contextmanager
-def open_to_all(patience_s: float, *, speaker: Speaker | None = None, connections: int | None = None) -> Iterator[str]:
-    """Serve at an endpoint whose sessions never answer: their loop does not run."""
+def open_to_all(patience_s: float, *, speaker: Speaker = silent, connections: int | None = None) -> Iterator[str]:
+    """Serve at an endpoint whose sessions never answer."""
     endpoint = Endpoint(["policy"], 4096, everyone=True, patience_s=patience_s, connections=connections)
-    loop = asyncio.new_event_loop()
-    try:
-        endpoint.admit(speaker or Sessions(scripted_runner(ScriptedEngine([]))).answer, loop, "")
+    with closing(endpoint), closing(asyncio.new_event_loop()) as loop:
+        endpoint.admit(speaker, loop, "")
         yield endpoint.url
-    finally:
-        endpoint.close()
-        loop.close()
 
 
 @pytest.mark.parametrize("headers", [["host: [::1"], ["host: localhost", "host: evil.example"]])
@@ -372,10 +343,7 @@ UNENDED = {
     "nothing": ([], b""),
     "a part of a line": ([b"POST /v1"], b""),
     "a part of a head": ([head()], b""),
-    "a part of a second head": (
-        [b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n", b"GET /v1/mo"],
-        b"HTTP/1.1 200 ",
-    ),
+    "a part of a second head": ([b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n", b"GET /v1/mo"], b"HTTP/1.1 200 "),
     "a part of a body": ([head("content-length: 10") + b"\r\n{"], b"HTTP/1.1 408 "),
     "a part of a chunk": ([head("transfer-encoding: chunked") + b"\r\n5\r\n{"], b"HTTP/1.1 408 "),
 }
@@ -400,7 +368,7 @@ def test_a_request_that_trickles_is_let_go(said: bytes) -> None:
     with open_to_all(0.5) as url, connected(url) as connection:
         connection.settimeout(0.02)
         with suppress(ConnectionError):
-            connection.sendall(begun if said else b"")
+            connection.sendall(addressed(begun, url) if said else b"")
             while True:
                 connection.sendall(b"1\r\n \r\n" if said == b"chunked" else said)
                 with suppress(TimeoutError):
@@ -434,27 +402,20 @@ def test_silent_connections_make_room_for_a_request() -> None:
                 connection.sendall(head())
         assert kept.get(health).status_code == 200  # on the same connection, which has asked before
         assert httpx.get(health, trust_env=False).status_code == 200
-        until = time.monotonic() + 30
-        while sum(not is_closed(connection) for connection in silent) > 7 and time.monotonic() < until:
-            time.sleep(0.01)
-        assert sum(not is_closed(connection) for connection in silent) <= 7
+        wait_until(lambda: sum(map(is_closed, silent)) >= 93)
+        assert sum(map(is_closed, silent)) >= 93
 
 
 def test_a_connection_too_many_is_told_so_and_ends_no_request_that_is_answered() -> None:
     taken = threading.Semaphore(0)
 
-    async def never() -> ModelAnswer:
-        return await asyncio.get_running_loop().create_future()
-
     def speaker(request: ChatRequest | TextRequest) -> Coroutine[Any, Any, ModelAnswer]:
         taken.release()
-        return never()
+        return silent(request)
 
-    body = json.dumps(asked()).encode()
-    whole = head(f"content-length: {len(body)}") + b"\r\n" + body
     with open_to_all(60, speaker=speaker, connections=2) as url, connected(url) as one, connected(url) as other:
         for connection in (one, other):
-            connection.sendall(whole.replace(b"host: localhost\r", f"host: {urlsplit(url).netloc}\r".encode()))
+            connection.sendall(addressed(whole(asked()), url))
             assert taken.acquire(timeout=30)
         said = talk(url)
         assert said.startswith(b"HTTP/1.1 503 ") and b"2 requests are open" in said
@@ -465,111 +426,66 @@ def test_an_empty_key_does_not_open_the_door() -> None:
     for key in ("", " ", "k ", "k\n", "schl\u00fcssel"):
         with pytest.raises(ConfigError, match="api_key must be"):
             GatewayArguments(api_key=key)
-    endpoint, loop = Endpoint(["policy"], 1), asyncio.new_event_loop()
-    try:
-        with pytest.raises(ConfigError, match="empty key"):
-            endpoint.admit(Sessions(scripted_runner(ScriptedEngine([]))).answer, loop, "")
-    finally:
-        endpoint.close()
-        loop.close()
+    refused_too = pytest.raises(ConfigError, match="empty key")
+    with closing(Endpoint(["policy"], 1)) as endpoint, closing(asyncio.new_event_loop()) as loop, refused_too:
+        endpoint.admit(silent, loop, "")
     assert gc.get_freeze_count() == 0
 
 
-def test_an_episode_whose_first_prompt_does_not_fit_is_dropped_for_that() -> None:
-    seen = visit(ScriptedEngine([]), lambda url, key: post(url, key, TABLE["a window's worth"][0]))
-    assert seen.trajectory.dropped is not None and seen.trajectory.dropped.cause is DropCause.NO_ROOM
-    assert seen.trajectory.stop_reason is StopReason.CONTEXT_FULL
+def test_an_unknown_key_opens_nothing() -> None:
+    def visitor(url: str, _: str) -> list[httpx.Response]:
+        guessed = [
+            post(url, key, asked(), path) for path, key in (("/chat/completions", "sk-guessed"), ("/completions", "x"))
+        ]
+        return [*guessed, httpx.get(f"{url}/models", trust_env=False)]
+
+    for answer in visit(ScriptedEngine([]), visitor).returned:
+        assert refused(answer)[:2] == (401, "invalid_api_key")
 
 
-@pytest.mark.parametrize(("path", "key"), [("/chat/completions", "sk-guessed"), ("/models", ""), ("/completions", "x")])
-def test_an_unknown_key_opens_nothing(path: str, key: str) -> None:
-    def visitor(url: str, _: str) -> httpx.Response:
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        method = "GET" if path == "/models" else "POST"
-        return httpx.request(method, url + path, headers=headers, json=asked(), trust_env=False)
-
-    status, code, _ = refused(visit(ScriptedEngine([]), visitor).returned)
-    assert (status, code) == (401, "invalid_api_key")
-
-
-def in_a_session(engine: ScriptedEngine, act: Callable[[Endpoint, GatewaySession, str], Any]) -> GatewaySession:
-    """Let `act` use an endpoint with one session, on the session's own loop."""
-
-    async def main() -> GatewaySession:
-        await engine.open()
-        session = GatewaySession(scripted_runner(engine), Episode((QUESTION,)))
-        endpoint = Endpoint(["policy"], engine.max_model_len)
-        try:
-            await act(endpoint, session, endpoint.admit(session.answer, asyncio.get_running_loop()))
-            return session
-        finally:
-            endpoint.close()
-            await engine.close()
-
-    return asyncio.run(main())
+def wait_until(happened: Callable[[], Any]) -> None:
+    until = time.monotonic() + 120
+    while not happened() and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 def test_a_request_that_is_open_when_its_episode_ends_is_answered() -> None:
     engine = ScriptedEngine([ScriptedReply(ByteChat.say("never"), stalls=True)])
+    with ThreadPoolExecutor(1) as client:
 
-    async def act(endpoint: Endpoint, session: GatewaySession, key: str) -> None:
-        answer = asyncio.create_task(asyncio.to_thread(post, endpoint.url, key, asked()))
-        while not engine.open_requests:
-            await asyncio.sleep(0.01)
-        endpoint.dismiss(key)
-        await session.end()
-        assert refused(await answer)[:2] == (401, "episode_over")
-        assert engine.open_requests == 0
+        def visitor(url: str, key: str) -> Future[httpx.Response]:
+            answer = client.submit(post, url, key, asked())
+            wait_until(lambda: engine.open_requests)
+            return answer
 
-    in_a_session(engine, act)
+        seen = visit(engine, visitor)
+        assert refused(seen.returned.result())[:2] == (401, "episode_over")
+    assert engine.open_requests == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_takes_its_request_with_it(stream: bool) -> None:
     engine = ScriptedEngine([ScriptedReply(ByteChat.say("never"), stalls=True), ByteChat.say("fine")])
 
-    async def act(endpoint: Endpoint, session: GatewaySession, key: str) -> None:
-        leaving = asyncio.to_thread(leave, endpoint.url, key, asked(stream=stream), lambda: engine.open_requests == 1)
-        await leaving
-        for _ in range(12_000):
-            if engine.cancelled:
-                break
-            await asyncio.sleep(0.01)
-        assert (engine.cancelled, engine.open_requests, session.disconnected) == (1, 0, 1)
-        answer = await asyncio.to_thread(post, endpoint.url, key, asked())
-        assert answer.json()["choices"][0]["message"]["content"] == "fine"
-        await session.end()
-        done = session.trajectory(StopReason.FINISHED)
-        assert ByteChat.text(done.ids) == "fine|"  # nothing of the request that was left
-        assert done.metadata["gateway"]["disconnected"] == 1
+    def visitor(url: str, key: str) -> httpx.Response:
+        with connected(url) as connection:
+            connection.sendall(addressed(whole(asked(stream=stream), f"authorization: Bearer {key}"), url))
+            wait_until(lambda: engine.open_requests)
+        wait_until(lambda: engine.cancelled)
+        assert (engine.cancelled, engine.open_requests) == (1, 0)
+        return post(url, key, asked())
 
-    in_a_session(engine, act)
-
-
-def leave(url: str, key: str, body: Any, when: Callable[[], bool]) -> None:
-    """Send a request by hand, and hang up as soon as `when` says so."""
-    address = urlsplit(url)
-    content = json.dumps(body).encode()
-    head = (
-        f"POST {address.path}/chat/completions HTTP/1.1\r\nhost: {address.netloc}\r\nauthorization: Bearer {key}\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-    )
-    with socket.create_connection((str(address.hostname), address.port or 0), timeout=120) as connection:
-        connection.sendall(head.encode() + content)
-        until = time.monotonic() + 120
-        while not when() and time.monotonic() < until:
-            time.sleep(0.01)
+    seen = visit(engine, visitor)
+    assert seen.returned.json()["choices"][0]["message"]["content"] == "fine"
+    assert ByteChat.text(seen.trajectory.ids) == "fine|"  # nothing of the request that was left
+    assert seen.trajectory.metadata["gateway"]["disconnected"] == 1
 
 
 def test_an_engine_that_fails_is_a_server_error_and_ends_the_episode() -> None:
-    async def act(endpoint: Endpoint, session: GatewaySession, key: str) -> None:
-        answer = await asyncio.to_thread(post, endpoint.url, key, asked())
-        assert refused(answer)[:2] == (503, "engine_failure")
-        with pytest.raises(EngineError, match="out of order"):
-            session.failure.result()
-        await session.end()
-
-    in_a_session(ScriptedEngine([EngineError("out of order")]), act)
+    seen = visit(ScriptedEngine([EngineError("out of order")]), lambda url, key: post(url, key, asked()))
+    assert refused(seen.returned)[:2] == (503, "engine_failure")
+    with pytest.raises(EngineError, match="out of order"):
+        seen.session.failure.result()
 
 
 def test_a_port_that_is_taken_is_said() -> None:

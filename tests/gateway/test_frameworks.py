@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -42,18 +43,13 @@ def _missing(install: str, package: str) -> str:
 def test_an_agent_of_smolagents_plays_an_episode_whose_history_it_rewrites() -> None:
     turns = ['call add {"a": 19, "b": 23}', 'call final_answer {"answer": "42"}']
     engine = ScriptedEngine([ByteChat.say(turn) for turn in turns], max_model_len=50_000)
-    player = load_agent(RECIPES / "with_smolagents.py")
-    try:
+    with closing(load_agent(RECIPES / "with_smolagents.py")) as player:
         runner = scripted_runner(engine, player=player)
         episode = Episode((), row={"prompt": "What is 19 plus 23?", "answer": 42})
         (done,) = run_together([episode], runner).trajectories
-    finally:
-        player.close()
     assert (done.reward, done.dropped) == (1.0, None)
-    assert [(call.name, dict(call.arguments)) for call in done.calls] == [
-        ("add", {"a": 19, "b": 23}),
-        ("final_answer", {"answer": "42"}),
-    ]
+    expected = [("add", {"a": 19, "b": 23}), ("final_answer", {"answer": "42"})]
+    assert [(call.name, dict(call.arguments)) for call in done.calls] == expected
     # It says its own calls again in words of its own, so that each step begins a segment.
     assert len(done.segments) == 2 and done.metadata["gateway"]["forks"] == {"history": 1}
     for segment, request, text in zip(done.segments, engine.requests, turns, strict=True):
@@ -61,15 +57,11 @@ def test_an_agent_of_smolagents_plays_an_episode_whose_history_it_rewrites() -> 
         assert ByteChat.text(segment.ids) == f"{text}|" and set(segment.mask) == {1}
 
 
-VERIFIERS = _python_with("verifiers")
-INSPECT = _python_with("inspect_ai")
-
-
-needs_verifiers = pytest.mark.skipif(VERIFIERS is None, reason=_missing("verifiers==0.4.0", "verifiers"))
+VERIFIERS, INSPECT = map(_python_with, ("verifiers", "inspect_ai"))
 
 
 @pytest.mark.slow
-@needs_verifiers
+@pytest.mark.skipif(VERIFIERS is None, reason=_missing("verifiers==0.4.0", "verifiers"))
 def test_a_rollout_of_verifiers_is_an_episode_with_its_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     def script(request: SampleRequest, number: int) -> list[int]:
         asked = ByteChat.text(request.ids).partition("user:")[2]
@@ -79,13 +71,10 @@ def test_a_rollout_of_verifiers_is_an_episode_with_its_reward(monkeypatch: pytes
 
     monkeypatch.setenv("VERIFIERS_PYTHON", str(VERIFIERS))
     engine = ScriptedEngine(script, max_model_len=50_000)
-    player = load_agent(RECIPES / "with_verifiers.py")
     rows = [{"prompt": [{"role": "user", "content": f"19 plus 23, {how}"}], "answer": 42} for how in ("wrong", "right")]
-    try:
+    with closing(load_agent(RECIPES / "with_verifiers.py")) as player:
         runner = scripted_runner(engine, player=player, max_completion_length=20_000)
         done = run_together([Episode((), row=row) for row in rows], runner).trajectories
-    finally:
-        player.close()
     assert [(one.reward, one.dropped, len(one.segments)) for one in done] == [(0.0, None, 1), (1.0, None, 1)]
     assert [call.arguments for one in done for call in one.calls] == [{"a": 19, "b": 23}] * 2
     assert [one.turns[-1].content for one in done] == ["It is 41.", "It is 42."]
@@ -95,9 +84,9 @@ def test_a_rollout_of_verifiers_is_an_episode_with_its_reward(monkeypatch: pytes
 @pytest.mark.skipif(INSPECT is None, reason=_missing("inspect-ai==0.3.285 openai", "inspect_ai"))
 def test_a_task_of_inspect_is_evaluated_through_the_endpoint(tmp_path: Path) -> None:
     def script(request: SampleRequest, number: int) -> list[int]:
-        left, right = re.findall(r"\d+", ByteChat.text(request.ids).partition("user:")[2])[:2]
-        asked = ByteChat.text(request.ids)
-        if "tool:" in asked.partition("user:")[2]:
+        asked = ByteChat.text(request.ids).partition("user:")[2]
+        left, right = re.findall(r"\d+", asked)[:2]
+        if "tool:" in asked:
             return ByteChat.say(f"It is {int(left) + int(right)}.")
         return ByteChat.say(f'call add {{"a": {left}, "b": {right}}}')
 

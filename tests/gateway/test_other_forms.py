@@ -1,4 +1,4 @@
-"""OpenAI's Responses API and Anthropic's Messages API, as their own clients see them, over the turns of a chat."""
+"""OpenAI's two APIs and Anthropic's Messages API, as their own clients see them, over the turns of a chat."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.gateway.test_openai_sdk import client_of, said
 from tests.support.gateway import visit
-from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
+from toolgrpo.testing import ByteChat, ScriptedTools, run_episode
 
 openai = pytest.importorskip("openai")
 anthropic = pytest.importorskip("anthropic")
@@ -19,15 +20,8 @@ CALL = 'call add {"a": 1, "b": 2}'
 TOOLS = ScriptedTools({"add": lambda a, b: str(a + b)})
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 ADD = {"type": "function", "name": "add", "parameters": SCHEMA, "strict": False}
+ADD_OF_CHAT = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
 ADD_OF_ANTHROPIC = {"name": "add", "input_schema": SCHEMA}
-
-
-def said(*texts: str) -> ScriptedEngine:
-    return ScriptedEngine([ByteChat.say(text) for text in texts])
-
-
-def of_openai(url: str, key: str) -> Any:
-    return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=30)
 
 
 def of_anthropic(url: str, key: str) -> Any:
@@ -50,8 +44,27 @@ def answers(client: Any, messages: Any, *, stream: bool, **more: Any) -> Any:
         return events.get_final_message()
 
 
+def an_agent_of_chat(url: str, key: str, *, stream: bool) -> str:
+    client = client_of(url, key)
+    messages: list[Any] = [{"role": "user", "content": "q"}]
+
+    def asked() -> Any:
+        more: dict[str, Any] = {"model": "policy", "messages": messages, "tools": [ADD_OF_CHAT]}
+        if not stream:
+            return client.chat.completions.create(**more).choices[0]
+        with client.chat.completions.stream(**more) as events:
+            return events.get_final_completion().choices[0]
+
+    first = asked()
+    (call,) = first.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1, "b": 2})
+    assert first.finish_reason == "tool_calls"
+    messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
+    return str(asked().message.content)
+
+
 def an_agent_of_responses(url: str, key: str, *, stream: bool) -> str:
-    client, items = of_openai(url, key), [{"role": "user", "content": "q"}]
+    client, items = client_of(url, key), [{"role": "user", "content": "q"}]
     first = responds(client, items, stream=stream)
     (call,) = [item for item in first.output if item.type == "function_call"]
     assert (call.name, json.loads(call.arguments), first.status) == ("add", {"a": 1, "b": 2}, "completed")
@@ -74,7 +87,7 @@ def an_agent_of_messages(url: str, key: str, *, stream: bool) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("agent", [an_agent_of_responses, an_agent_of_messages])
+@pytest.mark.parametrize("agent", [an_agent_of_chat, an_agent_of_responses, an_agent_of_messages])
 @pytest.mark.parametrize("first", [CALL, f"so\n{CALL}"])
 def test_an_agent_gives_the_trajectory_of_our_own_loop(agent: Callable[..., str], first: str, stream: bool) -> None:
     seen = visit(said(first, "3"), lambda url, key: agent(url, key, stream=stream))
@@ -82,13 +95,14 @@ def test_an_agent_gives_the_trajectory_of_our_own_loop(agent: Callable[..., str]
     assert seen.returned == "3"
     one = seen.trajectory
     assert (one.prompt_ids, one.ids, one.mask, one.logprobs) == (own.prompt_ids, own.ids, own.mask, own.logprobs)
+    assert [(turn.start, turn.end) for turn in one.turns] == [(turn.start, turn.end) for turn in own.turns]
     assert one.messages == own.messages and [call.result for call in one.calls] == ["3"]
     assert one.metadata["gateway"]["forks"] == {}
 
 
 def test_instructions_and_system_are_the_system_message() -> None:
     def visitor(url: str, key: str) -> None:
-        responds(of_openai(url, key), "q", stream=False, instructions="Be short.")
+        responds(client_of(url, key), "q", stream=False, instructions="Be short.")
         system = [{"type": "text", "text": "Be short.", "cache_control": {"type": "ephemeral"}}]
         answers(of_anthropic(url, key), [{"role": "user", "content": "q"}], stream=False, system=system)
 
@@ -99,7 +113,7 @@ def test_instructions_and_system_are_the_system_message() -> None:
 
 def test_a_cut_answer_says_so_in_each_form() -> None:
     def visitor(url: str, key: str) -> tuple[Any, Any]:
-        one = responds(of_openai(url, key), "q", stream=False, max_output_tokens=2)
+        one = responds(client_of(url, key), "q", stream=False, max_output_tokens=2)
         messages = [{"role": "user", "content": "other"}]
         return one, answers(of_anthropic(url, key), messages, stream=True, max_tokens=2)
 
@@ -109,40 +123,22 @@ def test_a_cut_answer_says_so_in_each_form() -> None:
 
 
 def test_what_cannot_be_done_is_refused_in_the_form_of_the_client() -> None:
-    def visitor(url: str, key: str) -> list[str]:
-        client, other = of_openai(url, key), of_anthropic(url, key)
-        picture = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
-        json_wanted = {"format": {"type": "json_object"}}
-        asked: list[tuple[Callable[[], Any], Any]] = [
-            (lambda: responds(client, "q", stream=False, previous_response_id="resp_1"), openai.BadRequestError),
-            (lambda: responds(client, "q", stream=False, text=json_wanted), openai.BadRequestError),
-            (lambda: responds(client, [{"type": "computer_call"}], stream=False), openai.BadRequestError),
-            (
-                lambda: client.responses.create(model="policy", input="q", tools=[{"type": "web_search"}]),
-                openai.BadRequestError,
-            ),
-            (lambda: answers(other, [{"role": "user", "content": [picture]}], stream=False), anthropic.BadRequestError),
-            (lambda: answers(other, [{"role": "user", "content": 5}], stream=False), anthropic.BadRequestError),
-            (
-                lambda: answers(of_anthropic(url, "sk-wrong"), [{"role": "user", "content": "q"}], stream=False),
-                anthropic.AuthenticationError,
-            ),
-        ]
-        says = []
-        for ask, kind in asked:
-            with pytest.raises(kind) as caught:
-                ask()
-            says.append(str(caught.value))
-        return says
+    picture = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
+    of_responses: list[tuple[str, Any, dict[str, Any]]] = [
+        ("send the whole input", "q", {"previous_response_id": "resp_1"}),
+        ("text.format 'json_object'", "q", {"text": {"format": {"type": "json_object"}}}),
+        ("computer_call", [{"type": "computer_call"}], {}),
+        ("web_search", "q", {"tools": [{"type": "web_search"}]}),
+    ]
 
-    says = visit(said(), visitor).returned
-    parts = (
-        "send the whole input",
-        "text.format 'json_object'",
-        "computer_call",
-        "web_search",
-        "'image'",
-        "a text or a list",
-        "this key is not known",
-    )
-    assert all(part in one for part, one in zip(parts, says, strict=True)), says
+    def visitor(url: str, key: str) -> None:
+        for part, items, more in of_responses:
+            with pytest.raises(openai.BadRequestError, match=part):
+                responds(client_of(url, key), items, stream=False, **more)
+        for part, content in (("'image'", [picture]), ("a text or a list", 5)):
+            with pytest.raises(anthropic.BadRequestError, match=part):
+                answers(of_anthropic(url, key), [{"role": "user", "content": content}], stream=False)
+        with pytest.raises(anthropic.AuthenticationError, match="this key is not known"):
+            answers(of_anthropic(url, "sk-wrong"), [{"role": "user", "content": "q"}], stream=False)
+
+    visit(said(), visitor)

@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -49,11 +50,8 @@ print(json.dumps({"reward": float(content), "network": network, **{name: said[0]
 """
 
 
-@dataclass(frozen=True)
-class OtherMachine:
-    """Its network is another one; `ours` is the address at which it reaches us."""
-
-    ours: str
+class OtherMachine(NamedTuple):
+    ours: str  # the address at which it reaches us
     run: tuple[str, ...]
 
 
@@ -86,13 +84,9 @@ def other_machine() -> Iterator[OtherMachine]:
 
 
 def play(agent: str, host: str) -> Trajectory:
-    player = load_agent(agent, host=host)
-    try:
+    with closing(load_agent(agent, host=host)) as player:
         runner = scripted_runner(ScriptedEngine(lambda request, number: ByteChat.say("1")), player=player)
-        (done,) = run_together([Episode(({"role": "user", "content": "q"},), row={})], runner).trajectories
-        return done
-    finally:
-        player.close()
+        return run_together([Episode(({"role": "user", "content": "q"},), row={})], runner).trajectories[0]
 
 
 def test_an_agent_on_another_machine_plays_with_its_key_alone(other_machine: OtherMachine, tmp_path: Path) -> None:

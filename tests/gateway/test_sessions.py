@@ -33,15 +33,13 @@ def result(said: ModelAnswer, content: str = "3") -> Message:
     return {"role": "tool", "tool_call_id": said.calls[0].id, "content": content}
 
 
-def session_of(
-    script: Any, act: Act, *, bridges_users: bool = False, **limits: Any
-) -> tuple[Trajectory, ScriptedEngine]:
+def session_of(script: Any, act: Act, *, bridges: bool = False, **limits: Any) -> tuple[Trajectory, ScriptedEngine]:
     """Let `act` ask a session on its own loop, and return what came of it."""
     engine = ScriptedEngine(script)
 
     async def main() -> Trajectory:
         await engine.open()
-        session = GatewaySession(scripted_runner(engine, **limits), Episode((QUESTION,)), bridges_users=bridges_users)
+        session = GatewaySession(scripted_runner(engine, **limits), Episode((QUESTION,)), bridges_users=bridges)
         await act(session)
         await session.end()
         await engine.close()
@@ -52,17 +50,6 @@ def session_of(
 
 def texts(trajectory: Trajectory) -> list[str]:
     return [ByteChat.text(segment.ids) for segment in trajectory.segments]
-
-
-def test_a_turn_that_is_repeated_without_its_thinking_or_spaces_is_extended() -> None:
-    async def act(session: GatewaySession) -> None:
-        first = await session.answer(asked(QUESTION))
-        again = {**as_repeated(first), "content": f"  {first.content} \n", "reasoning_content": "made up"}
-        await session.answer(asked(QUESTION, again, result(first)))
-
-    done, engine = session_of([ByteChat.say(f"so\n{CALL}"), ByteChat.say("3")], act)
-    assert done.metadata["gateway"]["forks"] == {} and len(done.segments) == 1
-    assert tuple(engine.requests[1].ids) == (*done.prompt_ids, *done.ids[:-2])
 
 
 def test_a_call_without_its_markers_is_handed_out_where_that_is_wanted() -> None:
@@ -86,21 +73,19 @@ class HeldChat(ByteChat):
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
 
-    def _hold(self) -> None:
+    def _held(self, rendered: list[int]) -> list[int]:
         self.begun.release()
         assert self.go_on.acquire(timeout=10), "the loop waits for a rendering"
+        return rendered
 
     def prompt(self, *given: Any, **more: Any) -> list[int]:
-        self._hold()
-        return super().prompt(*given, **more)
+        return self._held(super().prompt(*given, **more))
 
     def bridge(self, *given: Any, **more: Any) -> list[int]:
-        self._hold()
-        return super().bridge(*given, **more)
+        return self._held(super().bridge(*given, **more))
 
     def encode(self, *given: Any, **more: Any) -> list[int]:
-        self._hold()
-        return super().encode(*given, **more)
+        return self._held(super().encode(*given, **more))
 
 
 def test_the_loop_goes_on_while_requests_are_rendered_in_their_order() -> None:
@@ -125,34 +110,37 @@ def test_the_loop_goes_on_while_requests_are_rendered_in_their_order() -> None:
     assert [segment.parent for segment in done.segments] == [None, 0, None] and len(done.turns) == 4
 
 
-def test_a_rewritten_history_forks_and_says_so() -> None:
+@pytest.mark.parametrize(
+    ("told", "more", "why"),
+    [
+        ({"content": "  so \n", "reasoning_content": "made up"}, {}, None),
+        ({"content": "other words"}, {}, "history"),
+        ({}, {"tools": ()}, "tools"),
+    ],
+)
+def test_what_rewrites_a_turn_forks_and_its_spaces_and_thinking_do_not(
+    told: Message, more: Any, why: str | None
+) -> None:
     async def act(session: GatewaySession) -> None:
         first = await session.answer(asked(QUESTION))
-        told = {**as_repeated(first), "content": "other words"}
-        await session.answer(asked(QUESTION, told, result(first)))
+        await session.answer(asked(QUESTION, {**as_repeated(first), **told}, result(first), **more))
 
     done, engine = session_of([ByteChat.say(f"so\n{CALL}"), ByteChat.say("3")], act)
-    assert done.metadata["gateway"]["forks"] == {"history": 1}
-    assert texts(done) == [f"so\n{CALL}|", "3|"]
-    assert [segment.prompt_ids for segment in done.segments] == [tuple(one.ids) for one in engine.requests]
-    assert [message["content"] for message in done.messages] == ["so", "3"]
-
-
-def test_other_tools_fork_for_that_reason() -> None:
-    async def act(session: GatewaySession) -> None:
-        first = await session.answer(asked(QUESTION))
-        await session.answer(asked(QUESTION, as_repeated(first), result(first), tools=()))
-
-    done, _ = session_of([ByteChat.say(CALL), ByteChat.say("3")], act)
-    assert done.metadata["gateway"]["forks"] == {"tools": 1}
+    if why is None:
+        assert done.metadata["gateway"]["forks"] == {} and len(done.segments) == 1
+        assert tuple(engine.requests[1].ids) == (*done.prompt_ids, *done.ids[:-2])
+    else:
+        assert done.metadata["gateway"]["forks"] == {why: 1}
+        assert texts(done) == [f"so\n{CALL}|", "3|"]
+        assert [segment.prompt_ids for segment in done.segments] == [tuple(one.ids) for one in engine.requests]
+        assert [message["content"] for message in done.messages] == ["so", "3"]
 
 
 def test_two_requests_that_go_on_from_one_turn_branch_with_its_very_tokens() -> None:
     async def act(session: GatewaySession) -> None:
         first = await session.answer(asked(QUESTION))
         told = (QUESTION, as_repeated(first))
-        both = [session.answer(asked(*told, result(first, content))) for content in ("3", "4")]
-        await asyncio.gather(*both)
+        await asyncio.gather(*(session.answer(asked(*told, result(first, content))) for content in ("3", "4")))
 
     def script(request: SampleRequest, number: int) -> Any:
         return ScriptedReply(ByteChat.say(CALL if number == 0 else str(number)), delay_s=0.01)
@@ -166,10 +154,8 @@ def test_two_requests_that_go_on_from_one_turn_branch_with_its_very_tokens() -> 
     assert engine.most_open_requests == 2
 
 
-@pytest.mark.parametrize("bridges_users", [True, False])
-def test_what_a_user_says_to_an_answer_extends_by_a_bridge_that_is_proven(bridges_users: bool) -> None:
-    """The rendered prompt says the answer in other words, so without a bridge it forks."""
-
+@pytest.mark.parametrize("bridges", [True, False])
+def test_what_a_user_says_to_an_answer_extends_by_a_bridge_that_is_proven(bridges: bool) -> None:
     async def act(session: GatewaySession) -> None:
         first = await session.answer(asked(QUESTION))
         called = [QUESTION, as_repeated(first), result(first)]
@@ -177,8 +163,8 @@ def test_what_a_user_says_to_an_answer_extends_by_a_bridge_that_is_proven(bridge
         await session.answer(asked(*called, as_repeated(second), {"role": "user", "content": "and?"}))
 
     said = [ByteChat.say(CALL), ByteChat.say("3"), ByteChat.say("ho")]
-    done, _ = session_of(said, act, bridges_users=bridges_users)
-    if bridges_users:
+    done, _ = session_of(said, act, bridges=bridges)
+    if bridges:
         assert texts(done) == [f"{CALL}|>tool:3|>3|>user:and?|>ho|"] and done.metadata["gateway"]["forks"] == {}
         assert [turn.user for turn in done.turns] == [None, "and?", None]
         assert [message["role"] for message in done.messages] == ["assistant", "tool", "assistant", "user", "assistant"]
@@ -199,36 +185,30 @@ def test_an_episode_without_room_is_answered_with_nothing_and_then_refused() -> 
     assert done.stop_reason is StopReason.LENGTH and texts(done) == [f"{CALL}|"]
 
 
-def test_a_turn_that_is_cut_says_so_and_can_be_gone_on_from() -> None:
+@pytest.mark.parametrize(("end", "said", "is_cut"), [({"max_tokens": 3}, "abc", True), ({"stop": ["c"]}, "ab", False)])
+def test_a_turn_that_is_cut_says_so_and_one_that_a_stop_text_ends_was_not(end: Any, said: str, is_cut: bool) -> None:
     async def act(session: GatewaySession) -> None:
-        cut = await session.answer(asked(QUESTION, max_tokens=3))
-        assert (cut.content, cut.finish_reason) == ("abc", "length")
+        cut = await session.answer(asked(QUESTION, **end))
+        assert (cut.content, cut.finish_reason) == (said, "length" if is_cut else "stop")
 
     done, _ = session_of([ByteChat.say("abcdef")], act)
-    assert texts(done) == ["abc"] and not done.turns[0].closed and done.stop_reason is StopReason.FINISHED
-    assert not done.ended_itself, "an agent's own limit is one"
+    assert texts(done) == ["abc"] and done.stop_reason is StopReason.FINISHED
+    assert done.turns[0].closed is not is_cut
+    assert done.ended_itself is not is_cut, "an agent's own limit is one"
 
 
-def test_a_turn_that_a_stop_text_ends_was_not_cut() -> None:
+@pytest.mark.parametrize(("of_expert", "of_last", "itself"), [(3, None, True), (None, 3, False)])
+def test_what_was_said_last_ends_an_episode(of_expert: int | None, of_last: int | None, itself: bool) -> None:
+    """A sub-agent's conversation begins later and ends before; its end is not the episode's, nor is what it said."""
+
     async def act(session: GatewaySession) -> None:
-        said = await session.answer(asked(QUESTION, stop=["c"]))
-        assert (said.content, said.finish_reason) == ("ab", "stop")
+        first = await session.answer(asked(QUESTION))
+        await session.answer(asked({"role": "user", "content": "expert?"}, tools=(), max_tokens=of_expert))
+        await session.answer(asked(QUESTION, as_repeated(first), result(first, "7"), max_tokens=of_last))
 
-    done, _ = session_of([ByteChat.say("abcdef")], act)
-    assert done.turns[0].closed and done.ended_itself
-
-
-def test_what_was_said_last_says_whether_an_episode_ended_by_itself() -> None:
-    """A sub-agent's conversation begins later and ends before; its end is not the episode's."""
-    for limits, itself in (((None, 3, None), True), ((None, None, 3), False)):
-
-        async def act(session: GatewaySession, limits: tuple[int | None, ...] = limits) -> None:
-            first = await session.answer(asked(QUESTION))
-            await session.answer(asked({"role": "user", "content": "expert?"}, tools=(), max_tokens=limits[1]))
-            await session.answer(asked(QUESTION, as_repeated(first), result(first, "7"), max_tokens=limits[2]))
-
-        done, _ = session_of([ByteChat.say(one) for one in (CALL, "a long reply", "the answer")], act)
-        assert len(done.segments) == 2 and done.ended_itself is itself
+    done, _ = session_of([ByteChat.say(one) for one in (CALL, "seven it is", "forty-two")], act)
+    assert len(done.segments) == 2 and done.ended_itself is itself
+    assert done.completion()[-1]["content"] == ("forty-two" if itself else "for")
 
 
 def test_an_agent_whose_prompt_did_not_fit_and_that_shortens_it_has_met_no_limit() -> None:
@@ -241,18 +221,6 @@ def test_an_agent_whose_prompt_did_not_fit_and_that_shortens_it_has_met_no_limit
 
     done, _ = session_of([ByteChat.say("a"), ByteChat.say("b")], act)
     assert done.stop_reason is StopReason.FINISHED
-
-
-def test_the_last_message_is_that_of_the_conversation_that_ended_last() -> None:
-    """A tool of the agent asks the model, too; a reward reads what the agent said in the end."""
-
-    async def act(session: GatewaySession) -> None:
-        first = await session.answer(asked(QUESTION))
-        await session.answer(asked({"role": "user", "content": "expert?"}, tools=()))
-        await session.answer(asked(QUESTION, as_repeated(first), result(first, "7")))
-
-    done, _ = session_of([ByteChat.say(one) for one in (CALL, "7", "42")], act)
-    assert len(done.segments) == 2 and done.completion()[-1]["content"] == "42"
 
 
 class Rewriting:
@@ -282,8 +250,7 @@ def test_a_trainer_trains_on_every_segment_of_an_agents_episodes(tmp_path: Path)
     def script(request: SampleRequest, number: int) -> list[int]:
         return ByteChat.say("y" * (1 + number % 5))
 
-    trainer = tiny_trainer(tmp_path, reward, script, parts={"agent": Rewriting()}, max_steps=1)
-    with trainer:
+    with tiny_trainer(tmp_path, reward, script, parts={"agent": Rewriting()}, max_steps=1) as trainer:
         before = [parameter.clone() for parameter in trainer.model.parameters()]
         trainer.train()
         moved = any(bool((one != other).any()) for one, other in zip(before, trainer.model.parameters(), strict=True))

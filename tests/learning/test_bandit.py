@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from math import exp, sqrt
+from math import exp, prod, sqrt
 from statistics import fmean
 from typing import Any
 
@@ -16,16 +16,13 @@ from toolgrpo.support.plugin_files import import_file
 
 CREDIT = import_file(STAGES / "turn_credit.py")
 LOGIT = 0.4  # of going on; the other action is to stop
+CHANCE = 1 / (1 + exp(-LOGIT))
 MOST_TURNS = 3
 GROUP = 4
 N = 100_000  # episodes
 
 GO, STOP = 1, 0
 Advantages = Callable[[Sequence[Any]], list[tuple[float, ...]]]
-
-
-def chance() -> float:
-    return 1 / (1 + exp(-LOGIT))
 
 
 def episode(actions: Sequence[int]) -> Any:
@@ -35,7 +32,7 @@ def episode(actions: Sequence[int]) -> Any:
 
 def scores(actions: Sequence[int]) -> list[float]:
     """Return the derivative of the log-probability of each action by the logit."""
-    return [(1.0 if action == GO else 0.0) - chance() for action in actions]
+    return [(1.0 if action == GO else 0.0) - CHANCE for action in actions]
 
 
 def true_gradient() -> float:
@@ -43,11 +40,8 @@ def true_gradient() -> float:
     ways = [[GO] * n + [STOP] for n in range(MOST_TURNS)] + [[GO] * MOST_TURNS]
     total = 0.0
     for actions in ways:
-        probability = 1.0
-        for action in actions:
-            probability *= chance() if action == GO else 1 - chance()
+        probability = prod(CHANCE if action == GO else 1 - CHANCE for action in actions)
         one = episode(actions)
-        assert one.total is not None
         total += probability * (one.total + sum(one.rewards)) * sum(scores(actions))
     return total
 
@@ -55,7 +49,7 @@ def true_gradient() -> float:
 def draw(rng: random.Random) -> list[int]:
     actions: list[int] = []
     while len(actions) < MOST_TURNS and (not actions or actions[-1] == GO):
-        actions.append(GO if rng.random() < chance() else STOP)
+        actions.append(GO if rng.random() < CHANCE else STOP)
     return actions
 
 
@@ -79,10 +73,6 @@ def estimate(advantages: Advantages) -> tuple[float, float]:
         values.append(known[key])
     mean = fmean(values)
     return mean, sqrt(fmean((value - mean) ** 2 for value in values) / len(values))
-
-
-def by_turns(group: Sequence[Any]) -> list[tuple[float, ...]]:
-    return CREDIT.turn_advantages(group, len(group), "none")
 
 
 def normalised_turn_by_turn(group: Sequence[Any]) -> list[tuple[float, ...]]:
@@ -113,7 +103,7 @@ def off_by(advantages: Advantages) -> float:
 
 @pytest.mark.property
 def test_the_credit_of_turns_estimates_the_true_gradient() -> None:
-    assert off_by(by_turns) < 3
+    assert off_by(lambda group: CREDIT.turn_advantages(group, len(group), "none")) < 3
 
 
 def test_rewards_normalised_turn_by_turn_do_not() -> None:

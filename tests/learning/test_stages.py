@@ -21,7 +21,6 @@ from toolgrpo.learning.stages import (
     LearningRule,
     TrainBatch,
     applied,
-    correction,
     cut_episodes,
     dead_groups,
     dead_rows,
@@ -37,20 +36,15 @@ from toolgrpo.rollout.batch import Scored
 LOST = Drop(DropCause.TOOL, "no network")
 
 
-def member(total: float | None) -> Member:
-    return Member(total, LOST if total is None else None)
-
-
 def facts(*totals: float | None, own: slice = slice(0, 2), **changes: Any) -> Facts:
-    rule: dict[str, Any] = {
-        "shaping": Shaping(),
-        "correction": Correction(method="off", why="a test"),
-        "skips_rows": True,
-        "leaves_cut_out": False,
-    }
-    rule.update({name: changes.pop(name) for name in list(changes) if name in rule})
-    known = {"group_size": 2, "members": [member(one) for one in totals], "own": own, **changes}
-    return Facts(rule=LearningRule(**rule), **known)
+    rule = LearningRule(
+        shaping=changes.pop("shaping", Shaping()),
+        correction=Correction(method="off", why="a test"),
+        skips_rows=True,
+        leaves_cut_out=changes.pop("leaves_cut_out", False),
+    )
+    members = [Member(total, LOST if total is None else None) for total in totals]
+    return Facts(rule=rule, group_size=2, members=members, own=own, **changes)
 
 
 def batch(**changes: Any) -> TrainBatch:
@@ -140,23 +134,6 @@ def test_a_stage_that_hangs_meets_the_deadline_of_rewards(tmp_path: Path) -> Non
     (stage,) = user_stages([written(tmp_path, "import time\ndef stage(b, f): time.sleep(9)")], timeout_s=0.2)
     with pytest.raises(RewardError, match=r"has not returned within 0.2 s"):
         stage(batch(), facts(0.0, 1.0))
-
-
-OLD = torch.tensor([[-1.0, -1.0, -1.0], [-1.0, -1.0, -1.0]])
-FAR = torch.tensor([[-1.0, -1.0, -1.0], [-2.0, -2.0, -2.0]])
-
-
-def test_bypass_takes_the_engine_for_the_old_policy() -> None:
-    after = correction(batch(engine_logps=OLD), facts(0.0, 1.0, correction=Correction(method="bypass", why="")))
-    assert after.old_logps is OLD
-
-
-def test_geo_tis_leaves_out_an_episode_that_is_far_away() -> None:
-    known = facts(0.0, 1.0, correction=Correction(method="geo_tis", why=""))
-    after = correction(batch(old_logps=OLD, engine_logps=FAR, weights=torch.ones(2, 3)), known)
-    assert after.weights is not None and after.weights.tolist() == [[1.0] * 3, [0.0] * 3]
-    assert after.metrics["sampling/dropped_episodes"] == 0.5 and len(after.weighted) == 2
-    assert left_out(after, known).advantages.tolist() == [pytest.approx(0.1), 0.0]
 
 
 def test_a_row_that_was_not_read_and_has_an_advantage_is_an_error() -> None:

@@ -1,32 +1,38 @@
-"""How off-policy tokens are weighted, and the trap of weights that are a product over an episode."""
+"""How off-policy tokens are weighted, the trap of weights that are a product over an episode, and which way a run has."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.learning.correction import (
     EpisodeRule,
     clipped,
+    cut_by,
     difference_metrics,
     kept,
     log_ratios,
+    settled,
     truncated,
     weight_metrics,
     weights_of_rows,
 )
+from toolgrpo.testing.trainers import tiny_config
 
 LENGTHS = torch.linspace(20, 2000, 200).long()
 OF_BF16 = 0.015  # standard deviation of a token's log-ratio
 
 
-def noise(scale: float = OF_BF16, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def noise() -> tuple[torch.Tensor, torch.Tensor]:
     """Log-ratios of 200 episodes of 20 to 2,000 tokens that differ by chance alone, and their mask."""
     mask = (torch.arange(2000) < LENGTHS.unsqueeze(1)).long()
-    draws = torch.randn(mask.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return scale * draws * mask, mask
+    draws = torch.randn(mask.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return OF_BF16 * draws * mask, mask
 
 
 def of_trl(log_ratio: torch.Tensor) -> torch.Tensor:
@@ -59,13 +65,6 @@ def test_bypass_and_geo_tis_treat_all_lengths_alike() -> None:
         for quarter in ("q1", "q2", "q3", "q4"):
             assert found[f"correction/masked_episodes/{quarter}"] <= 0.1, (name, quarter)
             assert found[f"correction/ess/{quarter}"] > 0.9, (name, quarter)
-
-
-def test_one_band_for_all_lengths_would_leave_the_short_episodes_out() -> None:
-    log_ratio, mask = noise()
-    same = EpisodeRule(band_tokens=1)
-    assert (~kept(log_ratio, mask, same))[:25].double().mean() > 0.4
-    assert (~kept(log_ratio, mask, same))[175:].double().mean() < 0.1
 
 
 def test_episodes_of_another_policy_are_left_out() -> None:
@@ -105,3 +104,45 @@ def test_the_metrics_are_those_of_their_definitions() -> None:
     assert differences["sampling/sampling_logp_difference/mean"] == pytest.approx(0.7 / 6)
     assert differences["sampling/sampling_logp_difference/max"] == pytest.approx(0.4)
     assert weight_metrics([]) == difference_metrics([]) == {}
+
+
+# Which correction a run has: what is asked, what fits its engine and how many updates a batch gets.
+
+DEFAULT: dict[str, Any] = {"vllm_importance_sampling_mode": "sequence_mask"}  # TRL's own; tiny_config has another
+
+
+@pytest.mark.parametrize(
+    ("changes", "method", "why"),
+    [
+        ({}, "bypass", "one update"),
+        ({"gradient_accumulation_steps": 4}, "bypass", "one update"),
+        ({"num_iterations": 2}, "geo_tis", "several updates"),
+        ({"steps_per_generation": 2}, "geo_tis", "several updates"),
+        ({"importance_sampling_level": "sequence"}, "geo_tis", "narrower than what rounding does"),
+        ({"num_iterations": 2, "rollout_correction": "bypass"}, "bypass", "as asked"),
+        ({"rollout_correction": "off"}, "off", "as asked"),
+        ({"vllm_importance_sampling_mode": "token_mask"}, "trl", "vllm_importance_sampling_mode is set"),
+        ({"vllm_importance_sampling_clip_max": 2.0}, "trl", "vllm_importance_sampling_clip_max is set"),
+        ({"vllm_importance_sampling_correction": False}, "off", "vllm_importance_sampling_correction is false"),
+    ],
+    ids=str,
+)
+def test_auto_is_what_fits_the_updates_of_a_batch(
+    tmp_path: Path, changes: dict[str, Any], method: str, why: str
+) -> None:
+    args = tiny_config(tmp_path, **{**DEFAULT, **changes})
+    found = settled(args, gives_logprobs=True, same_numbers=False)
+    assert found.method == method and why in found.line and "\n" not in found.line
+
+
+def test_nothing_is_corrected_where_nothing_differs_or_is_known(tmp_path: Path) -> None:
+    args = tiny_config(tmp_path, **DEFAULT, rollout_correction="geo_tis")
+    assert settled(args, gives_logprobs=True, same_numbers=True).method == "off"
+    assert settled(args, gives_logprobs=False, same_numbers=False).method == "off"
+
+
+def test_what_cuts_the_distribution_is_named() -> None:
+    assert cut_by(SamplingOptions()) is None
+    asked: dict[str, Any] = {"top_p": 0.9, "top_k": 50, "repetition_penalty": 1.1, "min_p": 0.1}
+    for name, value in asked.items():
+        assert cut_by(SamplingOptions(**{name: value})) == f"{name} {value}"

@@ -14,21 +14,11 @@ from toolgrpo.engines.adapters import merges_exactly
 from toolgrpo.models.adapter_step import AdapterStep, JoinedLinear, join_adapters, may_join
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(24, 40)
-        self.second = nn.Linear(40, 24, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.second(torch.nn.functional.silu(self.first(x)))
-        return out
-
-
 def adapted(dtype: torch.dtype = torch.bfloat16, **options: Any) -> Any:
     torch.manual_seed(0)
-    config = LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": ["first", "second"], **options})
-    model = get_peft_model(Block().to(dtype), config)
+    layers = nn.Sequential(nn.Linear(24, 40), nn.SiLU(), nn.Linear(40, 24, bias=False)).to(dtype)
+    config = LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": ["0", "2"], **options})
+    model = get_peft_model(layers, config)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.1)
@@ -80,9 +70,7 @@ def off(value: torch.Tensor, truth: torch.Tensor) -> float:
     return float(((value - truth).norm() / truth.norm()).detach())
 
 
-@pytest.mark.parametrize(
-    "options", [{"lora_dropout": 0.5}, {"use_dora": True}, {"lora_bias": True}], ids=["dropout", "dora", "bias"]
-)
+@pytest.mark.parametrize("options", [{"lora_dropout": 0.5}, {"use_dora": True}, {"lora_bias": True}], ids=repr)
 def test_what_is_no_plain_adapter_is_peft_s(options: dict[str, Any]) -> None:
     model, x = adapted(**options), torch.randn(3, 24, dtype=torch.bfloat16)
     joined = copy.deepcopy(model)

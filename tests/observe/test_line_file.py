@@ -12,6 +12,11 @@ import pytest
 from toolgrpo.observe.line_file import LineFile, lines_of, parts
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.jsonl"
+
+
 def line_file(path: Path, limit: int = 100) -> LineFile:
     return LineFile(path, what="the lines", remedy="Mend it.", limit=limit)
 
@@ -20,8 +25,7 @@ def written(path: Path) -> list[str]:
     return [line.text.removesuffix("\n") for line in lines_of(path) if not line.fault]
 
 
-def test_past_its_size_a_file_is_set_aside_gzipped_and_read_as_one(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
+def test_past_its_size_a_file_is_set_aside_gzipped_and_read_as_one(path: Path, tmp_path: Path) -> None:
     file = line_file(path)
     lines = [f"line {number} {'é' * (number % 40)}" for number in range(40)]
     for line in lines:
@@ -38,12 +42,9 @@ def test_past_its_size_a_file_is_set_aside_gzipped_and_read_as_one(tmp_path: Pat
     again.close()
 
 
-def test_a_part_that_is_gzipped_while_the_folder_is_listed_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.jsonl"
+def test_a_part_that_is_gzipped_while_the_folder_is_listed_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text("two\n")
-    aside = tmp_path / "a.jsonl.0001"
+    aside = path.with_name("a.jsonl.0001")
     aside.write_text("one\n")
     listed = os.listdir
 
@@ -80,8 +81,7 @@ def test_a_resumed_run_cuts_where_its_checkpoint_was_in_whichever_part_that_is(t
         file.close()
 
 
-def test_a_kill_while_a_part_is_gzipped_loses_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
+def test_a_kill_while_a_part_is_gzipped_loses_nothing(path: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.0001").write_text("first\n")
     (tmp_path / "a.jsonl.0001.gz.half").write_bytes(gzip.compress(b"fir")[:8])
     (tmp_path / "a.jsonl.0002").write_text("second\n")  # killed between the two forms
@@ -96,8 +96,7 @@ def test_a_kill_while_a_part_is_gzipped_loses_nothing(tmp_path: Path) -> None:
     assert [part.name for part in parts(path)] == ["a.jsonl.0001", "a.jsonl"]
 
 
-def test_a_damaged_part_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
+def test_a_damaged_part_is_read_as_far_as_it_goes(path: Path, tmp_path: Path) -> None:
     packed = gzip.compress("".join(f"line {number}\n" for number in range(20000)).encode())
     (tmp_path / "a.jsonl.0001.gz").write_bytes(packed[: len(packed) // 2])
     path.write_text("after\n")
@@ -105,8 +104,7 @@ def test_a_damaged_part_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     assert read[-1] == "after" and 0 < len(read) < 20000 and read[0] == "line 0"
 
 
-def test_what_was_there_before_is_set_aside_with_its_parts(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
+def test_what_was_there_before_is_set_aside_with_its_parts(path: Path, tmp_path: Path) -> None:
     for run in ("old", "new"):
         file = line_file(path, limit=20)
         file.start_anew()

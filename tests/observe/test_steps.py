@@ -17,30 +17,22 @@ from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.testing import tiny_config
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def graded(mode: Any, step: int, rewards: list[float | None]) -> RolloutBatch:
     one = Trajectory((1,), (2,), (1,), (-0.5,), (), (), StopReason.FINISHED)
     batch = RolloutBatch(episodes=tuple(Scored({}, one) for _ in rewards), step=step, mode=mode)
     lost = Drop(DropCause.TOOL, "no network")
-    return batch.graded(
-        [Grade({}, one, lost if one is None else None) for one in rewards], lambda episode: episode.total == 1.0
-    )
+    grades = [Grade({}, one, lost if one is None else None) for one in rewards]
+    return batch.graded(grades, lambda episode: episode.total == 1.0)
 
 
 class Training:
     """Calls the log as a trainer would, on a clock of its own."""
 
     def __init__(self, folder: Path, *, done: int = 0, **options: Any) -> None:
-        self.clock, self.said = Clock(), list[str]()
+        self.now, self.said = 0.0, list[str]()
         facts = {"model": "tiny", "tools": ["add"]}
-        self.log = StepLog(folder / "steps.jsonl", facts=facts, clock=self.clock, say=self.said.append, **options)
+        say = self.said.append
+        self.log = StepLog(folder / "steps.jsonl", facts=facts, clock=lambda: self.now, say=say, **options)
         self.args, self.control = tiny_config(folder), TrainerControl()
         self.state = TrainerState(global_step=done, max_steps=4)
 
@@ -51,16 +43,16 @@ class Training:
         self.log.on_step_begin(self.args, self.state, self.control)
         step = self.state.global_step
         began = RolloutBegan(2, step, "train", "episodes")
-        self.clock.now += phases.get("before_rollout", 0.0)
+        self.now += phases.get("before_rollout", 0.0)
         self.log.rollout_began(began)
-        self.clock.now += phases.get("rollout", 0.0)
+        self.now += phases.get("rollout", 0.0)
         self.log.rollout_ended(RolloutEnded(began))
-        self.clock.now += phases.get("scoring", 0.0)
+        self.now += phases.get("scoring", 0.0)
         self.log.batch_done(graded("train", step, [0.0, 1.0]))
-        self.clock.now += phases.get("training", 0.0)
+        self.now += phases.get("training", 0.0)
         self.state.global_step += 1
         self.log.on_step_end(self.args, self.state, self.control)
-        self.clock.now += 100.0  # between steps nothing is counted
+        self.now += 100.0  # between steps nothing is counted
         logs: dict[str, Any] = {"reward": 0.5, "odd": float("nan"), "text": "x"}
         self.log.on_log(self.args, self.state, self.control, logs)
 
@@ -95,29 +87,19 @@ def test_a_step_has_its_metrics_and_where_its_time_went(tmp_path: Path) -> None:
     assert (ended["what"], ended["text"]) == ("stopped", "after 1 of 4 steps")
 
 
-def test_a_resumed_run_goes_on_and_a_new_one_begins_anew(tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_and_a_new_one_begins_anew_and_writes_no_secret(tmp_path: Path) -> None:
     for done in (0, 2):
         training = Training(tmp_path, done=done)
         training.begin()
         training.step()
         training.log.close()
-    assert [(line["kind"], line.get("resumed"), line.get("step")) for line in lines(tmp_path)] == [
-        ("run", None, None),
-        ("step", None, 0),
-        ("run", 2, None),
-        ("step", None, 2),
-    ]
-    training = Training(tmp_path)
-    training.begin()
-    training.log.close()
-    assert len(lines(tmp_path)) == 1 and (tmp_path / "steps.jsonl.previous").exists()
-
-
-def test_no_secret_is_written(tmp_path: Path) -> None:
+    found = [(line["kind"], line.get("resumed"), line.get("step")) for line in lines(tmp_path)]
+    assert found == [("run", None, None), ("step", None, 0), ("run", 2, None), ("step", None, 2)]
     training = Training(tmp_path)
     training.args.hub_token = "hf_verysecret"
     training.begin()
     training.log.close()
+    assert len(lines(tmp_path)) == 1 and (tmp_path / "steps.jsonl.previous").exists()
     assert "verysecret" not in (tmp_path / "steps.jsonl").read_text()
 
 

@@ -13,6 +13,11 @@ from typing import Any
 
 import pytest
 
+from toolgrpo.episode.tool_calls import ToolErrorKind, ToolResult
+from toolgrpo.observe.trackers import as_markdown, episode_rows
+from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 SCRIPT = Path(__file__).parents[1] / "fixtures" / "scale" / "train_tiny.py"
 
@@ -44,15 +49,12 @@ def texts(folder: Path) -> dict[str, list[str]]:
     return found
 
 
-def test_tensorboard_and_wandb_offline_have_scalars_config_versions_and_rollouts(
-    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorboard_and_wandb_offline_have_all(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     wandb = pytest.importorskip("wandb", reason="W&B is not installed")
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    monkeypatch.setenv("WANDB_SILENT", "true")
+    for name, value in (("MODE", "offline"), ("DIR", str(tmp_path)), ("SILENT", "true")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
     try:
         train(report_to=["tensorboard", "wandb"], max_steps=3)
         config = dict(wandb.run.config)
@@ -105,3 +107,35 @@ def test_a_tracker_that_fails_stops_nothing_and_one_that_is_not_installed_is_lef
     (said,) = [r.getMessage() for r in caplog.records if "is left out" in r.getMessage()]
     assert said.startswith("report_to: wandb is left out, and the run goes on without it: ")
     assert "install" in said, "and what to do"
+
+
+# The table of episodes that people look at.
+
+FAILED = ToolResult("Error: by | zero\nagain", "divide", ToolErrorKind.RAISED)
+
+
+def batch(prompt: Any, rewards: dict[str, float | None]) -> RolloutBatch:
+    said = 'call add {"a": 1, "b": 2}\ncall divide {"a": 1, "b": 0}'
+    tools = ScriptedTools({"add": lambda a, b: str(a + b), "divide": lambda a, b: FAILED})
+    played = run_episode(ScriptedEngine([ByteChat.say(said), ByteChat.say("It is 3.")]), tools)
+    made = RolloutBatch(episodes=(Scored({"prompt": prompt}, played),), step=4).numbered(17)
+    return made.graded([Grade(rewards, 1.5)], lambda one: True)
+
+
+def test_a_row_says_what_happened() -> None:
+    prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "1 + 2?" + "x" * 2000}]
+    (row,) = episode_rows(batch(prompt, {"accuracy": 1.0, "format": 0.5, "style": None}))
+    expected = {"step": 4, "episode": 17, "reward": 1.5, "success": "yes", "stop": "finished", "turns": 2}
+    assert {name: row[name] for name in expected} == expected and row["failed_calls"] == 1
+    assert row["tools"] == "add(a=1, b=2) -> 3\ndivide(a=1, b=0) -> Error: by | zero\nagain"
+    assert row["prompt"].startswith("1 + 2?") and len(row["prompt"]) < 1100 and row["prompt"].endswith(" ...")
+    for part in ("calls: divide(a=1, b=0)\nresult, 0.00 s, raised: Error: by | zero", "turn 2", "says: It is 3."):
+        assert part in row["conversation"]
+    assert row["answer"] == "It is 3." and row["rewards"] == "accuracy 1, format 0.5, style none"
+
+
+def test_markdown_keeps_the_table_whole() -> None:
+    rows = episode_rows(batch("q", {}))
+    lines = as_markdown(rows).split("\n")
+    assert len(lines) == 3 and lines[0].count("|") == len(rows[0]) + 1
+    assert lines[2].replace("\\|", "").count("|") == len(rows[0]) + 1

@@ -8,8 +8,9 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from graphlib import CycleError, TopologicalSorter
+from collections import defaultdict
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 
@@ -38,52 +39,6 @@ LAYERS = (
     {"testing"},  # fakes of every layer and builders over them, so it may import all; nothing imports it
 )
 DOORS = {"__init__", "__main__"}  # what users name; `import toolgrpo` and the commands begin there
-EXCEPTIONS: frozenset[tuple[str, str]] = frozenset()  # (from, to) that go upward nevertheless; may only shrink
-
-
-def imported(tree: ast.AST) -> Iterator[str]:
-    """Yield the parts of toolgrpo that a file imports, by their first name."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "this test reads absolute imports only"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        for name in names:
-            root, _, rest = name.partition(".")
-            if root == "toolgrpo" and rest:
-                yield rest.partition(".")[0]
-
-
-def imports_between(folder: Path, doors: set[str]) -> dict[tuple[str, str], list[str]]:
-    """Return every pair (from, to) of parts with the files that make it."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for file in sorted(folder.rglob("*.py")):
-        part = file.relative_to(folder).parts[0].removesuffix(".py")
-        if part not in doors:
-            for other in imported(ast.parse(file.read_text())):
-                if other not in {part, "__version__"}:
-                    found.setdefault((part, other), []).append(str(file.relative_to(folder)))
-    return found
-
-
-def upward(pairs: Mapping[tuple[str, str], list[str]]) -> dict[tuple[str, str], list[str]]:
-    level = {part: number for number, layer in enumerate(LAYERS) for part in layer}
-    return {pair: files for pair, files in pairs.items() if level[pair[0]] < level[pair[1]]}
-
-
-def circle(pairs: Mapping[tuple[str, str], object]) -> list[str]:
-    """Return parts that need each other in a ring, or nothing."""
-    needs: dict[str, set[str]] = {}
-    for part, other in pairs:
-        needs.setdefault(part, set()).add(other)
-    try:
-        TopologicalSorter(needs).prepare()
-    except CycleError as error:
-        return list(error.args[1])
-    return []
 
 
 def modules_of(folder: Path) -> Iterator[tuple[str, str]]:
@@ -92,8 +47,19 @@ def modules_of(folder: Path) -> Iterator[tuple[str, str]]:
         for node in ast.walk(ast.parse(file.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, "this test reads absolute imports only"
                 names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
             yield from ((name, str(file.relative_to(folder))) for name in names)
+
+
+def imports_between() -> dict[tuple[str, str], set[str]]:
+    """Return every pair (from, to) of parts with the files that make it."""
+    found = defaultdict[tuple[str, str], set[str]](set)
+    for name, file in modules_of(ROOT):
+        part, other = Path(file).parts[0].removesuffix(".py"), f"{name}.".split(".")[1]
+        if name.startswith("toolgrpo.") and part not in DOORS and other not in {part, "__version__"}:
+            found[part, other].add(file)
+    return found
 
 
 def test_the_sandbox_imports_nothing_of_toolgrpo_nor_of_training() -> None:
@@ -120,33 +86,14 @@ def test_the_two_distributions_have_one_version() -> None:
     assert needed == [import_module("confined_python").__version__] == [toolgrpo.__version__]
 
 
-def test_every_part_has_its_layer() -> None:
+def test_parts_lie_in_layers_and_no_import_goes_upward_nor_round() -> None:
     parts = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert parts - DOORS == set().union(*LAYERS)
-
-
-def test_no_import_goes_upward() -> None:
-    offenders = {pair: files for pair, files in upward(imports_between(ROOT, DOORS)).items() if pair not in EXCEPTIONS}
-    assert offenders == {}, "move what is needed down, or pass it in"
-
-
-def test_no_two_parts_need_each_other() -> None:
-    assert circle(imports_between(ROOT, DOORS)) == []
-
-
-def test_an_exception_that_is_mended_is_taken_off_the_list() -> None:
-    assert set(upward(imports_between(ROOT, DOORS))) >= EXCEPTIONS
-
-
-def test_an_upward_import_and_a_circle_are_seen_wherever_they_stand(tmp_path: Path) -> None:
-    files = {
-        "chat/format.py": "def f():\n    from toolgrpo.trainer.config import ToolGRPOConfig\n",
-        "trainer/trainer.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from toolgrpo import sft\n",
-        "sft/loop.py": "import toolgrpo.chat.format\n",
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    pairs = imports_between(tmp_path, DOORS)
-    assert set(upward(pairs)) == {("chat", "trainer"), ("trainer", "sft")}
-    assert set(circle(pairs)) == {"chat", "trainer", "sft"}
+    level = {part: number for number, layer in enumerate(LAYERS) for part in layer}
+    pairs, needs = imports_between(), defaultdict[str, set[str]](set)
+    for part, other in pairs:
+        needs[part].add(other)
+    assert {("commands", "trainer"), ("testing", "rollout")} <= pairs.keys(), "imports are found"
+    upward = {pair: files for pair, files in pairs.items() if level[pair[0]] < level[pair[1]]}
+    assert upward == {}, "move what is needed down, or pass it in"
+    TopologicalSorter(needs).prepare()  # raises CycleError with the ring of parts that need each other

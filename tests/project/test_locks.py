@@ -14,8 +14,6 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-
-
 LOCKS = sorted(file.name for file in ROOT.glob("requirements*.lock"))
 INSTALLED = [name for name in LOCKS if "docs" not in name]
 
@@ -89,67 +87,69 @@ def test_a_lock_is_what_its_resolver_makes_of_it(name: str, python: str, tmp_pat
     assert sorted(resolved.stdout.split()) == pins
 
 
+def program(path: Path, script: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def make(target: str, folder: Path, python: Path | str, lock: str = "cpu.lock") -> subprocess.CompletedProcess[str]:
+    """Let make do this with a venv and a lock in the folder, whose programs are found first."""
+    (folder / lock).write_text("torch==2.13.0\n")
+    command = [
+        "make",
+        "--no-print-directory",
+        target,
+        f"VENV={folder / 'venv'}",
+        f"PYTHON={python}",
+        f"LOCK={folder / lock}",
+    ]
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+MAKES_A_VENV = '[ "$2" = venv ] && mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && cp "$0" "$3/bin/uv"\nexit 0'
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_lock_for_a_gpu_wants_the_headers_of_python(tmp_path: Path, there: bool) -> None:
-    python, lock = tmp_path / "python", tmp_path / "requirements-cuda.lock"
-    python.write_text(
-        f"""#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} -c "import sysconfig; sysconfig.get_paths = lambda: """
-        f"""{{'include': '{tmp_path}'}}; $2"\n[ "$2" = venv ] && mkdir -p "$3/bin" && cp "$0" "$3/bin/python"\nexit 0\n"""
-    )
-    python.chmod(0o755)
-    lock.write_text("torch==2.13.0\n")
+    paths = f"import sysconfig; sysconfig.get_paths = lambda: {{'include': '{tmp_path}'}}; $2"
+    python = program(tmp_path / "python", f'[ "$1" = -c ] && exec {sys.executable} -c "{paths}"\n{MAKES_A_VENV}')
     if there:
         (tmp_path / "Python.h").touch()
-    command = ["make", "install", f"VENV={tmp_path / 'venv'}", f"PYTHON={python}", f"LOCK={lock}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = make("install", tmp_path, python, "requirements-cuda.lock")
     assert (done.returncode == 0) is there, done.stderr
     assert there or (f"there is no {tmp_path / 'Python.h'}" in done.stderr and not (tmp_path / "venv").exists())
 
 
 def test_a_venv_that_another_lock_filled_is_made_anew(tmp_path: Path) -> None:
     """CUDA's packages over those of a CPU would leave both: 2.13.0+cpu satisfies torch==2.13.0."""
-    python = tmp_path / "python"
-    python.write_text(
-        '#!/bin/sh\n[ "$2" = venv ] && mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && cp "$0" "$3/bin/uv"\nexit 0\n'
-    )
-    python.chmod(0o755)
-    venv = tmp_path / "venv"
-
-    def install(lock: str) -> str:
-        (tmp_path / lock).write_text("torch==2.13.0\n")
-        command = ["make", "install", f"VENV={venv}", f"PYTHON={python}", f"LOCK={tmp_path / lock}"]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-
-    install("cpu.lock")
-    (venv / "of_the_cpu").touch()
-    assert "made anew" not in install("cpu.lock") and (venv / "of_the_cpu").exists()
-    assert "was set up from cpu.lock" in install("cuda.lock") and not (venv / "of_the_cpu").exists()
+    python, left = program(tmp_path / "python", MAKES_A_VENV), tmp_path / "venv" / "of_the_cpu"
+    assert make("install", tmp_path, python).returncode == 0
+    left.touch()
+    assert "made anew" not in make("install", tmp_path, python).stdout and left.exists()
+    assert "was set up from cpu.lock" in make("install", tmp_path, python, "cuda.lock").stdout and not left.exists()
 
 
 def test_an_environment_without_pip_is_given_one(tmp_path: Path) -> None:
     """Those of uv and rye have none."""
-    python, has_pip = tmp_path / "venv" / "bin" / "python", tmp_path / "has_pip"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\n[ "$2" = ensurepip ] && touch {has_pip}\n[ "$2" != pip ] || [ -e {has_pip} ]\n')
-    shutil.copy(python, python.with_name("uv"))
-    for file in (python, python.with_name("uv")):
-        file.chmod(0o755)
-    lock = tmp_path / "cpu.lock"
-    lock.write_text("torch==2.13.0\n")
-    command = ["make", "install", f"VENV={tmp_path / 'venv'}", f"PYTHON={python}", f"LOCK={lock}"]
-    subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert has_pip.exists()
+    has_pip, bin_ = tmp_path / "has_pip", tmp_path / "venv" / "bin"
+    for name in ("python", "uv"):
+        program(bin_ / name, f'[ "$2" = ensurepip ] && touch {has_pip}\n[ "$2" != pip ] || [ -e {has_pip} ]')
+    assert make("install", tmp_path, bin_ / "python").returncode == 0 and has_pip.exists()
 
 
-def test_the_gpu_proof_looks_at_the_driver_before_it_installs_anything(tmp_path: Path) -> None:
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho 570.86.15\n")
-    smi.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    command = ["make", "gpu-proof", f"VENV={tmp_path / 'venv'}", "PYTHON=false"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "580 or newer (CUDA 13), and this is 570.86.15" in done.stdout
-    assert not (tmp_path / "venv").exists()
-    smi.write_text("#!/bin/sh\necho 580.65.06\n")
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert "580 or newer" not in done.stdout, "this driver is new enough, and the set-up begins"
+@pytest.mark.parametrize(
+    ("smi", "said"),
+    [
+        ("exit 9", "make gpu-proof needs an NVIDIA GPU with a driver for CUDA 13, and nvidia-smi finds none here"),
+        ("echo 570.86.15", "580 or newer (CUDA 13), and this is 570.86.15"),
+        ("echo 580.65.06", ""),  # new enough, and the set-up begins
+    ],
+)
+def test_the_gpu_proof_looks_at_the_driver_before_it_installs_anything(smi: str, said: str, tmp_path: Path) -> None:
+    program(tmp_path / "nvidia-smi", smi)
+    done = make("gpu-proof", tmp_path, "false")
+    assert done.returncode == 2 and not (tmp_path / "venv").exists()
+    assert said in done.stdout and done.stdout.count("\n") == bool(said)

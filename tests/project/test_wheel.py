@@ -78,15 +78,6 @@ def test_the_wheel_of_the_sandbox_works_alone(wheels: dict[str, Path], tmp_path:
     assert done.stdout.split() == ["42", "True", "toolgrpo"], done.stderr
 
 
-def test_both_wheels_work_together(installed: Path, tmp_path: Path) -> None:
-    code = "import toolgrpo.sandbox as face, confined_python; print(face.__file__, confined_python.__file__)"
-    command = [str(installed.parents[2] / "bin" / "python"), "-c", code]
-    files = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True
-    ).stdout.split()
-    assert [Path(file).is_relative_to(installed) for file in files] == [True, True]
-
-
 def test_the_files_that_a_newcomer_needs_are_in_it(installed: Path) -> None:
     shipped = installed / "toolgrpo" / "shipped"
     for name in ("docs", "recipes", "tools_funcs", "rewards", "skills"):
@@ -97,11 +88,17 @@ def test_the_files_that_a_newcomer_needs_are_in_it(installed: Path) -> None:
 
 
 def test_the_first_page_is_walked_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    code = "import toolgrpo.sandbox as face, confined_python; print(face.__file__, confined_python.__file__)"
+    command = [str(installed.parents[2] / "bin" / "python"), "-c", code]
+    files = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True
+    ).stdout.split()
+    assert [Path(file).is_relative_to(installed) for file in files] == [True, True]
     helped = toolgrpo(installed, tmp_path, "--help")
     assert str(installed) in helped.stdout and "zero3" in helped.stdout
     assert toolgrpo(installed, tmp_path, "init", "shop").returncode == 0
-    words = ("--max_steps", "1", "--eval_questions", "0", "--engine", "transformers", "--max_completion_length", "32")
-    small = ("--per_device_train_batch_size", "8", "--num_generations", "4", "--max_turn_tokens", "16")
-    done = toolgrpo(installed, tmp_path, "train", "--config", "nano", "--tools_script", "arithmetic", *words, *small)
+    words = "--config nano --tools_script arithmetic --engine transformers --max_steps 1 --eval_questions 0"
+    small = "--per_device_train_batch_size 8 --num_generations 4 --max_turn_tokens 16 --max_completion_length 32"
+    done = toolgrpo(installed, tmp_path, "train", *words.split(), *small.split())
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "outputs/nano/model.safetensors").is_file()

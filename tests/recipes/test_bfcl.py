@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,22 +23,16 @@ ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "bfcl"
 CONFIG = RECIPE / "bfcl_qwen3_1.7b.yaml"
 pytestmark = pytest.mark.e2e
-needs_bfcl = pytest.mark.skipif(
-    find_spec("bfcl_eval") is None,
-    reason="bfcl-eval is not installed: pip install --no-deps -r recipes/bfcl/requirements.txt",
-)
+NEEDED = "bfcl-eval is not installed: pip install --no-deps -r recipes/bfcl/requirements.txt"
+needs_bfcl = pytest.mark.skipif(find_spec("bfcl_eval") is None, reason=NEEDED)
 
 
 @pytest.fixture(scope="module")
 def gold() -> Iterator[Any]:
     """The recipe's own scripts, imported as they import each other."""
-    sys.path.insert(0, str(RECIPE))
-    try:
-        import replay_gold
-
-        yield replay_gold
-    finally:
-        sys.path.remove(str(RECIPE))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(RECIPE)
+        yield import_module("replay_gold")
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +62,11 @@ def test_reference_conversations_are_right(gold: Any, toolbox: Toolbox, name: st
         task = category(gold, name)[scenario]
         episode = gold.play(task, toolbox)
         assert episode.reward == 1.0 and episode.stop_reason is StopReason.FINISHED, task.name
-        users = [message for message in episode.messages if message["role"] == "user"]
+        users = [message["content"] for message in episode.messages if message["role"] == "user"]
         assert len(users) == len(task.questions) - 1
         # a function that is missing is not in the prompt, and shown by the user
         for turn, names in task.missing.items():
-            assert not set(names) & set(task.functions) and all(
-                f'"name": "{n}"' in users[turn - 1]["content"] for n in names
-            )
+            assert not {*names} & {*task.functions} and all(f'"name": "{n}"' in users[turn - 1] for n in names)
 
 
 @needs_bfcl
@@ -82,14 +75,12 @@ def test_what_is_not_the_reference_is_wrong(gold: Any, toolbox: Toolbox) -> None
     said = list(gold.said(task))
     silent = ["Done."] * len(task.questions)
     more = ['call touch {"file_name": "b"}', *said]  # a file that nobody asked for: another state
-    for turns, reward in ((said, 1.0), (silent, 0.0), (more, 0.0)):
+    for turns, reward in ((said, 1.0), (silent, 0.0), (more, 0.0), ([*said[:2], *silent], 0.0)):
         assert gold.play(task, toolbox, turns).reward == reward
-    assert gold.play(task, toolbox, [*said[:2], *silent]).reward == 0.0
     never_answers = gold.play(task, toolbox, [*said[:-1], "call pwd {}"], max_turns=len(said))
     assert never_answers.reward == 0.0 and never_answers.stop_reason is StopReason.MAX_TURNS
-    wrong = gold.play(
-        task, toolbox, ['call cd {"folder": "nowhere"}', 'call cd {"no": 1}', "call book_flight {}", *said]
-    )
+    mistakes = ['call cd {"folder": "nowhere"}', 'call cd {"no": 1}', "call book_flight {}"]
+    wrong = gold.play(task, toolbox, [*mistakes, *said])
     assert [result.error for result in wrong.results[:3]] == [None, ToolErrorKind.RAISED, ToolErrorKind.UNKNOWN_TOOL]
     assert "unexpected keyword argument 'no'" in wrong.results[1].content
     assert wrong.reward == 1.0, "as BFCL has it: calls that change nothing cost nothing"
@@ -124,14 +115,12 @@ def test_a_checker_that_fails_costs_its_episode_and_says_so(gold: Any) -> None:
 
 
 def test_without_the_package_one_sentence_says_how_to_install_it(tmp_path: Path) -> None:
-    hidden = "import sys; sys.modules['bfcl_eval'] = None; sys.argv = ['make_rows.py', sys.argv[1]]; import runpy; "
-    script = str(RECIPE / "make_rows.py")
-    code = f"{hidden}sys.path.insert(0, {str(RECIPE)!r}); runpy.run_path({script!r}, run_name='__main__')"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False, timeout=60, cwd=ROOT
-    )
+    hidden = "import runpy, sys; sys.modules['bfcl_eval'] = None; "
+    code = f"{hidden}sys.path.insert(0, {str(RECIPE)!r}); runpy.run_module('make_rows', run_name='__main__')"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "needs the package bfcl-eval" in done.stderr and "pip install --no-deps -r recipes/bfcl/req" in done.stderr
+    assert "pip install --no-deps -r recipes/bfcl/req" in done.stderr
 
 
 def test_the_recipe_never_trains_on_what_it_measures() -> None:

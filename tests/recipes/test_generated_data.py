@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -30,13 +30,12 @@ def rows(name: str) -> list[dict[str, Any]]:
 def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
     copy = tmp_path / "recipes" / "data"
     (copy / "handbook").mkdir(parents=True)
-    (copy / "generate.py").write_text((DATA / "generate.py").read_text())
+    shutil.copy(DATA / "generate.py", copy)
     (tmp_path / "tools_funcs").symlink_to(ROOT / "tools_funcs")
-    subprocess.run([sys.executable, str(copy / "generate.py")], check=True, timeout=300, env={**os.environ})
+    subprocess.run([sys.executable, str(copy / "generate.py")], check=True, timeout=300)
     made = sorted(path.relative_to(copy) for path in copy.rglob("*") if path.suffix in (".jsonl", ".md"))
     assert len(made) == 2 + 2 * len(KINDS) + 24 + 1
-    for path in made:
-        assert (copy / path).read_text() == (DATA / path).read_text(), path
+    assert [path for path in made if (copy / path).read_text() != (DATA / path).read_text()] == []
 
 
 def question(row: dict[str, Any]) -> str:
@@ -87,12 +86,6 @@ def test_the_mixture_of_the_handbook_has_a_reward_for_each_task(monkeypatch: pyt
     monkeypatch.chdir(ROOT)
     found = load_tasks("recipes/data/handbook_train.yaml")
     assert Counter(found["task"]) == dict.fromkeys(KINDS, 60)
-    assert {row["task"]: row["reward"] for row in found} == {
-        **{
-            "lookup": "gsm8k",
-            "compute": "gsm8k",
-            "stock": "gsm8k",
-            "files": "exact_match",
-        }  # a list of numbers is no answer
-    }
+    of_numbers = dict.fromkeys(("lookup", "compute", "stock"), "gsm8k")
+    assert {row["task"]: row["reward"] for row in found} == {**of_numbers, "files": "exact_match"}
     assert len(load_tasks("recipes/data/handbook_heldout.yaml")) == 48

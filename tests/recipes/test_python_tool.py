@@ -55,14 +55,14 @@ def test_a_session_says_that_its_variables_are_gone(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_session_keeps_its_variables_and_episodes_do_not_share_them() -> None:
-    async def episode(toolbox: Toolbox, value: int) -> list[str]:
+    async def episode(toolbox: Toolbox, value: int) -> str:
+        lines = (f"x = {value}", "x * 2")
+        calls = [parse_call({"name": "python", "arguments": {"code": line}}) for line in lines]
         async with toolbox.session({}) as session:
-            (first,) = await session.call([parse_call({"name": "python", "arguments": {"code": f"x = {value}"}})])
-            (second,) = await session.call([parse_call({"name": "python", "arguments": {"code": "x * 2"}})])
-            return [first.content, second.content]
+            return [(await session.call([call]))[0].content for call in calls][1]
 
-    async def both(toolbox: Toolbox) -> list[list[str]]:
-        return list(await asyncio.gather(episode(toolbox, 1), episode(toolbox, 50)))
+    async def both(toolbox: Toolbox) -> tuple[str, ...]:
+        return await asyncio.gather(episode(toolbox, 1), episode(toolbox, 50))
 
     with load_tools(environment=f"{FILE}:PythonSession", tool_timeout_s=240) as toolbox:
-        assert [second for _, second in asyncio.run(both(toolbox))] == ["2", "100"]
+        assert tuple(asyncio.run(both(toolbox))) == ("2", "100")

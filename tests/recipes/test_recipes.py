@@ -39,21 +39,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 ON_A_CPU = ("--bf16", "false", "--use_cpu", "true")
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
-# What is published elsewhere and repeated by these recipes; a number here changes only together with its file.
-PROMISED: dict[str, dict[str, Any]] = {
-    "gsm8k_qwen3_1.7b": {
-        **{"lora_r": 16, "lora_alpha": 32, "learning_rate": 1e-5, "num_generations": 4, "beta": 0.1},
-        **{"enable_thinking": True, "tools_script": "tools_funcs/calculator_tools.py", "reward": ["gsm8k"]},
-    },
-    "aime_qwen2.5_0.5b": {
-        **{"lora_r": 128, "engine": "vllm_colocate", "report_to": "wandb"},
-        **{"tools_script": "tools_funcs/python_tools.py", "reward": ["math", "tool_use"]},
-    },
-    "financial": {
-        **{"model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct", "learning_rate": 5e-7, "num_train_epochs": 3},
-        **{"tools_script": "tools_funcs/financial_tools_complex.py", "reward_fn": "rewards/financial_tools_reward.py"},
-        **{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, "max_completion_length": 512},
-    },
+# What is published elsewhere and repeated by financial.yaml; a number here changes only together with its file.
+PUBLISHED = {
+    **{"model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct", "learning_rate": 5e-7, "num_train_epochs": 3},
+    **{"tools_script": "tools_funcs/financial_tools_complex.py", "reward_fn": "rewards/financial_tools_reward.py"},
+    **{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, "max_completion_length": 512},
 }
 
 
@@ -67,16 +57,16 @@ def offline_data(spec: str, folder: Path) -> str:
         rows = ROOT / "recipes" / "sources" / "source_rows.py"
         subprocess.run([sys.executable, str(rows), str(folder)], check=True, timeout=60)
         return str(folder / Path(spec).name)
-    ours = {"gsm8k": "gsm8k_30", "mbpp": "mbpp_10", "aime": "aime_10"}
+    ours = {
+        name: ROOT / "recipes" / "data" / f"{name}_{n}.jsonl" for name, n in (("gsm8k", 30), ("mbpp", 10), ("aime", 10))
+    }
     real = {"gsm8k": REAL / "gsm8k_train_40.jsonl", "mbpp": REAL / "mbpp_sanitized_30.jsonl"}
     if spec == "recipes/data/mbpp_with_examples.yaml":
-        text = (ROOT / spec).read_text().replace("data: mbpp\n", f"data: mbpp:{ROOT}/recipes/data/mbpp_10.jsonl\n")
+        text = (ROOT / spec).read_text().replace("data: mbpp\n", f"data: mbpp:{ours['mbpp']}\n")
         (folder / "mixture.yaml").write_text(text)
         return str(folder / "mixture.yaml")
-    if spec not in ours:
-        return spec
-    file = real.get(spec)
-    return f"{spec}:{file if file is not None and file.exists() else f'recipes/data/{ours[spec]}.jsonl'}"
+    files = ours | {name: file for name, file in real.items() if file.exists()}
+    return f"{spec}:{files[spec]}" if spec in files else spec
 
 
 @pytest.fixture(autouse=True)
@@ -104,14 +94,10 @@ def roomy_nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_recipe_keeps_its_promise(path: Path, tmp_path: Path) -> None:
-    recipe = flat(path)
-    for key, value in PROMISED.get(path.stem, {}).items():
-        assert recipe[key] == pytest.approx(value) if isinstance(value, float) else recipe[key] == value, key
+    if path.stem == "financial":
+        assert flat(path) | PUBLISHED == flat(path)
     _, config, _ = parse_arguments(["--config", str(path), *ON_A_CPU, "--output_dir", str(tmp_path)])
-    tasks = config.generation_batch_size // config.num_generations
-    if path.stem == "gsm8k_qwen3_1.7b":
-        assert (tasks, config.num_generations) == (4, 4), "4 tasks x 4 episodes a step"
-    assert tasks >= 2
+    assert config.generation_batch_size // config.num_generations >= 2, "a batch of several tasks"
 
 
 # `test_train_command.py` trains nano; with its model replaced smollm2_135m is the same run, and mbpp_qwen3_1.7b is its
@@ -150,8 +136,7 @@ def test_a_recipe_trains(path: Path, roomy_nano: Path, tmp_path: Path, monkeypat
         assert (adapter["r"], adapter["lora_alpha"]) == (recipe["lora_r"], recipe["lora_alpha"])
         with safe_open(out / "adapter_model.safetensors", "pt") as weights:
             assert {name.split(".")[-3] for name in weights.keys()} == PROJECTIONS  # noqa: SIM118  # it is no dict
-    for text in ("tools     ", "reward    ", "model     ", "data      "):
-        assert text in shown.getvalue()
+    assert all(f"{word:<10}" in shown.getvalue() for word in ("tools", "reward", "model", "data"))
     if path.stem == "financial_qwen2.5_0.5b":
         offered = shown.getvalue().partition("reward    ")[0]
         assert len(re.findall(r"\w\(", offered)) == 8, "eight financial tools"
@@ -167,70 +152,58 @@ def check_spread(log: dict[str, Any], rewards: list[float], group: int) -> None:
     assert log["reward_std"] >= 0.0
 
 
+SAYS_WORDS = 'for a in "$@"; do echo "$a"; done'
+
+
 def test_the_launch_script_passes_its_arguments_on(tmp_path: Path) -> None:
     """With an `accelerate` of our own on PATH, which writes down what it is given."""
-    (tmp_path / "accelerate").write_text('#!/bin/sh\nfor a in "$@"; do echo "$a"; done\n')
-    (tmp_path / "accelerate").chmod(0o755)
-    for name in ("recipes", "rewards"):
-        (tmp_path / name).symlink_to(ROOT / name)
     own, clone = tmp_path / "own", tmp_path / "copy" / "recipes"
     clone.mkdir(parents=True)
-    (clone / "accelerate").symlink_to(ROOT / "recipes" / "accelerate")
+    for name in ("accelerate", "configs"):
+        (clone / name).symlink_to(ROOT / "recipes" / name)
     (clone / "evaluate.py").touch()
     (own / "recipes").mkdir(parents=True)
     (own / "recipes" / "train.py").touch()  # of hers, with the name of ours
+    (own / "mine.py").touch()
     script = clone / "launch.sh"
     script.write_text((ROOT / "recipes" / "launch.sh").read_text())
 
-    def launch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-        return subprocess.run(
-            ["bash", str(script), *arguments],
-            env={**path, **environment},
-            cwd=own,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def program(name: str, does: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+
+    def launch(*words: str, does: str = SAYS_WORDS, **environment: str) -> subprocess.CompletedProcess[str]:
+        program("accelerate", does)
+        env = {"PATH": f"{tmp_path}:/usr/bin:/bin", **environment}
+        return subprocess.run(["bash", str(script), *words], env=env, cwd=own, capture_output=True, text=True)
 
     done = launch("--config", "my file.yaml", "--max_steps", "2", LAUNCH="zero2", PROCESSES="3")
     assert done.stdout.split("\n")[:-1] == [
         *("launch", "--quiet", "--config_file", f"{clone}/accelerate/zero2.yaml", "--num_processes", "3"),
         *(f"{clone}/train.py", "--config", "my file.yaml", "--max_steps", "2"),
     ]
-    (tmp_path / "accelerate").write_text("#!/bin/sh\npwd\n")
-    assert launch("--config", "f").stdout.strip() == str(own), "her folder, not the clone's"
-    (tmp_path / "accelerate").write_text('#!/bin/sh\nfor a in "$@"; do echo "$a"; done\n')
+    assert launch("--config", "f", does="pwd").stdout.strip() == str(own), "her folder, not the clone's"
     cpu = launch(LAUNCH="cpu", SCRIPT="recipes/evaluate.py").stdout.split()
     assert cpu == ["launch", "--quiet", "--config_file", f"{clone}/accelerate/cpu.yaml", f"{clone}/evaluate.py"]
-    (own / "mine.py").touch()
     assert launch(LAUNCH="cpu", SCRIPT="mine.py").stdout.split()[-1] == "mine.py"
-    (tmp_path / "accelerate").write_text('#!/bin/sh\necho "$OMP_NUM_THREADS"\n')
-    assert launch("--config", "f", LAUNCH="cpu", OMP_NUM_THREADS="7").stdout.strip() == "7"
+    threads = 'echo "$OMP_NUM_THREADS"'
+    assert launch("--config", "f", does=threads, LAUNCH="cpu", OMP_NUM_THREADS="7").stdout.strip() == "7"
     if shutil.which("lscpu"):  # as many as the launcher would take, and without its four lines about them
-        one, many = (int(launch("--config", "f", LAUNCH="cpu", PROCESSES=n).stdout) for n in ("1", "999"))
-        assert one >= 1 and many == 1
-    (tmp_path / "accelerate").write_text('#!/bin/sh\nfor a in "$@"; do echo "$a"; done\n')
-    (clone / "configs").symlink_to(ROOT / "recipes" / "configs")
-    for kind in ("cpu", "single_gpu"):
-        check_defaults(lambda *arguments, kind=kind: launch(*arguments, LAUNCH=kind).stdout.splitlines())
+        of = {n: launch("--config", "f", does=threads, LAUNCH="cpu", PROCESSES=n).stdout for n in ("1", "999")}
+        assert int(of["1"]) >= 1 and int(of["999"]) == 1
+    check_defaults(lambda *words: launch(*words, LAUNCH="cpu").stdout.splitlines())
     alone = launch("--tools_script", "tools_funcs/math_tools.py")
     assert alone.returncode == 2 and "tools of your own want rows of your own" in alone.stderr
-    for name, does in (
-        ("nvidia-smi", 'for gpu in 0 1 2 3; do echo "GPU $gpu: of this test"; done'),
-        ("accelerate", 'echo "$CUDA_VISIBLE_DEVICES|$*"'),
-    ):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
-        (tmp_path / name).chmod(0o755)
-    assert launch("--config", "f", LAUNCH="single_gpu").stdout == (
+    program("nvidia-smi", 'for gpu in 0 1 2 3; do echo "GPU $gpu: of this test"; done')
+    gpus = 'echo "$CUDA_VISIBLE_DEVICES|$*"'
+    assert launch("--config", "f", does=gpus, LAUNCH="single_gpu").stdout == (
         f"0|launch --quiet --config_file {clone}/accelerate/single_gpu.yaml {clone}/train.py --config f\n"
     )
-    assert launch("--config", "f", LAUNCH="single_gpu", CUDA_VISIBLE_DEVICES="2,3").stdout.startswith("2|")
-    assert f"multi_gpu.yaml --num_processes 4 {clone}" in launch("--config", "f").stdout
+    one = launch("--config", "f", does=gpus, LAUNCH="single_gpu", CUDA_VISIBLE_DEVICES="2,3")
+    assert one.stdout.startswith("2|")
+    assert f"multi_gpu.yaml --num_processes 4 {clone}" in launch("--config", "f", does=gpus).stdout
     wrong = launch(LAUNCH="gpu")
     assert wrong.returncode == 2 and f"there is no {clone}/accelerate/gpu.yaml" in wrong.stderr
-    for name in ("cpu", "single_gpu", "multi_gpu", "zero3"):
-        assert f"LAUNCH={name}" in script.read_text()
 
 
 def check_defaults(launch: Callable[..., list[str]]) -> None:
@@ -267,12 +240,8 @@ def test_the_example_data_is_what_its_rewards_want(monkeypatch: pytest.MonkeyPat
     from toolgrpo.data import load_tasks
     from toolgrpo.rewards import check_gold, get_reward
 
-    for spec, reward, n in (
-        ("gsm8k:recipes/data/gsm8k_30.jsonl", "gsm8k", 30),
-        ("aime:recipes/data/aime_10.jsonl", "math", 10),
-        ("mbpp:recipes/data/mbpp_10.jsonl", "code_exec", 10),
-    ):
-        assert check_gold(load_tasks(spec), get_reward(reward)) == n
+    for name, reward, n in (("gsm8k", "gsm8k", 30), ("aime", "math", 10), ("mbpp", "code_exec", 10)):
+        assert check_gold(load_tasks(f"{name}:recipes/data/{name}_{n}.jsonl"), get_reward(reward)) == n
     rows = load_tasks("recipes/data/multi_tool_mixture.yaml")
     assert Counter(row["task"] for row in rows) == {"finance": 45, "word_problems": 30, "competition": 7, "programs": 7}
     assert {row["task"]: row["tools"] for row in rows}["word_problems"] == ["calculator"]
@@ -281,12 +250,9 @@ def test_the_example_data_is_what_its_rewards_want(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--use_peft", "--lora_target_modules", "q_proj", "nope"], "the model has no module nope; it has down_proj"),
+        (["--use_peft", "--lora_target_modules", "q_proj", "nope"], "nope; it has down_proj"),
         (["--attn_implementation", "nope"], "is not supported"),
-        (
-            ["--reward", "gsm8k", "--reward_weights", "1", "--dataset_id_or_path", "BAD", "--dry_run"],
-            "line 1 holds no number: 'no number'",
-        ),
+        (["--reward", "gsm8k", "--reward_weights", "1", "--dataset_id_or_path", "BAD", "--dry_run"], "holds no number"),
     ],
 )
 def test_what_libraries_and_checks_say_against_a_run_is_one_error(
@@ -296,9 +262,6 @@ def test_what_libraries_and_checks_say_against_a_run_is_one_error(
     (tmp_path / "bad.jsonl").write_text('{"prompt": "q", "answer": "no number"}\n' * 8)
     flags = [str(tmp_path / "bad.jsonl") if flag == "BAD" else flag for flag in flags]
     run = ("--model_name_or_path", str(roomy_nano), "--output_dir", str(tmp_path / "out"), "--engine", "transformers")
-    script, config, model = parse_arguments(
-        ["--config", "recipes/configs/nano.yaml", *run, *ON_A_CPU, "--eval_questions", "0", *flags]
-    )
-    with pytest.raises(ToolGRPOError) as caught:
-        TrainingRun(script, config, model, Terminal(None, io.StringIO(), quiet=False)).run()
-    assert says in str(caught.value)
+    words = ["--config", "recipes/configs/nano.yaml", *run, *ON_A_CPU, "--eval_questions", "0", *flags]
+    with pytest.raises(ToolGRPOError, match=says):
+        TrainingRun(*parse_arguments(words), Terminal(None, io.StringIO(), quiet=False)).run()

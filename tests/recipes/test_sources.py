@@ -35,8 +35,8 @@ def test_rows_have_no_call_and_no_article_is_in_both_splits(tmp_path: Path) -> N
     for split, n in (("train", 400), ("heldout", 240)):
         rows = [json.loads(line) for line in (tmp_path / f"{split}.jsonl").read_text().splitlines()]
         assert len(rows) == n and {tuple(row) for row in rows} == {("prompt", "answer", "task")}
-        questions = [row["prompt"] for row in rows]
-        assert len(set(questions)) == n
+        questions = {row["prompt"] for row in rows}
+        assert len(questions) == n
         asked[split] = {name for name in tools.ARTICLES for question in questions if name in question}
     assert not asked["train"] & asked["heldout"]
 
@@ -59,6 +59,5 @@ def test_only_a_right_sentence_is_paid_and_a_billed_look_up_costs(
 ) -> None:
     made = [SimpleNamespace(name=name, ok=True, result=tools.ask(name, "amber bench", "price")) for name in called]
     monkeypatch.setattr(reward, "calls", lambda trajectory: made)
-    completion = [{"role": "assistant", "content": final}]
-    scores = reward.reward_func([completion], ["80.31"], [None])
-    assert scores == [pytest.approx(earned)]
+    completions = [[{"role": "assistant", "content": final}]]
+    assert reward.reward_func(completions, ["80.31"], [None]) == [pytest.approx(earned)]

@@ -9,6 +9,7 @@ import re
 import shutil
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -30,33 +31,28 @@ from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episod
 class Page(HTMLParser):
     """The blocks of a page as a browser finds them."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, *runs: Path, to: Path | None = None, **options: Any) -> None:
         super().__init__()
+        self.built = build_report(runs, to, **options)
         self.blocks: dict[str, str] = {}
-        self.programs: list[str] = []
-        self.styles: list[str] = []
+        self.code: dict[str, list[str]] = {"script": [], "style": []}
         self.policy = ""
         self.tags: list[str] = []
-        self._open: tuple[str, dict[str, str | None]] | None = None
-        self.feed(text)
+        self.feed(self.built.path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        given = dict(attrs)
-        if given.get("http-equiv") == "Content-Security-Policy":
-            self.policy = given["content"] or ""
-        self._open = (tag, given)
+        self._given = dict(attrs)
+        if self._given.get("http-equiv") == "Content-Security-Policy":
+            self.policy = self._given["content"] or ""
 
     def handle_data(self, data: str) -> None:
-        if self._open is None or not data.strip():
+        if not data.strip() or not self.tags:
             return
-        tag, given = self._open
-        if tag == "script" and given.get("type") == "text/plain":
-            self.blocks[given["id"] or ""] = data
-        elif tag == "script":
-            self.programs.append(data)
-        elif tag == "style":
-            self.styles.append(data)
+        if self.tags[-1] == "script" and self._given.get("type") == "text/plain":
+            self.blocks[self._given["id"] or ""] = data
+        elif self.tags[-1] in self.code:
+            self.code[self.tags[-1]].append(data)
 
     def value(self, name: str | int) -> Any:
         if not isinstance(name, str):
@@ -72,8 +68,8 @@ class Page(HTMLParser):
         return [{**line["sums"], **line} for line in self.lines("batch") if "rows" in line]
 
 
-def page_of(path: Path) -> Page:
-    return Page(path.read_text(encoding="utf-8"))
+def write_lines(file: Path, lines: Iterable[object]) -> None:
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
 def hashed(text: str) -> str:
@@ -81,31 +77,29 @@ def hashed(text: str) -> str:
 
 
 def test_everything_that_was_recorded_is_in_the_page(run: Path, tmp_path: Path) -> None:
-    built = build_report([run], tmp_path / "report.html")
-    page = page_of(built.path)
+    page = Page(run, to=tmp_path / "report.html")
     steps = page.steps_with_episodes()
     recorded = [*read_episodes(run / "episodes.jsonl"), *read_episodes(run / "heldout.jsonl")]
-    assert built.n_episodes == built.n_shown == len(recorded)
+    assert page.built.n_episodes == page.built.n_shown == len(recorded)
     assert sum(len(step["rows"]["n"]) for step in steps) == len(recorded)
     by_place = {}
     for chunk in steps:
         texts, tokens = page.value(chunk["texts"]), page.value(chunk["tokens"])
-        for place, (episode, own) in enumerate(zip(texts["episodes"], tokens["episodes"], strict=True)):
-            by_place[chunk["mode"], chunk["label"], chunk["step"], episode["n"]] = (episode, own, texts, place)
+        for episode, own in zip(texts["episodes"], tokens["episodes"], strict=True):
+            by_place[chunk["mode"], chunk["label"], chunk["step"], episode["n"]] = (episode, own, texts)
     for record in recorded:
-        episode, own, texts, _ = by_place[record["mode"], record.get("label"), record["step"], record["episode"]]
+        episode, own, texts = by_place[record["mode"], record.get("label"), record["step"], record["episode"]]
         assert episode["r"] == record["reward_given"] and episode["ok"] == record["success"]
         assert episode.get("a") == record["advantage"] and episode["stop"] == record["stop_reason"]
         of_turns = record.get("turn_advantages") or [None] * len(episode["turns"])
         assert [turn.get("ta") for turn in episode["turns"]] == of_turns
         assert [turn["c"] for turn in episode["turns"]] == [turn["content"] for turn in record["turns"]]
-        assert texts["prompts"][record["prompt_id"]]["m"] == record["prompt"]
-        assert texts["prompts"][record["prompt_id"]]["row"] == record["row"]
-        assert own["i"] == record["ids"]
+        prompt = texts["prompts"][record["prompt_id"]]
+        assert (prompt["m"], prompt["row"], own["i"]) == (record["prompt"], record["row"], record["ids"])
         runs = [number % 2 for number, length in enumerate(own["m"]) for _ in range(length)]
         assert runs == record["mask"]
         assert own["l"] == [round(lp * 1000) for lp in record["logprobs"] if lp is not None]
-    seen = [own for _, own, _, _ in by_place.values() if "d" in own]
+    seen = [own for _, own, _ in by_place.values() if "d" in own]
     assert len(seen) == 3 and all(len(own["d"]) == len(own["l"]) == len(own["h"]) == len(own["k"]) for own in seen)
     assert {one["label"] for one in page.lines("measured")} == {"before (greedy)", "after (greedy)"}
     dead = next(one for one in steps if one["mode"] == "train" and one["step"] == 0)
@@ -121,8 +115,8 @@ def test_an_episode_has_the_prompt_that_its_own_environment_made(tmp_path: Path)
     recorder = EpisodeRecorder(tmp_path / "episodes.jsonl")
     recorder.batch_done(RolloutBatch(episodes=tuple(Scored({"prompt": "q"}, one) for one in played), group_size=3))
     recorder.close()
-    page = page_of(build_report([tmp_path], tmp_path / "report.html").path)
-    ((chunk,),) = [page.steps_with_episodes()]
+    page = Page(tmp_path)
+    (chunk,) = page.steps_with_episodes()
     texts = page.value(chunk["texts"])
     (shared,) = [prompt["m"][0]["content"] for prompt in texts["prompts"].values()]
     own = [episode["m"][0]["content"] for episode in texts["episodes"] if "m" in episode]
@@ -134,9 +128,7 @@ def test_a_finding_quotes_what_a_failing_tool_answered_and_leads_to_such_calls()
     lines = [{"kind": "step", "step": step, "metrics": metrics} for step in range(3)]
     said = Counter({("raised", "LookupError: there is no order 15"): 9, ("timeout", "too slow"): 6})
     (found,) = run_findings(lines, {"order": said, "find": Counter({("raised", "another"): 99})})
-    assert found["sentence"].endswith(
-        'most often (9 times in the run) it is answered "LookupError: there is no order 15"'
-    )
+    assert found["sentence"].endswith('(9 times in the run) it is answered "LookupError: there is no order 15"')
     assert found["filter"] == {"from": 1, "to": 3, "ready": "", "tool": "order", "cause": "raised"}
 
 
@@ -149,20 +141,16 @@ def test_names_of_tools_that_were_made_up_are_one_row(run: Path) -> None:
 
 
 def test_a_resume_makes_void_what_an_earlier_process_did_after_it(run: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(run, folder)
-    lines: list[dict[str, Any]] = [{"kind": "run", "resumed": None}]
+    folder = shutil.copytree(run, tmp_path / "run")
+    lines: list[dict[str, Any]] = []
     for first, last, process in ((0, 4, "a"), (3, 6, "b"), (2, 5, "c")):
-        if process != "a":
-            lines.append({"kind": "run", "resumed": first, "process": process})
+        lines.append({"kind": "run", "resumed": first or None, "process": process})
         for step in range(first, last):
             lines.append({"kind": "step", "step": step, "metrics": {"reward": 0.0}, "time": ord(process)})
             lines.append({"kind": "event", "step": step, "what": "warning", "text": f"{process}{step}"})
-    (folder / "steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    page = page_of(build_report([folder]).path)
-    assert [(chr(one["time"]), one["step"]) for one in page.lines("step")] == [
-        *[("a", 0), ("a", 1), ("c", 2), ("c", 3), ("c", 4)]
-    ]
+    write_lines(folder / "steps.jsonl", lines)
+    page = Page(folder)
+    assert [f"{chr(one['time'])}{one['step']}" for one in page.lines("step")] == ["a0", "a1", "c2", "c3", "c4"]
     assert [one["text"] for one in page.lines("event")] == ["a0", "a1", "resumed after 2 steps", "c2", "c3", "c4"]
     assert page.value("index")["runs"][0]["facts"]["process"] == "c"
 
@@ -171,13 +159,13 @@ def test_what_a_resumed_run_saw_of_tokens_again_stands_for_the_steps_it_repeated
     lines = [json.loads(line) for line in (run / "tokens.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2]
     again = [{**line, "ids_crc32": number} for number, part in enumerate((lines, lines[1:])) for line in part]
-    shutil.copytree(run, tmp_path / "run")
-    (tmp_path / "run" / "tokens.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in again))
-    seen = TokensByStep(tmp_path / "run")
+    folder = shutil.copytree(run, tmp_path / "run")
+    write_lines(folder / "tokens.jsonl", again)
+    seen = TokensByStep(folder)
     assert [[line["ids_crc32"] for line in seen.of_step(step).values()] for step in range(3)] == [[0], [1], [1]]
 
 
-def test_a_measurement_that_a_resume_made_void_is_not_shown(run: Path, tmp_path: Path) -> None:
+def test_a_measurement_that_a_resume_made_void_is_not_shown(tmp_path: Path) -> None:
     measured = {"kind": "measured", "n": 4, "label": "x", "reward": 0.5}
     lines = [
         {"kind": "run", "resumed": None},
@@ -185,26 +173,23 @@ def test_a_measurement_that_a_resume_made_void_is_not_shown(run: Path, tmp_path:
         {"kind": "run", "resumed": 10},
         *({**measured, "step": step, "successes": 2} for step in (15, 20)),
     ]
-    (tmp_path / "steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    write_lines(tmp_path / "steps.jsonl", lines)
     found = [(line["step"], line["successes"]) for line in step_lines(tmp_path) if line["kind"] == "measured"]
     assert found == [(0, 1), (10, 1), (15, 2), (20, 2)]
 
 
 def test_held_out_rows_that_several_processes_measured_are_one_set(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "run")
-    shutil.copy(tmp_path / "run" / "heldout.jsonl", tmp_path / "run" / "heldout.rank1.jsonl")
-    page = page_of(build_report([tmp_path / "run"]).path)
-    sets = [one for one in page.steps_with_episodes() if one["mode"] == "heldout"]
+    folder = shutil.copytree(run, tmp_path / "run")
+    shutil.copy(folder / "heldout.jsonl", folder / "heldout.rank1.jsonl")
+    sets = [one for one in Page(folder).steps_with_episodes() if one["mode"] == "heldout"]
     assert [(one["label"], one["n"]) for one in sets] == [("before (greedy)", 4), ("after (greedy)", 4)]
     assert all(sorted(one["rows"]["n"]) == sorted(set(one["rows"]["n"])) for one in sets)
 
 
 def test_an_episode_that_could_not_be_scored_is_no_failure(run: Path) -> None:
     group = [one for one in read_episodes(run / "episodes.jsonl") if (one["step"], one["group"]) == (1, 8)]
-    alike = [
-        {**one, "success": ok, "reward_given": 1.0} for one, ok in zip(group, (True, True, None, True), strict=True)
-    ]
-    alike[2]["reward_given"] = None
+    alike = [{**one, "success": True, "reward_given": 1.0} for one in group]
+    alike[2].update(success=None, reward_given=None)
     sums = step_sums(alike)
     assert (sums["n"], sums["scored"], sums["ok"], sums["r"], sums["groups"]) == (4, 3, 3, 1.0, [0, 0, 1, 0])
     alike[0]["success"] = False
@@ -217,8 +202,8 @@ def test_a_number_that_a_browser_would_round_is_text() -> None:
 
 
 def test_the_page_may_run_its_own_script_and_nothing_else(run: Path, tmp_path: Path) -> None:
-    page = page_of(build_report([run], tmp_path / "report.html").path)
-    (program,), (style,) = page.programs, page.styles
+    page = Page(run, to=tmp_path / "report.html")
+    (program,), (style,) = page.code["script"], page.code["style"]
     rules = dict(rule.strip().split(" ", 1) for rule in page.policy.split(";"))
     assert rules["default-src"] == "'none'"
     assert (rules["script-src"], rules["style-src"]) == (hashed(program), hashed(style))
@@ -228,26 +213,21 @@ def test_the_page_may_run_its_own_script_and_nothing_else(run: Path, tmp_path: P
 
 
 def test_the_name_of_a_folder_is_text(tmp_path: Path) -> None:
-    run = record_run(tmp_path / "<script>alert(1)<", steps=1)
-    page = page_of(build_report([run]).path)
-    assert len(page.programs) == 1 and page.tags.count("script") == 1 + len(page.blocks)
+    page = Page(record_run(tmp_path / "<script>alert(1)<", steps=1))
+    assert len(page.code["script"]) == 1 and page.tags.count("script") == 1 + len(page.blocks)
 
 
 def test_a_long_run_is_shown_in_part_with_all_of_its_charts(tmp_path: Path) -> None:
-    run = record_run(tmp_path, steps=10)
-    built = build_report([run], most_episodes=24)
-    page = page_of(built.path)
+    page = Page(record_run(tmp_path, steps=10), most_episodes=24)
     shown = [chunk["step"] for chunk in page.steps_with_episodes() if chunk["mode"] == "train"]
     assert shown[0] == 0 and shown[-1] == 9 and len(shown) == 3
-    assert built.n_shown < built.n_episodes == 84
+    assert page.built.n_shown < page.built.n_episodes == 84
     assert [one["sums"]["step"] for one in page.lines("batch") if one["sums"]["mode"] == "train"] == list(range(10))
 
 
 def test_texts_that_are_too_long_are_cut_in_the_middle(tmp_path: Path) -> None:
-    run = record_run(tmp_path, steps=1, said=lambda text: f"{text}{'x' * 1_000_000}")
-    built = build_report([run])
-    assert built.n_bytes < 2_000_000
-    page = page_of(built.path)
+    page = Page(record_run(tmp_path, steps=1, said=lambda text: f"{text}{'x' * 1_000_000}"))
+    assert page.built.n_bytes < 2_000_000
     chunk = next(one for one in page.steps_with_episodes() if one["mode"] == "train")
     content = page.value(chunk["texts"])["episodes"][1]["turns"][0]["c"]
     assert content.startswith("The answer is 9.xxx") and "characters left out here" in content

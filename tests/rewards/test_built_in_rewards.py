@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
 
+from toolgrpo.data import load_tasks
 from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.episode.trajectory import StopReason, Trajectory, Turn
 from toolgrpo.errors import ConfigError, PluginError, RewardError
 from toolgrpo.rewards import calls, final_answer, get_reward, last_tool_response, tool_counts
 from toolgrpo.rewards.base import Score
+from toolgrpo.rewards.gold_calls import best_total
 from toolgrpo.rewards.gym import _is_formula, bare_answer
 from toolgrpo.rewards.numerals import last_number, marked_answer
 
@@ -70,12 +78,10 @@ def test_formulas_are_compared_as_by_trl_and_an_endless_one_is_wrong(monkeypatch
     pytest.importorskip("math_verify")
     theirs = pytest.importorskip("trl.rewards")
     texts = (r"so \boxed{\frac{2}{6}}", r"\boxed{0.5}", "1/3", r"\boxed{(", r"<think>2</think>It is $\frac13$", "")
+    completions, solution = [[said(text)] for text in (*texts, texts[0])], [r"$\frac{1}{3}$"] * 6 + ["?"]
     for name in ("accuracy_reward", "reasoning_accuracy_reward"):
-        asked: dict[str, Any] = {
-            "completions": [[said(text)] for text in (*texts, texts[0])],
-            "solution": [r"$\frac{1}{3}$"] * 6 + ["?"],
-        }
-        assert get_reward(name)(**asked) == getattr(theirs, name)(**asked)
+        expected = getattr(theirs, name)(completions=completions, solution=solution)
+        assert get_reward(name)(completions=completions, solution=solution) == expected
     assert get_reward("accuracy_reward")(completions=[[said(r"\boxed{(10^8)!}")]], solution=["$3$"]) == [0.0]
     assert score("accuracy_reward", [said(r"\boxed{3}")], "3") == 1.0, "an answer is the solution where there is none"
     monkeypatch.setitem(sys.modules, "math_verify", None)
@@ -88,81 +94,60 @@ def test_a_dotted_path_is_a_reward_of_the_working_folder(tmp_path: Path, monkeyp
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "rewards_of_mine.py").write_text("def half(completions, **kwargs): return [0.5] * len(completions)\n")
     assert score("rewards_of_mine.half", [said("x")], "y") == 0.5
-    with pytest.raises(PluginError, match="has no function quarter"):
-        get_reward("rewards_of_mine.quarter")
-    with pytest.raises(PluginError, match=r"no_such_rewards\.one"):
-        get_reward("no_such_rewards.one")
+    for missing in ("rewards_of_mine.quarter", "no_such_rewards.one"):
+        with pytest.raises(PluginError, match=missing.rpartition(".")[2]):
+            get_reward(missing)
 
 
-@pytest.mark.parametrize(
-    ("text", "answer", "expected"),
-    [
-        ("It is 72.", "72", 1.0),
-        ("It is 720", "72", 0.0),
-        ("It is 72.5", "72", 0.0),
-        ("It is -72", "72", 0.0),
-        ("the  capital is\nNEW york", "New York", 1.0),
-        ("Yorkshire", "York", 0.0),
-        ("C++ it is", "c++", 1.0),
-        ("It costs $12,500.", "12500", 1.0),
-        ("It costs 4.50 euros.", "4.5", 1.0),
-        ("It is \u22127.", "-7", 1.0),
-        ("10-7 is 3", "-7", 0.0),
-        ("It is 7/10", "7", 0.0),
-        ("on 15/03/2024", "2024", 1.0),
-        ("version 1.2.3 of 10.0.0.1", "1.2", 0.0),
-        ("Room 7b", "7", 0.0),
-        ("Agent 007", "7", 1.0),
-        ("Agent 7", "007", 0.0),
-        ("about 7%", "7 %", 0.0),
-    ],
-)
-def test_exact_match(text: str, answer: str, expected: float) -> None:
-    assert score("exact_match", [said(text)], answer) == expected
-    assert score("exact_match", [said(text), tool(answer)], answer) == 0.0  # the response comes after the tools
+EXACT = {  # an answer: texts that have it, and texts that do not
+    "72": (["It is 72."], ["It is 720 or 72.5 or -72"]),
+    "New York": (["the  capital is\nNEW york"], []),
+    "York": ([], ["Yorkshire"]),
+    "c++": (["C++ it is"], []),
+    "12500": (["It costs $12,500."], []),
+    "4.5": (["It costs 4.50 euros."], []),
+    "-7": (["It is \u22127."], ["10-7 is 3"]),
+    "7": (["Agent 007"], ["It is 7/10, in Room 7b"]),
+    "007": ([], ["Agent 7"]),
+    "2024": (["on 15/03/2024"], []),
+    "1.2": ([], ["version 1.2.3 of 10.0.0.1"]),
+    "7 %": ([], ["about 7%"]),
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("The answer is 72.", 72),
-        ("**72**", 72),
-        ("**$1,234.50**", Fraction("1234.5")),
-        ("`72`", 72),
-        (r"\$72", 72),
-        (r"so \boxed{72} after 3 steps", 72),
-        (r"\boxed{\text{about } 72}", 72),
-        ("#### 72\n", 72),
-        ("-$5", -5),
-        ("$-5", -5),
-        ("\u22127", -7),
-        ("Total \u2013 42", 42),
-        ("Answer:\n- $42", 42),
-        ("10-5", 5),
-        ("72%", 72),
-        ("72 km", 72),
-        ("72cm", 72),
-        ("3rd", 3),
-        ("saves 50 kg of CO2", 50),
-        ("USD72", 72),
-        ("1e5", 100000),
-        (".5", Fraction(1, 2)),
-        ("3/4", Fraction(3, 4)),
-        (r"\frac{3}{4}", Fraction(3, 4)),
-        ("1{,}234", 1234),
-        ("1\u202f234", 1234),
-        ("1_234", 1234),
-        ("18 m^2", 18),
-        (r"18 \text{ cm}^{2}", 18),
-        ("2^10", 10),
-        ("1, 2, 3", 3),
-        ("1/0", None),
-        ("none at all", None),
-        ("", None),
-    ],
-)
-def test_numbers_as_people_write_them(text: str, number: Fraction | int | None) -> None:
-    assert last_number(marked_answer(text)) == number
+@pytest.mark.parametrize("answer", EXACT)
+def test_exact_match(answer: str) -> None:
+    right, wrong = EXACT[answer]
+    scores = [score("exact_match", [said(text)], answer) for text in (*right, *wrong)]
+    assert scores == [1.0] * len(right) + [0.0] * len(wrong)
+    assert score("exact_match", [said(answer), tool(answer)], answer) == 0.0, "the response comes after the tools"
+
+
+NUMBERS: dict[Fraction | int | None, list[str]] = {
+    72: ["The answer is 72.", r"\$72", r"so \boxed{72} after 3 steps", r"\boxed{\text{about } 72}", "#### 72\n"],
+    7: ["7%", "7cm", "USD7"],
+    Fraction("1234.5"): ["**$1,234.50**"],
+    -5: ["-$5", "$-5"],
+    -7: ["\u22127"],
+    42: ["Total \u2013 42", "Answer:\n- $42"],
+    5: ["10-5"],
+    3: ["3rd", "1, 2, 3"],
+    50: ["saves 50 kg of CO2"],
+    100000: ["1e5"],
+    Fraction(1, 2): [".5"],
+    Fraction(3, 4): ["3/4", r"\frac{3}{4}"],
+    1234: ["1{,}234", "1\u202f234", "1_234"],
+    18: ["18 m^2", r"18 \text{ cm}^{2}"],
+    10: ["2^10"],
+    None: ["1/0", "none at all"],
+}
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_numbers_as_people_write_them(number: Fraction | int | None) -> None:
+    assert {text: last_number(marked_answer(text)) for text in NUMBERS[number]} == dict.fromkeys(
+        NUMBERS[number], number
+    )
 
 
 def test_gsm8k_takes_bare_answers_and_its_own_text() -> None:
@@ -174,34 +159,29 @@ def test_gsm8k_takes_bare_answers_and_its_own_text() -> None:
         score("gsm8k", [said("72")], "many")
 
 
-@pytest.mark.parametrize(
-    ("text", "answer", "expected"),
-    [
-        (r"\boxed{73}", "073", 1.0),
-        ("The answer is 073.", "73", 1.0),
-        (r"\boxed{72} is wrong, \boxed{73}", "73", 1.0),
-        (r"\boxed{73", "73", 1.0),
-        (r"\boxed{\frac{1}{2}}", "0.5", 1.0),
-        (r"\boxed{\dfrac12}", "0.5", 1.0),
-        (r"\boxed{ x^2 + 1 }", "x^2+1", 1.0),
-        ("x^2+1", "x^2+1", 0.0),
-        (r"\boxed{\left(1, 2\right)}", "(1,2)", 1.0),
-        (r"\boxed{74}, not 73", "73", 0.0),
-        *((rf"\boxed{{{odd}}}", "12", 0.0) for odd in (r"\sqrt{12}", "2^{12}", "10, 12", r"12\pi")),
-        (r"\boxed{12 \text{ cm}^{2}}", "12", 1.0),
-        (r"\boxed{12^\circ}", "12", 1.0),
-        (r"\boxed{f(2) = 12}", "12", 1.0),
-        (r"\boxed{- \frac{1}{2}}", r"- \frac{1}{2}", 1.0),
-        (r"\boxed{-2, 1}", "-2, 1", 1.0),
-        (r"\boxed{1}", "-2, 1", 0.0),
-        (r"\boxed{3,5,7}", "3,5,7", 1.0),
-        ("so it is 7", "3,5,7", 0.0),
-        (r"\boxed{1234}", "1,234", 1.0),
-        (r"\boxed{0.75}", "3/4", 1.0),
-    ],
-)
-def test_math(text: str, answer: str, expected: float) -> None:
-    assert score("math", [said(text)], answer) == expected
+MATH = {  # an answer: texts that give it, and texts that do not
+    "073": ([r"\boxed{73}"], []),
+    "73": (["The answer is 073.", r"\boxed{72} is wrong, \boxed{73}", r"\boxed{73"], [r"\boxed{74}, not 73"]),
+    "0.5": ([r"\boxed{\frac{1}{2}}", r"\boxed{\dfrac12}"], []),
+    "x^2+1": ([r"\boxed{ x^2 + 1 }"], ["x^2+1"]),
+    "(1,2)": ([r"\boxed{\left(1, 2\right)}"], []),
+    "12": (
+        [r"\boxed{12 \text{ cm}^{2}}", r"\boxed{12^\circ}", r"\boxed{f(2) = 12}"],
+        [r"\boxed{\sqrt{12}}", r"\boxed{2^{12}}", r"\boxed{10, 12}", r"\boxed{12\pi}"],
+    ),
+    r"- \frac{1}{2}": ([r"\boxed{- \frac{1}{2}}"], []),
+    "-2, 1": ([r"\boxed{-2, 1}"], [r"\boxed{1}"]),
+    "3,5,7": ([r"\boxed{3,5,7}"], ["so it is 7"]),
+    "1,234": ([r"\boxed{1234}"], []),
+    "3/4": ([r"\boxed{0.75}"], []),
+}
+
+
+@pytest.mark.parametrize("answer", MATH)
+def test_math(answer: str) -> None:
+    right, wrong = MATH[answer]
+    scores = [score("math", [said(text)], answer) for text in (*right, *wrong)]
+    assert scores == [1.0] * len(right) + [0.0] * len(wrong)
 
 
 def test_tool_use_has_parts_that_are_logged() -> None:
@@ -212,24 +192,16 @@ def test_tool_use_has_parts_that_are_logged() -> None:
         episode([BROKEN, good("add", a=1)]),
         episode([], content="no call"),
     ]
-    rewards = get_reward("tool_use")(
-        completions=[[]] * 4, trajectories=trajectories, log_metric=lambda name, value: logged.update({name: value})
-    )
+    rewards = get_reward("tool_use")(completions=[[]] * 4, trajectories=trajectories, log_metric=logged.__setitem__)
     assert rewards == [1.0, (1 + 1 + 1 + 0.5) / 4, (0.5 + 0.5 + 1 + 1) / 4, 0.0]
-    assert logged == {
-        "tool_use/format": 2.5 / 4,
-        "tool_use/tool": 2.5 / 4,
-        "tool_use/arguments": 3 / 4,
-        "tool_use/economy": 2.5 / 4,
-    }
+    parts = {"format": 2.5 / 4, "tool": 2.5 / 4, "arguments": 3 / 4, "economy": 2.5 / 4}
+    assert logged == {f"tool_use/{name}": share for name, share in parts.items()}
 
 
 def test_tool_use_with_expected_tools() -> None:
     trajectories = [episode([good("add")]), episode([good("buy")]), episode([good("add")]), episode([])]
-    rewards = get_reward("tool_use")(
-        completions=[[]] * 4, trajectories=trajectories, expected_tools=[["add"], ["add"], [], []]
-    )
-    assert rewards == [1.0, 0.75, 0.0, 1.0]
+    asked: dict[str, Any] = {"trajectories": trajectories, "expected_tools": [["add"], ["add"], [], []]}
+    assert get_reward("tool_use")(completions=[[]] * 4, **asked) == [1.0, 0.75, 0.0, 1.0]
 
 
 def test_by_task_scores_each_row_with_its_own_reward(tmp_path: Any) -> None:
@@ -256,28 +228,25 @@ def test_reading_an_episode() -> None:
     assert (first.name, first.ok, second.name, second.ok) == ("add", True, None, False)
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("work\n**Answer:** 5", "5"),
-        ("the answer is 5.", "5"),
-        ("<answer>\n5\n</answer> ok", "5"),
-        (r"\boxed{5}", "5"),
-        ("", ""),
-    ],
-)
-def test_bare_answers(text: str, answer: str) -> None:
-    assert bare_answer(text) == answer
+def test_bare_answers() -> None:
+    for text in ("work\n**Answer:** 5", "the answer is 5.", "<answer>\n5\n</answer> ok", r"\boxed{5}"):
+        assert bare_answer(text) == "5", text
+    assert bare_answer("") == ""
+
+
+def gym(task: str) -> tuple[str, Callable[[str], Score]]:
+    """The right answer of a task of reasoning-gym, and what scores another one."""
+    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
+    (row,) = load_tasks(f"reasoning_gym:{task}:1:3")
+    columns = {"gym_task": task, "gym_entry": row["gym_entry"]}
+    return row["answer"], lambda text: score("reasoning_gym", [said(text)], "", **columns)
 
 
 def test_reasoning_gym_gives_nothing_for_parts_of_an_answer() -> None:
-    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
-    from toolgrpo.data import load_tasks
-
-    (row,) = load_tasks("reasoning_gym:basic_arithmetic:1:3")
-    columns = {"gym_task": row["gym_task"], "gym_entry": row["gym_entry"]}
-    assert score("reasoning_gym", [said(f"The answer is {row['answer']}.")], "", **columns) == 1.0
-    assert score("reasoning_gym", [said(f"{row['answer']} or something else")], "", **columns) == 0.0
+    answer, scored = gym("basic_arithmetic")
+    assert scored(f"The answer is {answer}.") == 1.0 and scored(f"{answer} or something else") == 0.0
+    with pytest.raises(RewardError, match="'no_such'"):
+        score("reasoning_gym", [said("1")], "", gym_task="no_such", gym_entry={})
 
 
 @pytest.mark.parametrize(
@@ -290,14 +259,9 @@ def test_reasoning_gym_gives_nothing_for_parts_of_an_answer() -> None:
     ],
 )
 def test_scorers_that_evaluate_the_answer_do_so_in_the_sandbox(tmp_path: Path, task: str, answer: str) -> None:
-    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
-    from toolgrpo.data import load_tasks
-
-    (row,) = load_tasks(f"reasoning_gym:{task}:1:3")
-    columns = {"gym_task": task, "gym_entry": row["gym_entry"]}
+    _, scored = gym(task)
     touched = tmp_path / "touched"
-    answer = "\\boxed{" + answer.replace("PATH", repr(str(touched))) + "}"
-    assert score("reasoning_gym", [said(answer)], "", **columns) == 0.0
+    assert scored("\\boxed{" + answer.replace("PATH", repr(str(touched))) + "}") == 0.0
     assert not touched.exists()
 
 
@@ -305,15 +269,7 @@ def test_scorers_that_evaluate_the_answer_do_so_in_the_sandbox(tmp_path: Path, t
     "task", ["binary_matrix", "n_queens", "spiral_matrix", "string_insertion", "countdown", "puzzle24"]
 )
 def test_scorers_that_evaluate_the_answer_take_the_right_one_and_no_program(task: str) -> None:
-    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
-    from toolgrpo.data import load_tasks
-
-    (row,) = load_tasks(f"reasoning_gym:{task}:1:3")
-    columns = {"gym_task": task, "gym_entry": row["gym_entry"]}
-
-    def scored(answer: str) -> Score:
-        return score("reasoning_gym", [said(f"<answer>{answer}</answer>")], "", **columns)
-
+    answer, scored = gym(task)
     entry = "__import__('sys')._getframe(0).f_locals['entry']"
     forged = (
         "oracle_answer",
@@ -322,29 +278,98 @@ def test_scorers_that_evaluate_the_answer_take_the_right_one_and_no_program(task
         "list(entry['answer'])",
         f"{entry}['answer']",
     )
-    assert {answer: scored(answer) for answer in forged} == dict.fromkeys(forged, 0.0)
-    assert scored(row["answer"]) == 1.0
+    assert [scored(f"<answer>{text}</answer>") for text in (answer, *forged)] == [1.0] + [0.0] * len(forged)
+
+
+def test_what_is_a_formula() -> None:
+    formulas = ("X**9 - 4*X**6/6 + C", "sqrt(3) + sin(x) * 0.5", "6*(98 - 54) - 34 - 66")
+    programs = ("exec(chr(49))", "x.__class__", "(1).real", "sympify('1')", "ｅｘｅｃ(1)", "[1][0]")
+    assert tuple(filter(_is_formula, (*formulas, *programs))) == formulas
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"name": name, "arguments": arguments}
+
+
+def gold_score(gold: Any, *made: dict[str, Any] | None) -> Any:
+    """What these calls are worth; None is one that cannot be read."""
+    turn = [BROKEN if one is None else good(one["name"], **one["arguments"]) for one in made]
+    (value,) = get_reward("gold_calls")(completions=[[]], trajectories=[episode(turn)], gold_calls=[gold])
+    return value
+
+
+ADD, MULTIPLY = call("add", a=1, b=2), call("multiply", a=3, b=4)
 
 
 @pytest.mark.parametrize(
-    ("answer", "formula"),
+    ("made", "expected"),
     [
-        ("X**9 - 4*X**6/6 + C", True),
-        ("sqrt(3) + sin(x) * 0.5", True),
-        ("6*(98 - 54) - 34 - 66", True),
-        ("exec(chr(49))", False),
-        ("x.__class__", False),
-        ("(1).real", False),
-        ("sympify('1')", False),
-        ("ｅｘｅｃ(1)", False),
-        ("[1][0]", False),
+        ((ADD, MULTIPLY), 1.0),
+        ((MULTIPLY, ADD), 1.0),  # order does not matter
+        ((), 0.0),
+        ((ADD,), (1 / 2 + 3) / 7),
+        ((call("add", a=1, b=9), MULTIPLY), (1 + 2 + 3) / 7),
+        ((call("add", a=1), MULTIPLY), (1 + 1.5 + 3) / 7),
+        ((ADD, MULTIPLY, ADD), (2 / 3 + 6) / 7),  # a call too many
+        ((ADD, MULTIPLY, None), (2 / 3 + 6) / 7),  # one that cannot be read
+        ((call("divide", a=1, b=2),), 0.0),
     ],
 )
-def test_what_is_a_formula(answer: str, formula: bool) -> None:
-    assert _is_formula(answer) is formula
+def test_the_formula_of_gold_calls(made: tuple[Any, ...], expected: float) -> None:
+    assert gold_score([ADD, MULTIPLY], *made) == pytest.approx(expected)
+    assert gold_score(json.dumps([ADD, MULTIPLY]), *made) == pytest.approx(expected)
 
 
-def test_an_unknown_gym_task_is_an_error() -> None:
-    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
-    with pytest.raises(RewardError, match="'no_such'"):
-        score("reasoning_gym", [said("1")], "", gym_task="no_such", gym_entry={})
+def test_pairs_of_calls_are_those_that_are_worth_most_not_the_first_that_fit() -> None:
+    gold = [call("f", a=1, b=2), call("f", a=1, b=3)]
+    made = [call("f", a=1, b=3), call("f", a=9, b=2)]  # greedily, the first gold call takes the first call
+    assert gold_score(gold, *made) == pytest.approx((1 + (1 + 1) + (1 + 2)) / 7)
+
+
+SAME = (  # a made and a gold argument
+    *((3, "3"), (3.0, 3), (" Paris ", "paris"), ("a  b", "A b"), ([1, {"x": "2"}], ["1", {"x": 2.0}]), (True, "true")),
+    *((10**400, 10**400), (1234567890123456789, "1234567890123456789")),
+    (0.052500000000000005, 0.0525),  # as a column of calls comes back from the files that keep rows
+)
+OTHER = (
+    *((True, 1), (float("nan"), 1), ("1_000", 1000), ([1], 1), (0.05251, 0.0525)),
+    (1234567890123456700, 1234567890123456789),
+)
+
+
+@pytest.mark.parametrize(("pairs", "expected"), [(SAME, 1.0), (OTHER, 2 / 3)])
+def test_arguments_are_compared_as_what_they_mean(pairs: tuple[tuple[Any, Any], ...], expected: float) -> None:
+    for made, gold in pairs:
+        assert gold_score([call("f", x=gold)], call("f", x=made)) == pytest.approx(expected), (made, gold)
+
+
+def test_rows_that_want_no_call_or_are_not_scored() -> None:
+    assert gold_score([]) == 1.0 and gold_score([], ADD) == 0.0
+    assert gold_score(None, ADD) is None
+
+
+def test_what_a_table_fills_gold_calls_with_is_absent() -> None:
+    assert gold_score([call("add", a=1, b=2, city=None)], ADD) == 1.0
+    filled = call("find", q="x", filter={"city": "Oslo", "zip": None})
+    assert gold_score([filled], call("find", q="x", filter={"city": "Oslo"})) == 1.0
+
+
+@pytest.mark.parametrize(
+    "gold", ["nonsense", 5, [5], [{"arguments": {}}], [{"name": 3}], [{"name": "f", "arguments": 3}]]
+)
+def test_gold_calls_that_cannot_be_read_are_named_by_their_row(gold: Any) -> None:
+    with pytest.raises(RewardError, match=r"gold_calls .*row 0"):
+        gold_score(gold, ADD)
+
+
+def test_a_flood_of_calls_is_scored_in_time() -> None:
+    assert gold_score([ADD] * 20, *[ADD] * 5000) < 1
+
+
+@pytest.mark.property
+@given(st.integers(1, 6), st.integers(1, 6), st.data())
+def test_the_pairing_is_scipys(n: int, m: int, data: st.DataObject) -> None:
+    cell = st.floats(0, 5, width=16)
+    worth = data.draw(st.lists(st.lists(cell, min_size=m, max_size=m), min_size=n, max_size=n))
+    rows, columns = linear_sum_assignment(numpy.array(worth), maximize=True)
+    assert best_total(worth) == pytest.approx(float(numpy.array(worth)[rows, columns].sum()))

@@ -1,13 +1,13 @@
-"""Programs that `code_exec` scores: which part of a response is the program, and what one that takes its grader down earns."""
+"""Programs that `code_exec` scores: which part of a response is the program, and what one earns that searches for the tests
+or takes its grader down."""
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from out_of_memory import KILLS_ITSELF, Counter, killed_while_it_runs
 from confined_python import Sandbox
 from confined_python.client import host_process
 from confined_python.grading import Suite, grade
+from tests.rewards.test_code_exec_rows import score
 from toolgrpo.data import load_tasks
 from toolgrpo.errors import RewardError, SandboxError, WorkerLostError
 from toolgrpo.rewards import get_reward
@@ -34,6 +35,7 @@ def test_the_program_of_a_response() -> None:
 
 
 F = "def f(x):\n    return 2 * x\n"
+TESTS_OF_F: dict[str, Any] = {"tests": ["assert f(2) == 4"]}
 FENCED = f"```python\n{F}```"
 SHAPES = {
     "one fence": FENCED,
@@ -63,36 +65,22 @@ SHAPES = {
 }
 
 
+def scores_of(texts: Collection[str], **row: Any) -> list[Score]:
+    completions = [[{"role": "assistant", "content": text}] for text in texts]
+    return get_reward("code_exec")(completions=completions, **{name: [cell] * len(texts) for name, cell in row.items()})
+
+
 def test_a_right_program_is_found_in_every_shape_of_a_response() -> None:
     """The block that defines what the tests ask for is graded, whatever stands around it."""
-    completions = [[{"role": "assistant", "content": text}] for text in SHAPES.values()]
-    check = "def check(candidate):\n    assert candidate(3) == 6\n"
-    forms: list[tuple[Any, dict[str, list[str]]]] = [(["assert f(2) == 4"], {}), (check, {"entry_point": ["f"]})]
-    for tests, more in forms:
-        columns = {name: value * len(SHAPES) for name, value in more.items()}
-        scores = get_reward("code_exec")(completions=completions, tests=[tests] * len(SHAPES), **columns)
+    for row in (TESTS_OF_F, {"tests": "def check(candidate):\n    assert candidate(3) == 6\n", "entry_point": "f"}):
+        scores = scores_of(SHAPES.values(), **row)
         assert dict(zip(SHAPES, scores, strict=True)) == dict.fromkeys(SHAPES, 1.0)
 
 
-WRONG_SHAPES = (
-    "```python\ndef g(x):\n    return 2 * x\n```",
-    f"{FENCED}\nBetter:\n```python\ndef f(x):\n    return x\n```",
-    f"```text\n{F}```",
-    "I would double it.",
-)
-
-
 def test_what_is_no_right_program_scores_nothing() -> None:
-    completions = [[{"role": "assistant", "content": text}] for text in WRONG_SHAPES]
-    scores = get_reward("code_exec")(completions=completions, tests=[["assert f(2) == 4"]] * len(WRONG_SHAPES))
-    assert scores == [0.0] * len(WRONG_SHAPES)
-
-
-def test_rows_without_tests_are_refused() -> None:
-    with pytest.raises(RewardError, match="row 1"):
-        get_reward("code_exec")(
-            completions=[[{"role": "assistant", "content": "x = 1"}]] * 2, tests=[["assert x == 1"], []]
-        )
+    other_name, other_language = "```python\ndef g(x):\n    return 2 * x\n```", f"```text\n{F}```"
+    worse_after = f"{FENCED}\nBetter:\n```python\ndef f(x):\n    return x\n```"
+    assert scores_of([other_name, other_language, worse_after, "I would double it."], **TESTS_OF_F) == [0.0] * 4
 
 
 @pytest.mark.parametrize("name", ["mbpp_full_10", "mbpp_sanitized_30"])
@@ -101,12 +89,8 @@ def test_every_reference_solution_passes_and_no_empty_one(name: str) -> None:
     if not file.exists():
         pytest.skip("the MBPP rows that this test reads are not beside the repository")
     rows = list(load_tasks(f"mbpp:{file}"))
-    columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
-    reward = get_reward("code_exec")
-    gold = [[{"role": "assistant", "content": f"Here:\n```python\n{row['answer']}\n```"}] for row in rows]
-    assert reward(completions=gold, **columns) == [1.0] * len(rows)
-    empty = [[{"role": "assistant", "content": "```python\nimport sys; sys.exit(0)\n```"}]] * len(rows)
-    assert reward(completions=empty, **columns) == [0.0] * len(rows)
+    assert score([row["answer"] for row in rows], rows) == [1.0] * len(rows)
+    assert score(["import sys; sys.exit(0)"] * len(rows), rows) == [0.0] * len(rows)
 
 
 OLD_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
@@ -114,22 +98,7 @@ OLD_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$
 
 def test_fences_are_read_as_the_pattern_that_says_what_they_are() -> None:
     drawn = random.Random(5)
-    pieces = [
-        "```",
-        "```python",
-        "\n",
-        "\n",
-        " ",
-        "x = 1",
-        "`",
-        "py",
-        "\t",
-        "```text more",
-        "\r",
-        "+-",
-        "```\n",
-        "\u2028",
-    ]
+    pieces = [*"\n\n `\t\r\u2028", "```", "```python", "x = 1", "py", "```text more", "+-", "```\n"]
     for _ in range(20_000):
         text = "".join(drawn.choice(pieces) for _ in range(drawn.randrange(14)))
         fenced = [body for word, body in OLD_FENCE.findall(text) if word.lower() in ("python", "py", "python3", "")]
@@ -140,46 +109,89 @@ def test_fences_are_read_as_the_pattern_that_says_what_they_are() -> None:
             assert program is None or spaces.sub("", program).rstrip() in spaces.sub("", text), repr(text)
 
 
-RIGHT = "def apply(f, x):\n    return f(x)"
-
-
-def score(allow: list[Any] | None, **columns: Any) -> tuple[list[Score], dict[str, float]]:
-    programs = [RIGHT, "def apply(f, x): return 0", "def twice(x): return 2 * x"]
+def test_the_reward_pays_for_forgeable_tests_only_where_the_row_says_so() -> None:
     metrics: dict[str, float] = {}
-    given = {} if allow is None else {"allow_forgeable": allow}
-    scores = get_reward("code_exec")(
-        completions=[[{"role": "assistant", "content": f"```python\n{program}\n```"}] for program in programs],
-        tests=[["assert apply(lambda x: x, 3) == 3"]] * 2 + [["assert twice(2) == 4"]],
-        log_metric=metrics.__setitem__,
-        **given,
-    )
-    return scores, metrics
 
+    def scored(*allow: Any) -> list[Score]:
+        programs = ["def apply(f, x): return f(x)", "def apply(f, x): return 0", "def twice(x): return 2 * x"]
+        tests = ["assert apply(lambda x: x, 3) == 3"] * 2 + ["assert twice(2) == 4"]
+        rows = [{"tests": [test], "allow_forgeable": said} for test, said in zip(tests, allow, strict=True)]
+        return score(programs, rows, metrics)
 
-def test_the_reward_pays_for_forgeable_tests_only_where_the_row_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        scores, metrics = score(None)
-    assert scores == [0.0, 0.0, 1.0]
-    assert metrics == {
-        "code_exec/forgeable": 2 / 3,
-        "code_exec/worker_lost": 0.0,
-        "code_exec/compared": 0.0,
-        "code_exec/refused": 0.0,
-    }
-    assert score([None, False, True])[0] == [0.0, 0.0, 1.0]
-    scores, metrics = score([True, True, None])
-    assert scores == [1.0, 0.0, 1.0]
+    counted = {"forgeable": 2 / 3, "worker_lost": 0.0, "compared": 0.0, "refused": 0.0}
+    assert scored(None, False, True) == [0.0, 0.0, 1.0]
+    assert metrics == {f"code_exec/{name}": share for name, share in counted.items()}
+    metrics.clear()
+    assert scored(True, True, None) == [1.0, 0.0, 1.0]
     assert metrics["code_exec/forgeable"] == 2 / 3, "counted all the same"
     with pytest.raises(RewardError, match=r"allow_forgeable .*row 1 .*'yes'"):
-        score([None, "yes", None])
-
-
-KILLS_GRADER = f"import time\ntime.sleep(0.3)  # until the kernel has counted another\n{KILLS_ITSELF}"
+        scored(None, "yes", None)
 
 
 @pytest.fixture
-def short_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A kernel that counts another kill all the time, so that who kills itself takes its worker down; a reward that starts anew."""
+def own_sandbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The reward opens a sandbox of its own for this test."""
+    monkeypatch.setattr(_SHARED, "_sandbox", None)
+    yield
+    if _SHARED._sandbox is not None:
+        _SHARED._sandbox.close()
+
+
+SEARCH = (Path(__file__).parents[2] / "confined-python/tests/searching.py").read_text()
+
+
+def forged(name: str) -> str:
+    """Knows the function's name and nothing else."""
+    return f"{SEARCH}\ndef {name}(*args):\n    return solved({name!r}, args)\n"
+
+
+def mbpp(name: str, factor: int) -> dict[str, Any]:
+    tests = [f"assert {name}({given}) == {given * factor}" for given in (3, 14, 159)]
+    right, wrong = (f"def {name}(x):\n    return {factor} {sign} x" for sign in "*+")
+    return {"tests": tests, "name": name, "right": right, "wrong": wrong}
+
+
+def humaneval(name: str, factor: int) -> dict[str, Any]:
+    asserts = "".join(f"    assert candidate({given}) == {given * factor}\n" for given in (2, 71, 828))
+    return {**mbpp(name, factor), "tests": f"def check(candidate):\n{asserts}", "entry_point": name}
+
+
+@pytest.fixture
+def with_workers(own_sandbox: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets how many workers the reward has."""
+
+    def choose(count: int) -> None:
+        monkeypatch.setattr(import_module("toolgrpo.rewards.code_exec"), "SHARED_WORKERS", count)
+        monkeypatch.setattr(_SHARED, "_workers", count)
+
+    return choose
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_the_reward_pays_no_forged_answer_of_a_group(with_workers: Any, workers: int) -> None:
+    """One honest answer that is wrong, one that is right, and six that search for the tests."""
+    with_workers(workers)
+    for task in (mbpp("scale", 7), humaneval("stretch", 11)):
+        group = [task["wrong"], *[forged(task["name"])] * 3, task["right"], *[forged(task["name"])] * 3]
+        assert score(group, [task] * 8) == [0.0] * 4 + [1.0] + [0.0] * 3
+
+
+def test_the_reward_pays_no_forged_answer_of_a_batch(with_workers: Any) -> None:
+    with_workers(3)
+    tasks = [mbpp("scale", 7), humaneval("stretch", 11), mbpp("widen", 13)]
+    batch = [task for task in tasks for _ in range(3)]
+    for _ in range(2):  # also where every test was judged before
+        assert score([forged(task["name"]) for task in batch], batch) == [0.0] * 9
+    assert score([task["right"] for task in tasks], tasks) == [1.0] * 3
+
+
+KILLS_GRADER = f"import time\ntime.sleep(0.3)  # until the kernel has counted another\n{KILLS_ITSELF}"
+TWICE: dict[str, Any] = {"tests": ["assert twice(2) == 4"]}
+
+
+@pytest.fixture
+def short_of_memory(tmp_path: Path, own_sandbox: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A kernel that counts another kill all the time, so that who kills itself takes its worker down."""
     file = tmp_path / "vmstat"
     file.write_text("oom_kill 000000001\n")
     done = threading.Event()
@@ -191,16 +203,12 @@ def short_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
                 kills += 1
                 os.pwrite(counter.fileno(), f"oom_kill {kills:09}\n".encode(), 0)
 
-    shared = import_module("toolgrpo.rewards.code_exec")._SHARED
     monkeypatch.setattr(host_process, "VMSTAT", file)
-    monkeypatch.setattr(shared, "_sandbox", None)
     thread = threading.Thread(target=count)
     thread.start()
     yield
     done.set()
     thread.join()
-    if shared._sandbox is not None:
-        shared._sandbox.close()
 
 
 def hosts() -> list[int]:
@@ -213,21 +221,12 @@ def hosts() -> list[int]:
 
 def test_a_program_that_kills_its_grader_scores_nothing_and_ends_nothing(short_of_memory: None) -> None:
     with Sandbox(workers=1) as sandbox, pytest.raises(WorkerLostError):
-        grade(sandbox, KILLS_GRADER, Suite(("assert twice(2) == 4",)))
+        grade(sandbox, KILLS_GRADER, Suite(tuple(TWICE["tests"])))
     before = hosts()
-    programs = [
-        KILLS_GRADER,
-        "def twice(x): return 2 * x",
-        f"def twice(x):\n    exec({KILLS_GRADER!r})",
-        "def twice(x): return x",
-    ]
+    kills_in_the_call = f"def twice(x):\n    exec({KILLS_GRADER!r})"
+    programs = [KILLS_GRADER, "def twice(x): return 2 * x", kills_in_the_call, "def twice(x): return x"]
     metrics: dict[str, float] = {}
-    scores = get_reward("code_exec")(
-        completions=[[{"role": "assistant", "content": f"```python\n{program}\n```"}] for program in programs],
-        tests=[["assert twice(2) == 4"]] * 4,
-        log_metric=metrics.__setitem__,
-    )
-    assert scores == [0.0, 1.0, 0.0, 0.0]
+    assert score(programs, [TWICE] * 4, metrics) == [0.0, 1.0, 0.0, 0.0]
     assert metrics["code_exec/worker_lost"] == 0.5
     assert len(hosts()) == len(before) + 1, "a sandbox that was given up is closed"
 
@@ -235,27 +234,23 @@ def test_a_program_that_kills_its_grader_scores_nothing_and_ends_nothing(short_o
 def test_where_nothing_runs_it_is_no_score(short_of_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(SandboxError):
-        get_reward("code_exec")(
-            completions=[[{"role": "assistant", "content": "```python\nx = 1\n```"}]], tests=[["assert twice(2) == 4"]]
-        )
+        score(["x = 1"], [TWICE])
 
 
-def test_code_exec_scores_no_program_that_the_kernel_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_exec_scores_no_program_that_the_kernel_killed(
+    tmp_path: Path, own_sandbox: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host_process, "VMSTAT", tmp_path / "vmstat")
-    monkeypatch.setattr(_SHARED, "_sandbox", None)
     counter = Counter(tmp_path / "vmstat")
     scores: list[Score] = []
 
-    def score(head: str) -> None:
-        program = f"```python\n{head}def twice(x):\n    return 2 * x\n```"
-        completion = [{"role": "assistant", "content": program}]
-        scores.extend(get_reward("code_exec")(completions=[completion], tests=[["assert twice(2) == 4"]]))
+    def run(head: str) -> None:
+        scores.extend(score([f"{head}def twice(x):\n    return 2 * x"], [TWICE]))
 
-    score("")  # starts the sandbox
+    run("")  # starts the sandbox
     first = _SHARED._sandbox
     assert first is not None
-    killed_while_it_runs(counter, first, score)
+    killed_while_it_runs(counter, first, run)
     assert set(scores) == {1.0}
     assert _SHARED._sandbox is not first, "scored by a second sandbox"
     first.close()
-    _SHARED.use(Sandbox.close)

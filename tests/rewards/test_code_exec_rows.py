@@ -61,8 +61,8 @@ def test_pythons_own_functions_stay_the_tests_where_they_ask_another() -> None:
     tests = {"tests": ["assert len(three()) == 3", "assert sorted(three()) == [1, 2, 3]"]}
     liar = "def three(): return []\ndef len(x): return 3\ndef sorted(x): return [1, 2, 3]"
     assert score([liar, "def three(): return [2, 1, 3]"], [tests] * 2) == [0.0, 1.0]
-    check = {"tests": "def check(candidate):\n    assert candidate([1, 2]) == sum([1, 2])", "entry_point": "sum"}
-    assert score(["def sum(x): return 0", "def sum(x): return x[0] + x[1]"], [check] * 2) == [0.0, 1.0]
+    of_sum = {**check("assert candidate([1, 2]) == sum([1, 2])"), "entry_point": "sum"}
+    assert score(["def sum(x): return 0", "def sum(x): return x[0] + x[1]"], [of_sum] * 2) == [0.0, 1.0]
 
 
 def test_a_module_that_only_the_program_imports_is_the_tests_too() -> None:
@@ -71,47 +71,45 @@ def test_a_module_that_only_the_program_imports_is_the_tests_too() -> None:
     assert score(["import sys\ndef size(x): return sys.getsizeof(x)", "pass", lie], rows) == [1.0, 0.0, 0.0]
 
 
+OF_F: dict[str, Any] = {"tests": ["assert f(2) == 4"]}
+
+
+def check(body: str) -> dict[str, Any]:
+    return {"tests": f"def check(candidate):\n    {body}", "entry_point": "f"}
+
+
 ABOUT_NOTHING: dict[str, dict[str, Any]] = {
     "no call": {"tests": ["assert 1 + 1 == 2"]},
-    "no call, with an entry point": {"tests": "def check(candidate):\n    assert 1 + 1 == 2", "entry_point": "f"},
+    "no call, with an entry point": check("assert 1 + 1 == 2"),
     "calls of Python's own": {"tests": ["assert len(str(5)) == 1"]},
     "calls of the tests' own": {"tests": ["g = lambda x: x\nassert g(2) == 2"]},
     "only definitions": {"tests": ["def test_it():\n    assert f(1) == 2"]},
     "a class of tests": {"tests": ["class TestIt:\n    def test(self):\n        assert f(1) == 2"]},
-    "an empty check": {"tests": "def check(candidate):\n    pass", "entry_point": "f"},
-    "a check without asserts": {"tests": "def check(candidate):\n    for n in range(3):\n        candidate(n)", "entry_point": "f"},
-    "a check that compares and goes on": {"tests": "def check(candidate):\n    candidate(2) == 4", "entry_point": "f"},
+    "an empty check": check("pass"),
+    "a check without asserts": check("for n in range(3):\n        candidate(n)"),
+    "a check that compares and goes on": check("candidate(2) == 4"),
     "asserts that always hold": {"tests": ["assert f(2) or True", "assert (f(2) == 4, 'a tuple')"]},
-    "a check that swallows": {
-        "tests": "def check(candidate):\n    try:\n        assert candidate(2) == 4\n    except Exception:\n        pass", "entry_point": "f",
-    },
+    "a check that swallows": check("try:\n        assert candidate(2) == 4\n    except Exception:\n        pass"),
     "a rebound entry point": {"tests": ["f = lambda x: 2 * x", "assert f(2) == 4"]},
     "a rebound entry point, named": {"tests": ["def f(x):\n    return 2 * x\nassert f(2) == 4"], "entry_point": "f"},
-    "a rebound candidate": {
-        "tests": "def check(candidate):\n    candidate = lambda x: 2 * x\n    assert candidate(2) == 4", "entry_point": "f",
-    },
-    "a set-up that defines it": {"tests": ["assert f(2) == 4"], "test_setup_code": "def f(x):\n    return 2 * x"},
+    "a rebound candidate": check("candidate = lambda x: 2 * x\n    assert candidate(2) == 4"),
+    "a set-up that defines it": {**OF_F, "test_setup_code": "def f(x):\n    return 2 * x"},
     "imports that define it": {"tests": ["assert sqrt(4) == 2"], "test_imports": "from math import sqrt"},
-}  # fmt: skip
+    "no Python": {"tests": "assert (", "entry_point": "f"},
+    "a check of nobody": {"tests": "def check():\n    pass", "entry_point": "f"},
+    "no check": {"tests": "def test(f):\n    assert f(1) == 2", "entry_point": "f"},
+}
 
 
-@pytest.mark.parametrize("name", ABOUT_NOTHING)
-def test_a_row_whose_tests_ask_nothing_is_refused_and_ends_no_training(name: str) -> None:
-    rows: list[dict[str, Any]] = [{"tests": ["assert f(2) == 4"]}, ABOUT_NOTHING[name]]
-    why = r"the tests of a code task (never ask the program|pass whatever)"
+def test_rows_whose_tests_ask_nothing_are_refused_and_end_no_training() -> None:
+    names, rows = list(ABOUT_NOTHING), [OF_F, *ABOUT_NOTHING.values()]
     for program, right in (("pass", 0.0), ("def f(x): return 2 * x", 1.0)):
-        graded, dropped = score([program] * 2, rows)
-        assert graded == right and isinstance(dropped, DropEpisode) and re.search(why, dropped.reason)
+        graded, *dropped = score([program] * len(rows), rows)
+        assert graded == right
+        for name, one in zip(names, dropped, strict=True):
+            assert isinstance(one, DropEpisode) and "the tests of" in one.reason, name
     refused = rows_refused(rows)
-    assert list(refused) == [1] and re.search(why, refused[1])
-
-
-@pytest.mark.parametrize("tests", ["assert (", "def check():\n    pass", "def test(f):\n    assert f(1) == 2"])
-def test_tests_that_cannot_be_read_are_refused_by_their_number(tests: str) -> None:
-    rows: list[dict[str, Any]] = [{"tests": ["assert f(2) == 4"]}, {"tests": tests, "entry_point": "f"}]
-    graded, dropped = score(["pass"] * 2, rows)
-    assert graded == 0.0 and isinstance(dropped, DropEpisode) and "the tests of" in dropped.reason
-    assert list(rows_refused(rows)) == [1]
+    assert list(refused) == list(range(1, len(rows))) and all("the tests of" in why for why in refused.values())
 
 
 EXPECTING = {
@@ -147,7 +145,7 @@ def test_only_an_exception_of_the_program_is_the_expected_one(sandbox: Sandbox, 
 RAISED = [
     name
     for name in dir(builtins)
-    if isinstance(getattr(builtins, name), type) and issubclass(getattr(builtins, name), Exception)
+    if isinstance(kind := getattr(builtins, name), type) and issubclass(kind, Exception)
     and name not in ("MemoryError", "UnicodeDecodeError", "UnicodeEncodeError", "UnicodeTranslateError", "ExceptionGroup")
 ]  # fmt: skip
 
@@ -155,31 +153,24 @@ RAISED = [
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_expected_exception_of_python_is_that_exception(sandbox: Sandbox, every: int) -> None:
     """Every so many of them, one of the program's own below it, and those of modules; no other one is taken for it."""
-    kinds = [*RAISED[::every], "decimal.InvalidOperation", "zipfile.BadZipFile"]
-    for kind in kinds:
-        test = f"import decimal, zipfile\ntry:\n    f(1)\nexcept {kind} as error:\n    caught = error\nassert caught.args == ('no',)"
-        suite = Suite((test,))
-        imports = "import decimal, zipfile\n"
-        assert grade(sandbox, f"{imports}def f(x): raise {kind}('no')", suite).all_passed, kind
-        own = f"{imports}class Own({kind}): pass\ndef f(x): raise Own('no')"
-        assert grade(sandbox, own, suite).all_passed, kind
-        assert not grade(sandbox, "def f(x): raise type('Other', (BaseException,), {})('no')", suite).all_passed
-        named_like_it = kind.rpartition(".")[2]
-        assert not grade(
-            sandbox, f"class {named_like_it}(BaseException): pass\ndef f(x): raise {named_like_it}('no')", suite
-        ).all_passed
-    message = Suite(
-        (
-            "try:\n    f('x')\n    raise AssertionError\nexcept ValueError as error:\n    assert 'invalid literal' in str(error)",
+    imports = "import decimal, zipfile\n"
+    for kind in [*RAISED[::every], "decimal.InvalidOperation", "zipfile.BadZipFile"]:
+        suite = Suite(
+            (f"{imports}try:\n    f(1)\nexcept {kind} as error:\n    caught = error\nassert caught.args == ('no',)",)
         )
-    )
-    assert grade(sandbox, "def f(x): return int(x)", message).all_passed
-    assert not grade(sandbox, "def f(x): raise ValueError", message).all_passed
+        own = f"{imports}class Own({kind}): pass\ndef f(x): raise Own('no')"
+        for right in (f"{imports}def f(x): raise {kind}('no')", own):
+            assert grade(sandbox, right, suite).all_passed, kind
+        for name in ("Other", kind.rpartition(".")[2]):
+            other = f"class {name}(BaseException): pass\ndef f(x): raise {name}('no')"
+            assert not grade(sandbox, other, suite).all_passed, kind
+    test = "try:\n    f('x')\n    raise AssertionError\nexcept ValueError as error:\n    assert 'invalid literal' in str(error)"
+    assert grade(sandbox, "def f(x): return int(x)", Suite((test,))).all_passed
+    assert not grade(sandbox, "def f(x): raise ValueError", Suite((test,))).all_passed
 
 
 CHANGES = {  # a function that changes its argument, with what stands in it before and after
     "a list": ("x.sort()", [3, 1, 2], [1, 2, 3]),
-    "a list that grows": ("x.extend(x)", [3, 1], [3, 1, 3, 1]),
     "a list that shrinks": ("del x[1:]", [3, 1, 2], [3]),
     "lists of a list": ("[row.reverse() for row in x]", [[1, 2], [3, 4]], [[2, 1], [4, 3]]),
     "a list of a dict": ("x['a'].append(x.pop('b'))", {"a": [1], "b": 2}, {"a": [1, 2]}),
@@ -210,7 +201,6 @@ OBJECTS = {  # what the program gives, a test of it, and programs that are wrong
         "def f(n):\n    while True:\n        yield n\n        n += 1",
         "import itertools\ng = f(3)\nassert next(g) == 3 and list(itertools.islice(g, 3)) == [4, 5, 6]", "def f(n): yield n",
     ),
-    "a map": ("def f(n): return map(str, range(n))", "assert sorted(f(3)) == ['0', '1', '2']", "def f(n): return range(n)"),
     "a view of a dict": ("def f(n): return {n: 1}.items()", "assert dict(f(2)) == {2: 1} and len(f(2)) == 1", "def f(n): return {n: 2}.items()"),
     "a deque": ("import collections\ndef f(n): return collections.deque([n])", "assert list(f(2)) == [2] and 2 in f(2) and f(2)[0] == 2", "def f(n): return [1]"),
     "a range": ("def f(n): return range(n)", "assert f(2) == range(2) and list(f(2)) == [0, 1]", "def f(n): return [0, 1]"),
@@ -268,19 +258,21 @@ def test_what_is_no_plain_literal_is_graded_all_the_same(sandbox: Sandbox, name:
         assert not graded.all_passed and not graded.forgeable, (program, graded)
 
 
+POINT = (
+    "class P:\n    def __init__(self, x): self.x = x\n    def __eq__(self, o): return self.x == o.x\n"
+    "    def __add__(self, o): return P(self.x + o.x)\ndef make(x): return P(x)"
+)
+
+
 def test_objects_of_the_program_are_not_their_own_judge(sandbox: Sandbox) -> None:
-    point = (
-        "class P:\n    def __init__(self, x): self.x = x\n    def __eq__(self, o): return self.x == o.x\n"
-        "    def __add__(self, o): return P(self.x + o.x)\ndef make(x): return P(x)"
-    )
     for test in (
         "assert P(1) + P(2) == P(3)",
         "assert make(1) == make(1) and make(1).x == 1",
         "assert P(2) in [P(1), P(2)] and P(2).x == 2",
     ):
-        graded = grade(sandbox, point, Suite((test,)))
+        graded = grade(sandbox, POINT, Suite((test,)))
         assert not graded.all_passed and graded.compared and not graded.forgeable, test
-        graded = grade(sandbox, point, Suite((test,), forgeable=True))
+        graded = grade(sandbox, POINT, Suite((test,), forgeable=True))
         assert graded.all_passed and graded.forgeable, "where the row allows it"
 
 
@@ -288,32 +280,26 @@ IN_PLACE_AND_MORE: dict[str, Any] = {
     "tests": ["x = [1, 1, 2]\nassert f(x) == 2 and x == [1, 2]"],
     "answer": "def f(x):\n    x[:] = sorted(set(x))\n    return len(x)",
 }
-COMPARED: dict[str, Any] = {
-    "tests": ["assert P(1) + P(2) == P(3)"],
-    "answer": "class P:\n    def __init__(self, x): self.x = x\n    def __eq__(self, o): return self.x == o.x\n"
-    "    def __add__(self, o): return P(self.x + o.x)",
-}
+COMPARED: dict[str, Any] = {"tests": ["assert P(1) + P(2) == P(3)"], "answer": POINT}
+WRONG_ANSWER: dict[str, Any] = {**OF_F, "answer": "def f(x): return x"}
 GRADED: list[dict[str, Any]] = [
-    {"tests": ["assert f(2) == 4"]},
-    {"tests": ["assert f(2) == 4"], "answer": "the text 4"},
-    {"tests": ["assert f(2) == 4"], "answer": "Here:\n```python\ndef f(x): return 2 * x\n```"},
+    OF_F,
+    {**OF_F, "answer": "the text 4"},
+    {**OF_F, "answer": "Here:\n```python\ndef f(x): return 2 * x\n```"},
     IN_PLACE_AND_MORE,
     {**COMPARED, "allow_forgeable": True},
 ]
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("never ask the program", {"tests": ["assert 1 == 1"]}),
     ("are no Python", {"tests": ["assert ("]}),
-    ("at least one", {"tests": []}),
-    ("must be true, false or absent", {"tests": ["assert f(2) == 4"], "allow_forgeable": "yes"}),
-    ("cannot run in the sandbox", {"tests": ["assert f(2) == 4"], "test_imports": "import no_such_library"}),
+    ("must be a text or .*at least one", {"tests": []}),
+    ("must be true, false or absent", {**OF_F, "allow_forgeable": "yes"}),
+    ("cannot run in the sandbox", {**OF_F, "test_imports": "import no_such_library"}),
     ("which a program can forge", {"tests": ["assert f(lambda x: x) == 4"]}),
-    (r"does not pass its tests \(AssertionError", {"tests": ["assert f(2) == 4"], "answer": "def f(x): return x"}),
-    ("does not pass its tests .*no g", {"tests": ["assert g(2) == 4"], "answer": "def f(x): return 2 * x"}),
-    ("does not pass its tests .*compare an object of the program", COMPARED),
-    (
-        "does not pass its tests",
-        {"tests": ["assert f(2) is f(2) and f(2) == [4]"], "answer": "L = [4]\ndef f(x): return L"},
-    ),
+    (r"does not pass its tests \(AssertionError", WRONG_ANSWER),
+    ("does not pass .*no g", {"tests": ["assert g(2) == 4"], "answer": "def f(x): return 2 * x"}),
+    ("does not pass .*compare an object of the program", COMPARED),
+    ("does not pass", {"tests": ["assert f(2) is f(2) and f(2) == [4]"], "answer": "L = [4]\ndef f(x): return L"}),
 ]
 
 
@@ -332,11 +318,7 @@ def test_how_a_row_is_graded_is_found_by_its_own_answer() -> None:
 
 
 def test_an_episode_of_a_row_whose_own_answer_fails_is_dropped_and_counted() -> None:
-    rows = [
-        {"tests": ["assert f(2) == 4"], "answer": "def f(x): return x"},
-        {"tests": ["assert f(2) == 4"], "answer": ""},
-    ]
     metrics: dict[str, float] = {}
-    dropped, right = score(["def f(x): return 2 * x"] * 2, rows, metrics)
+    dropped, right = score(["def f(x): return 2 * x"] * 2, [WRONG_ANSWER, {**OF_F, "answer": ""}], metrics)
     assert isinstance(dropped, DropEpisode) and "its own answer does not pass" in dropped.reason and right == 1.0
     assert metrics["code_exec/refused"] == 0.5

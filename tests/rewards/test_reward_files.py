@@ -20,18 +20,11 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def episode(*calls: tuple[str, str, bool]) -> Trajectory:
-    turns = tuple(
-        Turn(
-            start=0,
-            end=0,
-            content="",
-            reasoning=None,
-            attempts=(CallAttempt(AttemptStatus.OK, "", name, {}),),
-            results=(ToolResult(text, name, None if ok else ToolErrorKind.RAISED),),
-        )
-        for name, text, ok in calls
-    )
-    return Trajectory((1,), (), (), (), (), turns, StopReason.FINISHED)
+    turns = []
+    for name, text, ok in calls:
+        result = ToolResult(text, name, None if ok else ToolErrorKind.RAISED)
+        turns.append(Turn(0, 0, "", None, (CallAttempt(AttemptStatus.OK, "", name, {}),), (result,)))
+    return Trajectory((1,), (), (), (), (), tuple(turns), StopReason.FINISHED)
 
 
 def score(name: str, text: str, trajectory: Trajectory, **columns: Any) -> Score:
@@ -49,46 +42,42 @@ def test_math_reward() -> None:
     assert score("math_reward.py", "no number", episode(), answer="8") == 0.0
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("You pay 395.21 a month.", 1.0),
-        ("It comes to $61,652.72 in all.", 1.0),
-        ("The payment is 395.21, and the total paid is 61652.72.", 1.0),
-        ("Each month you owe 395.21;\nthe total is 61652.72 after 13 years.", 1.0),
-        ("payment 395.21, over 13 years, total paid 61652.72", 0.0),  # the result copied
-        ("The result is: payment 395.21, over 13 years, total paid 61652.72", 0.0),
-        ("<tool_response>\npayment 395.21, total paid 61,652.72\n</tool_response>", 0.0),
-        ("<tool_response>You pay 395.21 a month.", 0.0),
-        ('{"the loan is paid by": 395.21}', 0.0),
-        ("You pay **395.21** a month.", 0.0),
-        ("- you pay 395.21 a month", 0.0),
-        ("```\nYou pay 395.21 a month.\n```", 0.0),
-        ("Payment: 395.21", 0.0),  # no words of its own
-        ("A loan of 51000 over 13 years is what you asked for.", 0.0),  # the question's own numbers
-        ("You pay 395.3 a month.", 0.0),
-        ("", 0.0),  # it called once more
-    ],
+TOLD = (
+    "It comes to $61,652.72 in all.",
+    "The payment is 395.21, and the total paid is 61652.72.",
+    "Each month you owe 395.21;\nthe total is 61652.72 after 13 years.",
 )
-def test_what_the_tool_said_has_to_be_told_in_a_sentence(text: str, expected: float) -> None:
+NOT_TOLD = (
+    "The result is: payment 395.21, over 13 years, total paid 61652.72",
+    "<tool_response>\npayment 395.21, total paid 61,652.72\n</tool_response>",
+    "<tool_response>You pay 395.21 a month.",
+    '{"the loan is paid by": 395.21}',
+    *("You pay **395.21** a month.", "- you pay 395.21 a month", "```\nYou pay 395.21 a month.\n```"),
+    "Payment: 395.21",  # no words of its own
+    "A loan of 51000 over 13 years is what you asked for.",  # the question's own numbers
+    "You pay 395.3 a month.",
+    "",  # it called once more
+)
+
+
+def of_result(text: str, *prompt: dict[str, str]) -> Score:
+    return score("result_in_answer.py", text, episode(), prompts=list(prompt))
+
+
+@pytest.mark.parametrize("text", [*TOLD, *NOT_TOLD])
+def test_what_the_tool_said_has_to_be_told_in_a_sentence(text: str) -> None:
     asked = {"role": "user", "content": "What is the payment on 51000 over 13 years?"}
     result = {"role": "tool", "content": "payment 395.21, over 13 years, total paid 61652.72"}
-    assert score("result_in_answer.py", text, episode(), prompts=[asked, result]) == expected
-    for unanswered in ([asked], [asked, result, asked]):
-        assert score("result_in_answer.py", text, episode(), prompts=unanswered) == 0.0, "no tool has said it"
+    assert of_result(text, asked, result) == float(text in TOLD)
+    assert of_result(text, asked) == of_result(text, asked, result, asked) == 0.0, "no tool has said it"
 
 
-@pytest.mark.parametrize(
-    ("said", "text", "expected"),
-    [
-        ("47", "Together they have 47 apples today.", 1.0),  # it can only be told by itself
-        ("47", "47", 0.0),
-        ("Error: loan: years must be over 0 and at most 100", "The years of this loan must be at most 100.", 0.0),
-    ],
-)
-def test_a_short_result_is_told_and_an_error_is_none(said: str, text: str, expected: float) -> None:
-    prompt = [{"role": "user", "content": "What is it?"}, {"role": "tool", "content": said}]
-    assert score("result_in_answer.py", text, episode(), prompts=prompt) == expected
+def test_a_short_result_is_told_and_an_error_is_none() -> None:
+    asked, result = {"role": "user", "content": "What is it?"}, {"role": "tool", "content": "47"}
+    assert of_result("Together they have 47 apples today.", asked, result) == 1.0, "it can only be told by itself"
+    assert of_result("47", asked, result) == 0.0
+    error = {"role": "tool", "content": "Error: loan: years must be over 0 and at most 100"}
+    assert of_result("The years of this loan must be at most 100.", asked, error) == 0.0
 
 
 def test_the_worked_questions_of_the_recipe_end_as_the_reward_wants() -> None:
@@ -155,16 +144,4 @@ def test_the_word_problems_are_right_in_every_step() -> None:
         steps = re.findall(r"<<([\d*/+\-]+)=(\d+)>>", row["solution"])
         assert steps and steps[-1][1] == row["answer"]
         for expression, result in steps:
-            assert _left_to_right(expression) == int(result), row["solution"]
-
-
-def _left_to_right(expression: str) -> int:
-    """The value of a step; none of the steps mixes + or - with * or /."""
-    first, *rest = re.findall(r"\d+|[*/+\-]", expression)
-    value = int(first)
-    for sign, text in zip(rest[::2], rest[1::2], strict=True):
-        number = int(text)
-        if sign == "/":
-            assert value % number == 0
-        value = {"+": value + number, "-": value - number, "*": value * number, "/": value // number}[sign]
-    return value
+            assert eval(expression) == int(result), row["solution"]

@@ -57,10 +57,9 @@ def play(
 
 
 def test_calls_results_and_the_answer_are_an_episode_as_any_other(tmp_path: Path) -> None:
+    calls = ("add", '{"a": 1, "b": 2}'), ("add", '{"a": 3, "b": 4}')
     turns = [
-        answer(
-            "Adding.", ("add", '{"a": 1, "b": 2}'), ("add", '{"a": 3, "b": 4}'), prompt_tokens=50, completion_tokens=20
-        ),
+        answer("Adding.", *calls, prompt_tokens=50, completion_tokens=20),
         answer("10", prompt_tokens=90, completion_tokens=3, cost=0.25),
     ]
     with serving(lambda body: turns[len(body["messages"]) > 2]) as endpoint:
@@ -79,10 +78,9 @@ def test_calls_results_and_the_answer_are_an_episode_as_any_other(tmp_path: Path
     assert json.loads(said["tool_calls"][1]["function"]["arguments"]) == {"a": 3, "b": 4}
     assert second["max_tokens"] < 1000 - 20, "what the results take is left out of the next turn's room"
 
-    grade = Grade({"r": 1.0}, 1.0)
     recorder = EpisodeRecorder(tmp_path / "episodes.jsonl")
     batch = RolloutBatch(episodes=(Scored({"prompt": system}, done),), mode="eval")
-    recorder.batch_done(batch.graded([grade], lambda one: True))
+    recorder.batch_done(batch.graded([Grade({"r": 1.0}, 1.0)], lambda one: True))
     recorder.close()
     (record,) = read_episodes(tmp_path)
     assert Trajectory.from_record(record) == done
@@ -104,17 +102,9 @@ def test_our_own_gateway_is_such_an_endpoint(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_calls_that_cannot_be_read_are_answered_and_go_back_in_a_form_that_strict_endpoints_take() -> None:
     signed = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}, "extra_content": {"s": 1}}
-    calls = [
-        ("add", '{"a": 1,'),
-        ("", "{}"),
-        ("no such tool", "{}"),
-        ("add", "[1, 2]"),
-        ("add", {"a": 1, "b": 2}),
-        ("add", '{"a": NaN}'),
-        {"id": "c0", "function": {"name": "add", "arguments": '{"a": 2, "b": 2}'}},
-        {"id": 7, "function": {"name": 7}},
-        signed,
-    ]
+    same_id = {"id": "c0", "function": {"name": "add", "arguments": '{"a": 2, "b": 2}'}}
+    pairs = ("add", '{"a": 1,'), ("", "{}"), ("no such tool", "{}"), ("add", "[1, 2]"), ("add", {"a": 1, "b": 2})
+    calls = [*pairs, ("add", '{"a": NaN}'), same_id, {"id": 7, "function": {"name": 7}}, signed]
     with serving(lambda body: answer(None, *calls) if len(body["messages"]) == 1 else answer("done")) as endpoint:
         tools = ScriptedTools({"add": lambda a=0, b=0: str(a + b)})
         (done,) = play(endpoint.url, "q", tools=tools)
@@ -126,22 +116,22 @@ def test_calls_that_cannot_be_read_are_answered_and_go_back_in_a_form_that_stric
     ids = [call["id"] for call in said["tool_calls"]]
     assert len({*ids}) == 9 and ids == [one["tool_call_id"] for one in results], "each its own, in order"
     for call in said["tool_calls"]:
-        assert isinstance(json.loads(call["function"]["arguments"]), dict) and call["function"]["name"].isprintable()
-        assert " " not in call["function"]["name"] != ""
+        assert isinstance(json.loads(call["function"]["arguments"]), dict)
+        assert " " not in call["function"]["name"] != "" and call["function"]["name"].isprintable()
     assert said["tool_calls"][8]["extra_content"] == {"s": 1}, "a signature goes back with its call"
 
 
 def test_limits_are_those_of_other_episodes() -> None:
-    def says(body: dict[str, Any]) -> Says:
-        if question_of(body) == "talks":
-            return answer("word " * 10, finish="length", completion_tokens=10**9)
-        if question_of(body) == "cut there":
-            return answer("wor", finish="length", completion_tokens=1)
-        return answer("", ("long" if question_of(body) == "reads" else "add", "{}"), completion_tokens=5)
+    says = {
+        "talks": answer("word " * 10, finish="length", completion_tokens=10**9),
+        "cut there": answer("wor", finish="length", completion_tokens=1),
+        "reads": answer("", ("long", "{}"), completion_tokens=5),
+        "calls": answer("", ("add", "{}"), completion_tokens=5),
+    }
+    tools = ScriptedTools({"add": lambda: "1", "long": TOOLS["long"]})
 
     def ends(question: str, **limits: Any) -> Trajectory:
-        tools = ScriptedTools({"add": lambda: "1", "long": TOOLS["long"]})
-        with serving(says) as endpoint:
+        with serving(lambda body: says[question]) as endpoint:
             return play(endpoint.url, question, tools=tools, **limits)[0]
 
     assert ends("calls", max_turns=3).stop_reason is StopReason.MAX_TURNS
@@ -159,10 +149,7 @@ def test_limits_are_those_of_other_episodes() -> None:
 
 
 def test_a_user_speaks_again_and_a_call_in_the_text_is_run_where_that_is_asked_for() -> None:
-    def says(body: dict[str, Any]) -> Says:
-        return answer(str(len(body["messages"])))
-
-    with serving(says) as endpoint:
+    with serving(lambda body: answer(str(len(body["messages"])))) as endpoint:
         (done,) = play(endpoint.url, {"prompt": "q", "user_turns": ["and then?"]}, tools=ScriptedTools({}))
         assert [turn.user for turn in done.turns] == ["and then?", None] and done.completion()[-1]["content"] == "3"
         written, tools = '{"name": "now", "arguments": {}}', {"now": lambda: "3"}
@@ -224,9 +211,8 @@ def test_the_deadline_of_an_episode_ends_a_request_too() -> None:
 
 def test_a_conversation_beyond_the_endpoints_window_ends_as_it_is() -> None:
     full = (400, b'{"error": {"message": "maximum context length is 8 tokens", "code": "context_length_exceeded"}}')
-    with serving(
-        lambda body: full if len(body["messages"]) > 1 else answer("", ("add", '{"a": 1, "b": 1}'))
-    ) as endpoint:
+    calls = answer("", ("add", '{"a": 1, "b": 1}'))
+    with serving(lambda body: full if len(body["messages"]) > 1 else calls) as endpoint:
         (done,) = play(endpoint.url, "q", tools=ScriptedTools(TOOLS))
         endpoint.says = lambda body: full
         (at_once,) = play(endpoint.url, "q")
@@ -234,25 +220,21 @@ def test_a_conversation_beyond_the_endpoints_window_ends_as_it_is() -> None:
     assert at_once.dropped is not None and "maximum context length" in at_once.dropped.reason
 
 
-LOOKS: list[tuple[Says, type[Exception], str]] = [
-    (
-        (401, b'{"error": {"message": "no"}}'),
-        ConfigError,
-        f"refuses a request without a key; put one into {KEY_VARIABLE}",
-    ),
-    ((404, b"nothing"), ConfigError, "does not know the model 'big-1', or --base_url is not its address up to /v1"),
-    ((301, b""), ConfigError, "--base_url is not its address up to /v1"),
-    ((400, b"no tools here"), ConfigError, "refuses to be asked for 'big-1' with these tools"),
-    ((200, b"<html>"), ConfigError, "is no OpenAI-compatible one"),
+LOOKS: list[tuple[Says, str]] = [
+    ((401, b'{"error": {"message": "no"}}'), f"without a key; put one into {KEY_VARIABLE}"),
+    ((404, b"nothing"), "'big-1', or --base_url is not its address up to /v1"),
+    ((301, b""), "--base_url is not its address up to /v1"),
+    ((400, b"no tools here"), "'big-1' with these tools"),
+    ((200, b"<html>"), "is no OpenAI-compatible one"),
 ]
 
 
-@pytest.mark.parametrize(("says", "error", "said"), LOOKS, ids=[said[:30] for _, _, said in LOOKS])
+@pytest.mark.parametrize(("says", "said"), LOOKS, ids=[said[:30] for _, said in LOOKS])
 def test_what_is_wrong_with_an_endpoint_is_one_error_before_the_first_question(
-    says: Says, error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+    says: Says, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
-    with serving(lambda body: says) as endpoint, pytest.raises(error) as raised:
+    with serving(lambda body: says) as endpoint, pytest.raises(ConfigError) as raised:
         ChatAPI(endpoint.url, "big-1", 9.0).look(ScriptedTools(TOOLS).schemas, GREEDY)
     assert said in str(raised.value) and "\n" not in str(raised.value)
 
@@ -267,9 +249,9 @@ def test_the_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
         endpoint.says = lambda body: (401, f"bad key {KEY}".encode())
         with pytest.raises(ConfigError, match=rf"refuses the key in {KEY_VARIABLE}: HTTP 401, b'bad key \*\*\*'"):
             api.look([], GREEDY)
-    with pytest.raises(EngineError, match=r"gives no reply: .*; start it, correct --base_url, or try again later"):
+    with pytest.raises(EngineError, match=r"gives no reply: .*--base_url"):
         ChatAPI(endpoint.url, "big-1", 0.2).look([], GREEDY)
-    with pytest.raises(EngineError, match="no token ids and no log-probabilities to train on"):
+    with pytest.raises(EngineError, match="no log-probabilities"):
         run_blocking(api.sample(SampleRequest((0,), 1, (), GREEDY)))
 
 
@@ -283,16 +265,14 @@ def test_text_is_counted_and_cut_without_a_tokenizer() -> None:
 
 def test_examples_in_a_prompt_are_sent_with_ids() -> None:
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-    shown: list[dict[str, Any]] = [
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": None, "tool_calls": [call, call]},
-        {"role": "tool", "name": "add", "content": "1"},
-        {"role": "tool", "name": "add", "content": "2"},
-        {"role": "assistant", "content": "3", "reasoning_content": "kept back"},
-    ]
-    sent = as_sent(shown)
-    assert [one["id"] for one in sent[1]["tool_calls"]] == [sent[2]["tool_call_id"], sent[3]["tool_call_id"]]
-    assert sent[1]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}' and sent[4] == {
-        "role": "assistant",
-        "content": "3",
-    }
+    asked, first, second, said = as_sent(
+        [
+            {"role": "assistant", "content": None, "tool_calls": [call, call]},
+            {"role": "tool", "name": "add", "content": "1"},
+            {"role": "tool", "name": "add", "content": "2"},
+            {"role": "assistant", "content": "3", "reasoning_content": "kept back"},
+        ]
+    )
+    assert [one["id"] for one in asked["tool_calls"]] == [first["tool_call_id"], second["tool_call_id"]]
+    assert asked["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+    assert said == {"role": "assistant", "content": "3"}

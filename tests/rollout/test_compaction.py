@@ -43,10 +43,8 @@ def test_old_results_are_dropped_and_the_last_turns_stay() -> None:
     check_requests(engine, done)
     first, second, *_ = texts(done)
     assert first.count(LONG) == 3, "the fourth result begins the second segment"
-    assert (
-        f'call look {{"at": 0}}|>tool:{STUB}|>call look {{"at": 1}}|>tool:{STUB}|>call look {{"at": 2}}|>tool:2{LONG}|'
-        in second
-    )
+    calls = [f'call look {{"at": {at}}}|>tool:' for at in range(3)]
+    assert f"{calls[0]}{STUB}|>{calls[1]}{STUB}|>{calls[2]}2{LONG}|" in second
     assert [one.parent for one in done.segments] == [None, 0, 1]
     assert done.segments[1].prompt_ids[: len(done.prompt_ids)] == done.prompt_ids, "what is kept is a shared prefix"
     assert all(len(one.prompt_ids) <= 520 for one in done.segments)
@@ -81,16 +79,16 @@ def test_a_window_too_small_for_a_turn_ends_the_episode_with_a_sentence() -> Non
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("[", "must be an object in JSON"),
+        ("[", "JSON"),
         ({"keep_last_turns": 1}, "needs max_tokens"),
-        ({"max_tokens": 9, "window": 1}, "knows max_tokens, keep_last_turns, strategy"),
-        ({"max_tokens": 0}, "max_tokens of context must be a whole number of at least 1, got 0"),
-        ({"max_tokens": 9, "keep_last_turns": 1.5}, "keep_last_turns of context must be a whole number"),
-        ({"max_tokens": 9, "strategy": "forget"}, "must be drop_results; got 'forget'"),
+        ({"max_tokens": 9, "window": 1}, "'window'"),
+        ({"max_tokens": 0}, "max_tokens .*got 0"),
+        ({"max_tokens": 9, "keep_last_turns": 1.5}, "keep_last_turns .*got 1.5"),
+        ({"max_tokens": 9, "strategy": "forget"}, "got 'forget'"),
     ],
 )
 def test_what_is_no_limit_is_refused(given: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
+    with pytest.raises(ConfigError, match=message):
         ContextLimit.parse(given)
 
 
@@ -98,7 +96,7 @@ def test_a_limit_is_read_from_text_and_must_lie_below_the_window() -> None:
     limit = ContextLimit.parse('{"max_tokens": 99, "strategy": "drop_results"}')
     assert limit == ContextLimit(max_tokens=99) and ContextLimit.parse(None) is None
     limit.check_window(100)
-    with pytest.raises(ConfigError, match="window of 99 is full before"):
+    with pytest.raises(ConfigError, match="window of 99"):
         limit.check_window(99)
 
 

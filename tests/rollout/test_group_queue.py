@@ -1,23 +1,27 @@
-"""Groups in queue: who is taken and who goes on, and what is left behind on any way out."""
+"""Groups in queue, and rollouts on a thread of their own: who is taken and who goes on, and that nothing is left behind."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 from process_tree import wait_for
 
+from tests.rollout.test_rollouts import Listener
 from tests.support.rollouts import no_rollout_thread, scripted_rollouts
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
-from toolgrpo.rollout.ahead import RolloutsAhead
+from toolgrpo.rollout.ahead import Begun, RolloutsAhead
 from toolgrpo.rollout.group_queue import Admission, GroupQueue, GroupSet, TakenGroups, unjudged
-from toolgrpo.rollout.observers import RolloutBegan
+from toolgrpo.rollout.observers import Observers, RolloutBegan
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, ScriptedTools
 
 GROUP = 2
+PATIENCE_S = 20.0  # of a test, for what another thread is to do
 
 
 class TurnstileEngine(ScriptedEngine):
@@ -43,14 +47,15 @@ class Worth:
 class World:
     """A step takes two groups of the queue, and rows are called a, b, c, ..."""
 
-    def __init__(self, *, beyond: int = 1, dead: str = "", stalls: str = "", fails: str = "") -> None:
+    def __init__(
+        self, *, target: int = 2, beyond: int = 1, dead: str = "", stalls: str = "", fails: str = "", **more: Any
+    ) -> None:
         self.stalls, self.dead, self.fails = stalls, dead, fails
-        self.engine = TurnstileEngine(self.script)
-        self.rollouts = scripted_rollouts(self.engine, ScriptedTools({"wait": lambda: "waited"}))
-        self.ahead = RolloutsAhead(self.rollouts)
-        self.queue: GroupQueue[Any] = GroupQueue(self.rollouts, ahead=self.ahead)
-        most = 3.0 if dead else 1.0
-        self.rule = Admission.of(2, max_groups_drawn=most, beyond=beyond)
+        self.engine = TurnstileEngine(more.pop("script", self.script))
+        rollouts = scripted_rollouts(self.engine, ScriptedTools({"wait": lambda: "waited"}), **more)
+        self.ahead = RolloutsAhead(rollouts)
+        self.queue: GroupQueue[Any] = GroupQueue(rollouts, ahead=self.ahead)
+        self.rule = Admission.of(target, max_groups_drawn=3.0 if dead else 1.0, beyond=beyond)
         self.begun = 0
         self.judged: list[str] = []
 
@@ -69,6 +74,11 @@ class World:
             self.begun += 1
             yield GroupSet((place,), ({"prompt": f"<{chr(ord('a') + place)}>"},) * GROUP)
 
+    def begin(self, name: str, n: int = 1) -> Begun:
+        """Begin episodes of a row that may end, outside of the queue."""
+        self.let(name)
+        return self.ahead.begin([{"prompt": f"<{name}>"}] * n, SamplingOptions(), step=0)
+
     def let(self, names: str) -> None:
         """Let the groups of these rows end."""
         self.engine.open_to = self.engine.open_to | {f"<{name}>" for name in names}
@@ -81,7 +91,7 @@ class World:
     def take(self, step: int, names: str = "") -> TakenGroups[Any]:
         self.let(names)
         self.ahead.hand_over(iter(()), step)
-        began = RolloutBegan(2 * GROUP, step, "train", "episodes")
+        began = RolloutBegan(self.rule.target * GROUP, step, "train", "episodes")
         judge: Any = self.judge if self.dead else unjudged
         return self.queue.take(self.rule, SamplingOptions(), began, sets=self.rows(), judge=judge)
 
@@ -152,3 +162,50 @@ def test_once_settled_the_engine_is_free_and_what_ended_is_kept() -> None:
     world.queue.settle()
     assert named(world.take(1, "de")) == "cd"
     world.queue.stop()
+
+
+def test_groups_run_beside_each_other_and_are_told_of_when_they_are_taken() -> None:
+    listener = Listener()
+    world = World(target=1, observers=Observers([listener]))
+    assert named(world.take(5, "ab")) == "a" and world.queue.places == (1,)
+    heard = listener.heard.copy()
+    assert heard[0] == "began 2 5 train episodes" and heard[-1] == "ended None"
+    turns = [f"turn {number} <a> {results}" for number in range(GROUP) for results in (0, 1)]
+    assert sorted(heard[1:-1]) == [*(f"episode {number} finished" for number in range(GROUP)), *turns]
+    assert named(world.take(6)) == "b"
+    assert sorted(listener.heard[len(heard) :]) == sorted(one.replace("5", "6").replace("<a>", "<b>") for one in heard)
+    assert listener.threads == {threading.current_thread().name}
+    world.queue.stop()
+    assert no_rollout_thread() and not world.engine.is_open
+
+
+def test_all_rollouts_together_keep_to_the_most_episodes_at_a_time() -> None:
+    world = World(max_concurrent=2)
+    begun = [world.begin(name, 4) for name in "abc"]
+    assert [len(one.result(PATIENCE_S)) for one in begun] == [4, 4, 4]
+    assert world.engine.most_open_requests <= 2
+    world.ahead.stop()
+
+
+def test_the_thread_computes_on_the_device_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: list[tuple[str, int]] = []
+    on_thread = threading.current_thread
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: devices.append((on_thread().name, device)))
+    world = World()
+    world.begin("a").result(PATIENCE_S)
+    assert devices == [("toolgrpo-rollouts-ahead", 3)]
+    monkeypatch.undo()
+    world.ahead.stop()
+
+
+def test_code_on_the_thread_that_exits_does_not_end_it() -> None:
+    def answer(request: SampleRequest, number: int) -> list[int]:
+        asyncio.get_running_loop().call_soon(sys.exit, 3)
+        return ByteChat.say("an answer")
+
+    world = World(script=answer)
+    assert [len(world.begin("a").result(PATIENCE_S)) for _ in range(2)] == [1, 1]
+    world.ahead.stop()
+    assert no_rollout_thread()

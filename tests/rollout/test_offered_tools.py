@@ -39,7 +39,7 @@ def test_a_row_sees_and_calls_only_the_tools_it_names() -> None:
     assert shown(trajectory) == "tools:add"
     assert [r.error for r in trajectory.results] == [None, ToolErrorKind.UNKNOWN_TOOL, None], "in call order"
     assert [r.content for r in trajectory.results][::2] == ["3", "7"]
-    assert "no tool named 'sub'. The tools are: add." in trajectory.results[1].content
+    assert "'sub'. The tools are: add." in trajectory.results[1].content
     assert [name for name, _ in tools.calls] == ["add", "add"], "the hidden tool is never reached"
     assert tools.closed_sessions == 1 and tools.open_sessions == 0
 
@@ -74,7 +74,6 @@ def test_a_name_that_no_tool_has_is_an_error_with_the_nearest() -> None:
         run({"tools": ["ad"]}, ["7"])
     with pytest.raises(DataError, match="no tools were loaded"):
         offered_tools(None, {"tools": ["add"]})
-    check_tool_names(None, [])
     with pytest.raises(DataError, match=r"row 5 .*'ad'"):
         check_tool_names(None, ["ad"], row="row 5")
 
@@ -90,19 +89,18 @@ def test_hidden_tools_can_be_called_and_are_not_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    "row",
+    ("column", "cell"),
     [
-        {"tools": ["add", "ad"]},
-        {"hidden_tools": ["ad"]},
-        {"expected_tools": ["ad"]},
-        {"gold_calls": '[{"name": "add", "arguments": {}}, {"name": "ad", "arguments": {"a": 1}}]'},
-        {"gold_calls": [{"name": "ad", "arguments": {"a": 1}}]},
+        ("tools", ["add", "ad"]),
+        ("hidden_tools", ["ad"]),
+        ("expected_tools", ["ad"]),
+        ("gold_calls", '[{"name": "add", "arguments": {}}, {"name": "ad", "arguments": {"a": 1}}]'),
+        ("gold_calls", [{"name": "ad", "arguments": {"a": 1}}]),
     ],
 )
-def test_every_row_that_names_a_tool_which_is_not_there_is_found(row: dict[str, Any]) -> None:
-    (column,) = row
+def test_every_row_that_names_a_tool_which_is_not_there_is_found(column: str, cell: Any) -> None:
     tools = ScriptedTools({"add": str, "sub": str})
-    rows = Dataset.from_list([{"prompt": "q", column: None}, {"prompt": "q", **row}, {"prompt": "q", **row}])
+    rows = Dataset.from_list([{column: None}, {column: cell}, {column: cell}])
     said = f"names the tool 'ad' in its column `{column}`, but there is no such tool; the nearest is 'add'"
     assert rows_without_their_tools(tools, rows) == {1: said, 2: said}
     assert rows_without_their_tools(ScriptedTools({"add": str, "ad": str}), rows) == {}

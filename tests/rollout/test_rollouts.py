@@ -1,15 +1,19 @@
-"""Rows in, a batch out, and who hears of it."""
+"""Rows in, a batch out in its groups, and who hears of it."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from tests.support.rollouts import scripted_rollouts
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
+from toolgrpo.episode.token_ledger import Ledger
+from toolgrpo.episode.trajectory import StopReason
 from toolgrpo.errors import ConfigError, EngineError, PluginError
 from toolgrpo.rollout import EpisodeDone, Observer, RolloutBatch, RolloutBegan, RolloutEnded, Rollouts, TurnDone
+from toolgrpo.rollout.batch import Grade, Scored
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
 
@@ -27,28 +31,31 @@ def rollouts(*observers: Observer, engine: ScriptedEngine | None = None) -> Roll
 
 
 class Listener(Observer):
-    """Keeps what it hears."""
-
     def __init__(self) -> None:
         self.heard: list[str] = []
+        self.threads: set[str] = set()
+
+    def hear(self, what: str) -> None:
+        self.heard.append(what)
+        self.threads.add(threading.current_thread().name)
 
     def rollout_began(self, event: RolloutBegan) -> None:
-        self.heard.append(f"began {event.n_episodes} {event.step} {event.mode} {event.label}")
+        self.hear(f"began {event.n_episodes} {event.step} {event.mode} {event.label}")
 
     def turn_done(self, event: TurnDone) -> None:
-        self.heard.append(f"turn {event.number} {event.row['prompt']} {len(event.turn.results)}")
+        self.hear(f"turn {event.number} {event.row['prompt']} {len(event.turn.results)}")
 
     def episode_done(self, event: EpisodeDone) -> None:
-        self.heard.append(f"episode {event.number} {event.trajectory.stop_reason}")
+        self.hear(f"episode {event.number} {event.trajectory.stop_reason}")
 
     def rollout_ended(self, event: RolloutEnded) -> None:
-        self.heard.append(f"ended {event.failure}")
+        self.hear(f"ended {event.failure}")
 
     def batch_done(self, batch: RolloutBatch) -> None:
-        self.heard.append(f"batch {len(batch)}")
+        self.hear(f"batch {len(batch)}")
 
     def close(self) -> None:
-        self.heard.append("closed")
+        self.hear("closed")
 
 
 def test_rows_become_episodes_in_their_order_and_observers_hear_of_each_turn() -> None:
@@ -101,3 +108,33 @@ def test_an_observer_that_fails_after_a_failure_does_not_hide_it() -> None:
 def test_what_is_no_observer_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"subclass of toolgrpo\.rollout\.Observer"):
         Observers([print])  # type: ignore[list-item]
+
+
+def batch_of(n: int, **more: Any) -> RolloutBatch:
+    done = Ledger([1]).finish(StopReason.FINISHED)
+    return RolloutBatch(episodes=tuple(Scored({"i": i}, done) for i in range(n)), **more)
+
+
+@pytest.mark.parametrize(
+    ("n", "group_size", "offset", "groups"),
+    [
+        (6, 3, 0, [[0, 1, 2], [3, 4, 5]]),
+        (4, 1, 0, [[0], [1], [2], [3]]),
+        (4, 3, 4, [[0, 1], [2, 3]]),  # a second process of two with four episodes each
+        (2, 4, 2, [[0, 1]]),  # half of a group
+        (2, 4, 1, [[0, 1]]),
+        (0, 4, 0, []),
+    ],
+)
+def test_groups_are_those_of_the_whole_batch(n: int, group_size: int, offset: int, groups: list[list[int]]) -> None:
+    found = batch_of(n, group_size=group_size, offset=offset).groups()
+    assert [[one.row["i"] for one in group] for group in found] == groups
+
+
+def test_what_is_not_graded_has_no_totals_and_numbers_stand_in_the_metadata() -> None:
+    """What grades become: `learning/test_dropped.py`."""
+    with pytest.raises(ValueError, match="not graded yet"):
+        _ = batch_of(2).totals
+    with pytest.raises(ValueError, match="argument"):  # one grade for two
+        batch_of(2).graded([Grade({}, 1.0)], lambda one: True)
+    assert [t.metadata["episode"] for t in batch_of(3).numbered(40).trajectories] == [40, 41, 42]

@@ -52,15 +52,9 @@ def says(chat: TemplateFormat, turn: int, request: SampleRequest) -> list[int]:
 
 def play(tokenizer: Any, chat: TemplateFormat, enable_thinking: bool | None) -> tuple[Trajectory, list[list[int]]]:
     engine = ScriptedEngine(lambda request, number: says(chat, number, request), max_model_len=100_000)
-
-    trajectory = run_episode(
-        engine,
-        ScriptedTools({"look_up": lambda key: f"found {key}"}),
-        chat=chat,
-        tokenizer=tokenizer,
-        enable_thinking=enable_thinking,
-        max_completion_length=50_000,
-    )
+    tools = ScriptedTools({"look_up": lambda key: f"found {key}"})
+    options: dict[str, Any] = {"enable_thinking": enable_thinking, "max_completion_length": 50_000}
+    trajectory = run_episode(engine, tools, chat=chat, tokenizer=tokenizer, **options)
     return trajectory, [list(request.ids) for request in engine.requests]
 
 

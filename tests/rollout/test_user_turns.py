@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -53,14 +55,9 @@ def test_without_a_speaker_nothing_changes(script: list[str] | None) -> None:
 
 
 def test_an_environment_hears_each_answer_and_speaks_until_it_says_nothing() -> None:
-    heard: list[str] = []
-
-    def user(answer: str) -> str | None:
-        heard.append(answer)
-        return None if answer == "7" else f"more than {answer}?"
-
+    user = Mock(side_effect=lambda answer: None if answer == "7" else f"more than {answer}?")
     trajectory = run([CALL, "3", "7"], tools=speaking(user, reward=lambda row: 0.5))
-    assert heard == ["3", "7"] and trajectory.reward == 0.5
+    assert user.mock_calls == [call("3"), call("7")] and trajectory.reward == 0.5
     assert trajectory.messages[3] == {"role": "user", "content": "more than 3?"}
     assert trajectory.stop_reason is StopReason.FINISHED
 
@@ -89,9 +86,7 @@ def test_at_a_limit_a_user_with_nothing_more_to_say_has_finished() -> None:
 
 
 def test_the_window_ends_an_episode_that_a_message_would_fill() -> None:
-    room = len(ByteChat().prompt([{"role": "user", "content": "q"}], [{"function": {"name": "add"}}])) + len(
-        "a|>user:more|"
-    )
+    room = len("tools:add>user:q|>a|>user:more|")
     engine = ScriptedEngine([ByteChat.say("a")], max_model_len=room + 1)
     trajectory = run_episode(engine, ScriptedTools(ADD), row={"user_turns": ["more"]}, clock=FakeClock())
     assert trajectory.stop_reason is StopReason.CONTEXT_FULL and len(trajectory.messages) == 1
@@ -104,46 +99,29 @@ def test_the_deadline_covers_waiting_for_the_user() -> None:
 
 
 def test_a_user_may_drop_the_episode() -> None:
-    def user(answer: str) -> str | None:
-        raise DropEpisode("the customer hung up")
-
-    trajectory = run(["a"], tools=speaking(user))
+    trajectory = run(["a"], tools=speaking(Mock(side_effect=DropEpisode("the customer hung up"))))
     assert trajectory.stop_reason is StopReason.DROPPED and len(trajectory.turns) == 1
     assert trajectory.dropped is not None and trajectory.dropped.cause is DropCause.ENVIRONMENT
 
 
-def test_a_script_beside_an_environment_that_speaks_is_an_error() -> None:
-    with pytest.raises(DataError, match="both would speak for the user"):
-        run(["a"], ["more"], tools=speaking(lambda answer: None))
-
-
 def test_a_replay_tells_the_environment_what_it_heard() -> None:
     then = run([CALL, "3", "7"], tools=speaking(lambda answer: "more" if answer == "3" else None))
-    heard: list[str] = []
-
-    def user(answer: str) -> str | None:
-        heard.append(answer)
-        return "more" if answer == "3" else "and more"
-
-    again = calls_again(speaking(user, reward=lambda row: float(len(heard))), {}, then)
-    assert heard == ["3", "7"] and again.reward == 2.0
-    assert [(one.turn, one.then, one.now) for one in again.answers if one.call is None] == [
-        (1, "more", "more"),
-        (2, None, "and more"),
-    ]
+    user = Mock(side_effect=lambda answer: "more" if answer == "3" else "and more")
+    again = calls_again(speaking(user, reward=lambda row: float(user.call_count)), {}, then)
+    assert user.mock_calls == [call("3"), call("7")] and again.reward == 2.0
+    said = [(one.turn, one.then, one.now) for one in again.answers if one.call is None]
+    assert said == [(1, "more", "more"), (2, None, "and more")]
 
 
 def test_what_a_limit_kept_from_the_model_is_no_difference() -> None:
-    def user(answer: str) -> str:
-        return "more"
-
-    then = run(["a", "b"], tools=speaking(user), max_turns=2)
-    assert [one.turn for one in calls_again(speaking(user), {}, then).answers] == [0]
+    tools = speaking(lambda answer: "more")
+    then = run(["a", "b"], tools=tools, max_turns=2)
+    assert [one.turn for one in calls_again(tools, {}, then).answers] == [0]
 
 
-def test_it_is_known_before_the_first_episode_that_users_will_speak() -> None:
-    class Rows:
-        column_names = ("prompt", "user_turns")
-
-    assert users_speak(None, Rows()) and users_speak(speaking(lambda answer: None), None)
+def test_it_is_known_before_the_first_episode_who_will_speak() -> None:
+    silent = speaking(lambda answer: None)
+    assert users_speak(None, SimpleNamespace(column_names=("prompt", "user_turns"))) and users_speak(silent, None)
     assert not users_speak(ScriptedTools(ADD), [])
+    with pytest.raises(DataError, match="both would speak"):
+        run(["a"], ["more"], tools=silent)

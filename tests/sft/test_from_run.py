@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,17 +17,17 @@ from toolgrpo.sft.from_run import offered, run_examples
 ROOT = Path(__file__).resolve().parents[2]
 
 
+ANSWER = {"role": "assistant", "content": "5"}
+
+
 def record(question: str, *calls: tuple[str, dict[str, Any], str], **more: Any) -> dict[str, Any]:
     """One recorded episode: calls with their results, then an answer."""
     made = [{"id": f"x{n}", "function": {"name": name, "arguments": a}} for n, (name, a, _) in enumerate(calls)]
     messages = [{"role": "assistant", "content": "", "tool_calls": made}] if calls else []
     messages += [{"role": "tool", "tool_call_id": f"x{n}", "content": one[2]} for n, one in enumerate(calls)]
-    turn = {
-        "attempts": [{"status": "ok", "name": name, "arguments": a} for name, a, _ in calls],
-        "results": [{"content": result} for _, _, result in calls],
-    }
-    prompt = [{"role": "user", "content": question}]
-    done = {"prompt": prompt, "messages": [*messages, {"role": "assistant", "content": "5"}]}
+    attempts = [{"status": "ok", "name": name, "arguments": a} for name, a, _ in calls]
+    turn = {"attempts": attempts, "results": [{"content": result} for _, _, result in calls]}
+    done = {"prompt": [{"role": "user", "content": question}], "messages": [*messages, ANSWER]}
     return {"success": True, "row": {}, "turns": [turn], **done, **more}
 
 
@@ -39,7 +38,6 @@ def add(a: int, b: int) -> tuple[str, dict[str, Any], str]:
 def test_each_success_is_used_once_and_the_others_are_counted_by_their_reason() -> None:
     broken = record("What is 9 + 9?", add(9, 9))
     broken["turns"][0]["attempts"].append({"status": "invalid_json", "name": None, "arguments": None})
-    asks = [{"role": "assistant", "content": "5"}, {"role": "user", "content": "Sure?"}]
     found = run_examples(
         [
             record("What is 2 + 3?", add(2, 3)),
@@ -54,7 +52,7 @@ def test_each_success_is_used_once_and_the_others_are_counted_by_their_reason() 
             record("Say it."),  # neither of the two calls anything
             broken,
             record("Cut", add(7, 7), messages=[{"role": "assistant", "content": ""}]),
-            record("Hello", messages=[*asks, {"role": "assistant", "content": "5"}]),  # it goes on otherwise
+            record("Hello", messages=[ANSWER, {"role": "user", "content": "Sure?"}, ANSWER]),  # it goes on otherwise
         ]
     )
     first = [one["messages"][0]["content"] for one in found.conversations]
@@ -63,11 +61,7 @@ def test_each_success_is_used_once_and_the_others_are_counted_by_their_reason() 
         "7 of 13 episodes (2 without success; 1 with a question that an earlier one has; 1 with the calls of an earlier "
         "one; 1 with a call that could not be run; 1 without an answer)"
     )
-    twice = [
-        record("What is 2 + 3?", add(2, 3)),
-        record("What is 2 + 3?", add(3, 2)),
-        record("What is 2 + 3?", add(2, 3)),
-    ]
+    twice = [record("What is 2 + 3?", add(*numbers)) for numbers in ((2, 3), (3, 2), (2, 3))]
     assert str(run_examples(twice, near=False)) == "2 of 3 episodes (1 that say what an earlier one says)"
     said = json.dumps(found.conversations[0]["messages"])
     assert "x0" not in said and "tool_call_id" not in said, "families write ids in their own form"
@@ -106,27 +100,24 @@ def test_a_student_learns_from_a_run_in_its_own_format(
 ) -> None:
     monkeypatch.chdir(ROOT)
     run = record_run(tmp_path / "run")
-    words = ["sft", "--model", str(mini_nano), "--from_run", str(run), "--output_dir", str(tmp_path / "out")]
+    words = ["--model", str(mini_nano), "--from_run", str(run), "--output_dir", str(tmp_path / "out")]
     words += ["--max_steps", "1", "--batch_size", "1", "--use_cpu", "true"]
     recorded = run / "episodes.jsonl"
     messages = record("q", add(1, 2))["messages"]
     lines = [{**json.loads(line), "messages": messages} for line in recorded.read_text().splitlines()]
     recorded.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert main(words) == 2
+    assert main(["sft", *words]) == 2
     said = capsys.readouterr().err
-    assert "call tools, and its run.yaml does not say which; name them with --tools_script" in said
+    assert "its run.yaml does not say which" in said
     (run / "run.yaml").write_text(f"tools_script: {run / 'mine.py'}\n")
-    (run / "mine.py").write_text(
-        "def add(a: int, b: int) -> int:\n    '''Add.'''\n    return a + b\n\nTOOL_FUNCTIONS = [add]\n"
-    )
-    assert main(words) == 2
+    (run / "mine.py").write_text("raise SystemExit('it was run')")
+    assert main(["sft", *words]) == 2
     said = capsys.readouterr().err
-    assert "are in that folder itself" in said and "(tools_script)" in said, "what came with a recording is not run"
+    assert "are in that folder itself" in said, "what came with a recording is not run"
     (run / "run.yaml").write_text("tools_script: arithmetic\n")
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "toolgrpo", *words], env=env, capture_output=True, text=True, timeout=600, check=False
-    )
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    done = subprocess.run([sys.executable, "recipes/sft.py", *words], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "examples  2 of 24 episodes" in done.stderr and "without success" in done.stderr
+    assert "shards" not in done.stderr, "the bars of a library are not ours"
     assert (tmp_path / "out" / "model.safetensors").is_file()

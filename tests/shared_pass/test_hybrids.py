@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.rnn import pad_sequence
 
 from tests.shared_pass.test_prefix_sharing import (
     COLUMNS,
@@ -23,6 +24,7 @@ from tests.shared_pass.test_prefix_sharing import (
     assert_equal,
     batch,
     cached,
+    lengths_of,
     make,
     padded,
     shared,
@@ -44,27 +46,36 @@ def test_a_deep_tree_whose_segments_have_one_token_or_some(family: str) -> None:
     trunk = torch.randint(0, VOCABULARY, (40,), generator=generator)
     rows = [torch.cat([trunk[:n], torch.randint(0, VOCABULARY, (12,), generator=generator)]) for n in (1, 2, 3, 40, 40)]
     rows.append(trunk[:4])
-    width = max(map(len, rows))
-    ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.long)
-    for number, row in enumerate(rows):
-        ids[number, width - len(row) :], mask[number, width - len(row) :] = row, 1
+    both = [torch.stack([row, torch.ones_like(row)], -1) for row in rows]
+    ids, mask = pad_sequence(both, batch_first=True, padding_side="left").unbind(-1)
     last = torch.zeros_like(mask)
     last[:, -1] = 1
     packing = pack(rows_of_batch(ids, mask, last), min_shared=1)
     assert {1, 12 - 1} <= {segment.length for segment in packing.segments}
     assert max(len(segment.ancestors) for segment in packing.segments) >= 3
 
-    def gradient(logps: torch.Tensor) -> torch.Tensor:
-        model.zero_grad()
-        logps.sum().backward()
-        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
     tree, *_ = forward_packing(model, model.config, packing, ids.device)
-    ours = gradient(tree)
-    labels = ids.masked_fill(last == 0, -100)
-    output = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
-    torch.testing.assert_close(tree.detach(), output.log_probs[packing.rows, -1].detach(), atol=1e-5, rtol=0)
-    theirs = gradient(output.log_probs[:, -1])
+    ours = gradient(model, tree)
+    alone = padded_logps(model, Batch(ids, mask), last)[packing.rows, -1]
+    torch.testing.assert_close(tree.detach(), alone.detach(), atol=1e-5, rtol=0)
+    assert_near(ours, gradient(model, alone))
+
+
+def gradient(model: Any, logps: torch.Tensor) -> torch.Tensor:
+    """Of what differs from token to token."""
+    model.zero_grad()
+    (logps * torch.linspace(-1, 2, logps.numel()).view_as(logps)).sum().backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def padded_logps(model: Any, rows: Batch, scored: torch.Tensor) -> torch.Tensor:
+    labels = rows.ids.masked_fill(scored == 0, -100)
+    output = model(input_ids=rows.ids, attention_mask=rows.mask, labels=labels, fused_lm_head=True)
+    logps: torch.Tensor = output.log_probs
+    return logps
+
+
+def assert_near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert theirs.norm() > 0.1
     assert (ours - theirs).norm() < 1e-5 * theirs.norm()
 
@@ -85,8 +96,7 @@ def test_gradient_checkpointing(family: str, reentrant: bool) -> None:
 def episodes() -> tuple[Batch, torch.Tensor]:
     """Two groups of episodes with tools: their ids, padded on the right, and which tokens the model sampled.
 
-    Sampled turns and results take turns; a call of one token and a result of one token are among them. Results are
-    alike in the episodes of a group, as a tool's often are, and stand behind calls that are not.
+    Calls and results of one token are among them. Results are alike in a group, and stand behind calls that are not.
     """
     generator = torch.Generator().manual_seed(7)
 
@@ -102,12 +112,8 @@ def episodes() -> tuple[Batch, torch.Tensor]:
                 row += [(1, some(n_sampled + extra)), (0, result)]
             rows.append(row)
     rows[1][1] = rows[0][1]  # one call twice
-    length = max(sum(len(ids) for _, ids in row) for row in rows)
-    ids, mask, sampled = torch.zeros(3, len(rows), length, dtype=torch.long)
-    for number, row in enumerate(rows):
-        own = [(token, is_sampled) for is_sampled, part in row for token in part]
-        ids[number, : len(own)], sampled[number, : len(own)] = torch.tensor(own).T
-        mask[number, : len(own)] = 1
+    tokens = [torch.tensor([(token, sampled, 1) for sampled, part in row for token in part]) for row in rows]
+    ids, sampled, mask = pad_sequence(tokens, batch_first=True).unbind(-1)
     return Batch(ids, mask), sampled
 
 
@@ -115,22 +121,14 @@ def episodes() -> tuple[Batch, torch.Tensor]:
 def test_tool_results_between_sampled_tokens(family: str) -> None:
     """Only sampled tokens are scored, from the state that the results before them leave."""
     model, (rows, sampled) = cached(family), episodes()
-
-    def result(logps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        model.zero_grad()
-        (logps * torch.linspace(-1, 2, logps.numel()).view_as(logps)).sum().backward()
-        return logps.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
     scored = SharedPass(mode="on").score_tokens(model, rows.ids, rows.mask, sampled, unwrapped=model)
     assert scored is not None
-    ours, gradient = result(scored.logps[:, 1:])
-    labels = rows.ids.masked_fill(sampled == 0, -100)
-    output = model(input_ids=rows.ids, attention_mask=rows.mask, labels=labels, fused_lm_head=True)
-    theirs, expected = result(output.log_probs)
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    ours = scored.logps[:, 1:]
+    found = gradient(model, ours)
+    theirs = padded_logps(model, rows, sampled)
+    torch.testing.assert_close(ours.detach(), theirs.detach(), atol=1e-5, rtol=0)
     assert torch.equal(ours != 0, sampled[:, 1:] > 0)
-    assert expected.norm() > 0.1
-    assert (gradient - expected).norm() < 1e-5 * expected.norm()
+    assert_near(found, gradient(model, theirs))
 
 
 N_FIRST = 6  # rows of the first of two processes, out of eight
@@ -147,18 +145,15 @@ def in_one_of_two_processes(rank: int, folder: Path) -> None:
         model, rows = make(family), batch([31, 23])
         wrapped = DistributedDataParallel(model)  # a name, since it must live until the backward pass
         own = slice(N_FIRST) if rank == 0 else slice(N_FIRST, None)
-        passes: list[int] = []
-        model.register_forward_pre_hook(
-            lambda _, __, kw, passes=passes: passes.append(kw["input_ids"].shape[1]), with_kwargs=True
-        )
+        passes = lengths_of(model)
         scored = SharedPass(mode="on", max_tokens=70).score_completions(
             wrapped, rows.ids[own], rows.mask[own], COLUMNS, unwrapped=model, compute_entropy=True
         )
         assert scored is not None and scored.entropies is not None
         # DDP takes the mean over processes
         (2 * (scored.logps + 0.3 * scored.entropies) * rows.weights[own]).sum().backward()
-        gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-        found[family] = scored.logps.detach(), scored.entropies.detach(), gradient, passes
+        flat = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        found[family] = scored.logps.detach(), scored.entropies.detach(), flat, passes
     torch.save(found, folder / f"{rank}.pt")
     # DDP's reducer must not hold the group last: it would join the group's threads while it holds the lock of the
     # interpreter, which one of them may be waiting for (seen: one process in a few dozen hung).
@@ -192,20 +187,19 @@ def test_a_layer_that_computes_without_the_tree_is_an_error(monkeypatch: pytest.
 @pytest.mark.parametrize("family", recurrent_seam._FUNCTIONS)
 def test_the_functions_of_transformers_take_what_the_seam_gives_them(family: str) -> None:
     share_recurrences(family)
+    scan = "hidden_states dt A B C chunk_size initial_states return_final_states dt_bias dt_softplus dt_limit"
     taken = {
-        "causal_conv1d_fn": {"hidden_states", "weight", "bias", "activation"},
-        "torch_chunk_gated_delta_rule": {"g", "beta", "initial_state", "output_final_state"},
-        "mamba2_chunk_scan": {
-            *("hidden_states", "dt", "A", "B", "C", "chunk_size", "initial_states", "return_final_states"),
-            *("dt_bias", "dt_softplus", "dt_limit"),
-        },
-        "mamba2_split_conv1d_scan_combined": {"zxbcdt"},
+        "causal_conv1d_fn": "hidden_states weight bias activation",
+        "torch_chunk_gated_delta_rule": "g beta initial_state output_final_state",
+        "mamba2_chunk_scan": scan,
+        "mamba2_split_conv1d_scan_combined": "zxbcdt",
     }
     for name in recurrent_seam._FUNCTIONS[family]:
-        original = inspect.unwrap(getattr(module_of(family), name))
-        assert taken[name] <= set(inspect.signature(original).parameters), (
+        parameters = inspect.signature(inspect.unwrap(getattr(module_of(family), name))).parameters
+        follow = (
             f"{name} of {module_of(family).__name__} takes other arguments: follow it in shared_pass/recurrent_seam.py"
         )
+        assert set(taken[name].split()) <= set(parameters), follow
         used = inspect.getsource(module_of(family))
         assert used.count(f"{name}(") > 1, f"no layer of {family} calls {name} any more"
 

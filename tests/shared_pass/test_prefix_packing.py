@@ -15,22 +15,24 @@ from toolgrpo.shared_pass.packing import Packing, pack, pack_in_passes, rows_of_
 
 pytestmark = pytest.mark.property
 
-tokens = st.integers(0, 2)  # few kinds, so that common beginnings happen by themselves
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def batches(draw: st.DrawFn) -> Batch:
     """ids, attention mask (padding on either side), scored mask (anything)."""
     n_rows, width = draw(st.integers(1, 6)), draw(st.integers(1, 12))
-    shape = st.lists(st.lists(tokens, min_size=width, max_size=width), min_size=n_rows, max_size=n_rows)
-    ids = torch.tensor(draw(shape))
+
+    def table(of: st.SearchStrategy[int]) -> torch.Tensor:
+        row = st.lists(of, min_size=width, max_size=width)
+        return torch.tensor(draw(st.lists(row, min_size=n_rows, max_size=n_rows)))
+
+    ids = table(st.integers(0, 2))  # few kinds, so that common beginnings happen by themselves
     mask = torch.zeros_like(ids)
     for row in mask:
         start = draw(st.integers(0, width))
         row[start : draw(st.integers(start, width))] = 1
-    bits = st.lists(st.lists(st.integers(0, 1), min_size=width, max_size=width), min_size=n_rows, max_size=n_rows)
-    scored = torch.tensor(draw(bits))
-    return ids, mask, scored
+    return ids, mask, table(st.integers(0, 1))
 
 
 def spelled(packing: Packing, leaf: int) -> list[tuple[int, int]]:
@@ -41,9 +43,7 @@ def spelled(packing: Packing, leaf: int) -> list[tuple[int, int]]:
 
 
 @given(batches(), st.integers(1, 4))
-def test_a_packing_spells_its_rows_and_scores_each_place_once(
-    batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor], min_shared: int
-) -> None:
+def test_a_packing_spells_its_rows_and_scores_each_place_once(batch: Batch, min_shared: int) -> None:
     rows = rows_of_batch(*batch)
     if not rows:
         return
@@ -62,28 +62,19 @@ def test_a_packing_spells_its_rows_and_scores_each_place_once(
 
 
 @given(batches())
-def test_labels_are_the_tokens_that_follow(batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+def test_labels_are_the_tokens_that_follow(batch: Batch) -> None:
     ids, mask, scored = batch
-    found = {
-        (row.index, c): label
-        for row in rows_of_batch(ids, mask, scored)
-        for c, label in zip(row.columns, row.labels, strict=True)
-    }
+    rows = rows_of_batch(*batch)
+    found = {(row.index, c): label for row in rows for c, label in zip(row.columns, row.labels, strict=True)}
     for (index, column), label in found.items():
         assert label == (int(ids[index, column]) if scored[index, column] else -100)
-    wanted = {
-        (i, c)
-        for i in range(len(ids))
-        for c in range(ids.shape[1])
-        if scored[i, c] and mask[i, c] and mask[i, :c].any()
-    }
+    places = itertools.product(*map(range, ids.shape))
+    wanted = {(i, c) for i, c in places if scored[i, c] and mask[i, c] and mask[i, :c].any()}
     assert wanted == {place for place, label in found.items() if label >= 0}
 
 
 @given(batches(), st.integers(1, 30))
-def test_passes_hold_every_row_once_and_keep_to_the_budget(
-    batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor], max_tokens: int
-) -> None:
+def test_passes_hold_every_row_once_and_keep_to_the_budget(batch: Batch, max_tokens: int) -> None:
     rows = rows_of_batch(*batch)
     passes = [set(packing.rows.tolist()) for packing in pack_in_passes(rows, max_tokens, min_shared=2)]
     assert sorted(index for part in passes for index in part) == sorted(row.index for row in rows)
@@ -108,27 +99,22 @@ def test_whole_groups_that_fit_stay_whole(groups: list[int], size: int) -> None:
 
 @given(st.permutations(range(12)), st.sampled_from([1, 2, 3, 4, 6]))
 def test_every_optimizer_step_keeps_its_samples(samples: list[int], accumulation_steps: int) -> None:
-    size = 2
-    batches: list[dict[str, Any]] = [
-        {
-            "prompt_ids": torch.tensor([[0, s % 3] for s in samples[start : start + size]]),
-            "prompt_mask": torch.tensor([[0, 1]] * size),
-            "sample": list(samples[start : start + size]),
-            "advantages": torch.tensor(samples[start : start + size]),
-            "num_items_in_batch": torch.tensor(7),
-            "absent": None,
+    def batch_of(*own: int) -> dict[str, Any]:
+        prompts = {
+            "prompt_ids": torch.tensor([[0, s % 3] for s in own]),
+            "prompt_mask": torch.tensor([[0, 1]] * len(own)),
         }
-        for start in range(0, 12, size)
-    ]
+        same = {"num_items_in_batch": torch.tensor(7), "absent": None}
+        return {**prompts, **same, "sample": list(own), "advantages": torch.tensor(own)}
+
+    batches = [batch_of(*samples[start : start + 2]) for start in range(0, 12, 2)]
     ordered = put_in_order(batches, accumulation_steps)
     assert len(ordered) == len(batches)
     for start in range(0, len(batches), accumulation_steps):
         step = slice(start, start + accumulation_steps)
-        assert sorted(s for b in ordered[step] for s in b["sample"]) == sorted(
-            s for b in batches[step] for s in b["sample"]
-        )
+        found, given = (sorted(s for b in some[step] for s in b["sample"]) for some in (ordered, batches))
+        assert found == given
     for b in ordered:
-        assert b["advantages"].tolist() == b["sample"] and b["prompt_ids"][:, 1].tolist() == [
-            s % 3 for s in b["sample"]
-        ]
+        assert b["advantages"].tolist() == b["sample"]
+        assert b["prompt_ids"][:, 1].tolist() == [s % 3 for s in b["sample"]]
         assert b["num_items_in_batch"] == 7 and b["absent"] is None

@@ -26,89 +26,62 @@ from toolgrpo.trainer.trl.trainer import TrainerOfTRL
 
 VOCABULARY = 97
 COLUMNS = 20
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": True,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
+SHAPE: dict[str, Any] = {
+    **{"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": True},
+    **{"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2},
+    **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
 }
-VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "patch_size": 14,
+SMALL = {"patch_size": 14, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+SLIDING, WHOLE = "sliding_attention", "full_attention"
+WINDOWED: dict[str, Any] = {"sliding_window": 12, "layer_types": [SLIDING, WHOLE, SLIDING]}
+GEMMA4: dict[str, Any] = {
+    **{"sliding_window": 12, "layer_types": [SLIDING, WHOLE, WHOLE]},
+    **{"global_head_dim": 32, "pad_token_id": 0, "num_kv_shared_layers": 1, "use_bidirectional_attention": "vision"},
+    **{"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCABULARY},
 }
-SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 RECURRENT = ["linear_attention", "full_attention", "linear_attention"]
-DELTA = {
-    **{"linear_key_head_dim": 16, "linear_value_head_dim": 16},
-    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+DELTA: dict[str, Any] = {
+    **{"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
+    **{"head_dim": 16, "layer_types": RECURRENT},
 }
+GRANITE: dict[str, Any] = {
+    **{"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 16},
+    **{"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 96},
+    **{"position_embedding_type": "nope", "output_router_logits": False},
+}
+
+
+def of_text(name: str, config: str = "", **own: Any) -> Callable[..., Any]:
+    """Make models of a class of Transformers, with what is its own beside the common shape."""
+
+    def made(**changes: Any) -> Any:
+        values = {**SHAPE, **own, **changes}
+        return getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, config or f"{name}Config")(**values))
+
+    return made
+
+
+def with_images(name: str, text: dict[str, Any], vision: dict[str, Any], **own: Any) -> Callable[..., Any]:
+    own |= {"text_config": {**SHAPE, "head_dim": 16, **text}, "vision_config": {**SMALL, **vision}}
+    config = getattr(transformers, f"{name}Config")
+    return lambda **_: getattr(transformers, f"{name}ForConditionalGeneration")(config(**own))
+
+
+OURS = ("qwen3_moe", "qwen3_next", "lfm2_hybrid", "nemotron_h_dense")
 FAMILIES: dict[str, Callable[..., Any]] = {
-    "qwen3": lambda **kw: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SHAPE, head_dim=16, **kw)),
-    "qwen2": lambda **kw: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SHAPE, **kw)),
-    "llama": lambda **kw: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE, **kw)),
-    "mistral": lambda **kw: transformers.MistralForCausalLM(
-        transformers.MistralConfig(**SHAPE, head_dim=16, sliding_window=9, **kw)
-    ),
-    "gemma3": lambda **kw: transformers.Gemma3ForCausalLM(
-        transformers.Gemma3TextConfig(**SHAPE, head_dim=16, sliding_window=12, layer_types=SLIDING, **kw)
-    ),
+    "qwen3": of_text("Qwen3", head_dim=16),
+    "qwen2": of_text("Qwen2"),
+    "llama": of_text("Llama"),
+    "mistral": of_text("Mistral", head_dim=16, sliding_window=9),
+    "gemma3": of_text("Gemma3", "Gemma3TextConfig", head_dim=16, **WINDOWED),
     # Experts; then hybrids: layers with a recurrence or a short convolution beside those with attention.
-    **{
-        name: functools.partial(tiny_family, name)
-        for name in ("qwen3_moe", "qwen3_next", "lfm2_hybrid", "nemotron_h_dense")
-    },
-    "qwen3_5": lambda **kw: transformers.Qwen3_5ForCausalLM(
-        transformers.Qwen3_5TextConfig(**SHAPE, **DELTA, head_dim=16, layer_types=RECURRENT, **kw)
-    ),
-    "granite4": lambda **kw: transformers.GraniteMoeHybridForCausalLM(
-        transformers.GraniteMoeHybridConfig(
-            **{**SHAPE, "layer_types": RECURRENT, "num_local_experts": 4, "num_experts_per_tok": 2},
-            **{
-                "mamba_n_heads": 8,
-                "mamba_d_head": 16,
-                "mamba_d_state": 16,
-                "mamba_n_groups": 1,
-                "mamba_chunk_size": 16,
-            },
-            **{"shared_intermediate_size": 96, "position_embedding_type": "nope", "output_router_logits": False},
-            **kw,
-        )
-    ),
+    **{name: functools.partial(tiny_family, name) for name in OURS},
+    "qwen3_5": of_text("Qwen3_5", "Qwen3_5TextConfig", **DELTA),
+    "granite4": of_text("GraniteMoeHybrid", layer_types=RECURRENT, **GRANITE),
     # Models that also read images, on rows of text.
-    "gemma3_images": lambda **kw: transformers.Gemma3ForConditionalGeneration(
-        transformers.Gemma3Config(
-            text_config={**SHAPE, "head_dim": 16, "sliding_window": 12, "layer_types": SLIDING},
-            vision_config={**VISION, "image_size": 28},
-            mm_tokens_per_image=4,
-        )
-    ),
-    "gemma4_images": lambda **kw: transformers.Gemma4ForConditionalGeneration(
-        transformers.Gemma4Config(
-            text_config={
-                **{**SHAPE, "head_dim": 16, "global_head_dim": 32, "pad_token_id": 0},
-                **{"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention", "full_attention"]},
-                **{"num_kv_shared_layers": 1, "use_bidirectional_attention": "vision"},
-                **{"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCABULARY},
-            },
-            vision_config={**VISION, "num_key_value_heads": 2, "head_dim": 16},
-            audio_config=None,
-        )
-    ),
-    "mistral3_images": lambda **kw: transformers.Mistral3ForConditionalGeneration(
-        transformers.Mistral3Config(
-            text_config={**SHAPE, "model_type": "mistral", "head_dim": 16},
-            vision_config={**VISION, "model_type": "pixtral", "head_dim": 16},
-        )
-    ),
+    "gemma3_images": with_images("Gemma3", WINDOWED, {"image_size": 28}, mm_tokens_per_image=4),
+    "gemma4_images": with_images("Gemma4", GEMMA4, {"num_key_value_heads": 2, "head_dim": 16}, audio_config=None),
+    "mistral3_images": with_images("Mistral3", {"model_type": "mistral"}, {"model_type": "pixtral", "head_dim": 16}),
 }
 
 
@@ -181,15 +154,22 @@ def padded(model: Any, rows: Batch) -> Result:
     return with_gradient(model, rows, score)
 
 
-def shared(model: Any, rows: Batch, **options: Any) -> Result:
+def shared(model: Any, rows: Batch, mode: str = "on", **options: Any) -> Result:
     def score() -> tuple[torch.Tensor, torch.Tensor]:
-        result = SharedPass(mode="on", **options).score_completions(
+        result = SharedPass(mode=mode, **options).score_completions(
             model, rows.ids, rows.mask, COLUMNS, unwrapped=model, compute_entropy=True
         )
         assert result is not None and result.entropies is not None
         return result.logps, result.entropies
 
     return with_gradient(model, rows, score)
+
+
+def lengths_of(model: Any) -> list[int]:
+    """How many tokens each pass of the model takes from now on."""
+    found: list[int] = []
+    model.model.register_forward_pre_hook(lambda _, __, kw: found.append(kw["input_ids"].shape[1]), with_kwargs=True)
+    return found
 
 
 def assert_equal(ours: Result, theirs: Result) -> None:
@@ -203,16 +183,13 @@ def assert_equal(ours: Result, theirs: Result) -> None:
 def batches(draw: st.DrawFn) -> Batch:
     """Groups of any size, prompts and completions of any length."""
     groups = draw(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 4)), min_size=1, max_size=3))
-    parts = [
-        batch(
-            [prompt], size, lengths=draw(st.lists(st.integers(0, COLUMNS), min_size=size, max_size=size)), seed=number
-        )
-        for number, (prompt, size) in enumerate(groups)
-    ]
+    parts = []
+    for number, (prompt, size) in enumerate(groups):
+        lengths = draw(st.lists(st.integers(0, COLUMNS), min_size=size, max_size=size))
+        parts.append(batch([prompt], size, lengths=lengths, seed=number))
     widest = max(part.ids.shape[1] for part in parts)
-    return Batch(
-        *(torch.cat([F.pad(of, (widest - of.shape[1], 0)) for of in both]) for both in zip(*parts, strict=True))
-    )
+    wide = ([F.pad(of, (widest - of.shape[1], 0)) for of in both] for both in zip(*parts, strict=True))
+    return Batch(*map(torch.cat, wide))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -270,9 +247,8 @@ def test_prompts_of_different_groups_share_what_they_have_in_common() -> None:
     """Two questions under one system prompt: the system prompt is computed once."""
     rows = batch([60, 60], 2)
     rows.ids[2:, :40] = rows.ids[:1, :40]
-    seen = []
     model = make("qwen3")
-    model.model.register_forward_pre_hook(lambda _, __, kw: seen.append(kw["input_ids"].shape[1]), with_kwargs=True)
+    seen = lengths_of(model)
     ours = shared(model, rows)
     n_completion = int(rows.mask[:, 60:].sum())
     # The last token of a prompt stands once per completion: each predicts another first token.
@@ -302,8 +278,7 @@ def test_autocast_in_bf16_is_as_near_to_fp32_as_the_padded_pass(way: str) -> Non
 
 def test_a_long_group_is_cut_and_only_one_pass_is_held_at_a_time() -> None:
     model, rows = make("qwen3"), batch([31], 8, lengths=[20] * 8)
-    lengths: list[int] = []
-    model.model.register_forward_pre_hook(lambda _, __, kw: lengths.append(kw["input_ids"].shape[1]), with_kwargs=True)
+    lengths = lengths_of(model)
     shared(model, rows, max_tokens=80)
     forward, again = lengths[: len(lengths) // 2], lengths[len(lengths) // 2 :]
     assert len(forward) == 4 and max(forward) <= 80
@@ -312,34 +287,23 @@ def test_a_long_group_is_cut_and_only_one_pass_is_held_at_a_time() -> None:
 
 def test_the_pass_of_the_old_policy_takes_no_more_tokens_at_a_time_than_the_padded_one() -> None:
     model, rows = make("qwen3"), batch([31, 31, 31, 31], 2)
-    lengths: list[int] = []
-    model.model.register_forward_pre_hook(lambda _, __, kw: lengths.append(kw["input_ids"].shape[1]), with_kwargs=True)
+    lengths = lengths_of(model)
     with torch.no_grad():
         SharedPass().score_completions(model, rows.ids, rows.mask, COLUMNS, unwrapped=model, batch_size=2)
     assert len(lengths) > 1 and max(lengths) <= 2 * rows.ids.shape[1]
 
 
-UNSUPPORTED = {
-    "gpt2": (transformers.GPT2Config(), "rotary"),
-    "gpt_oss": (transformers.GptOssConfig(), "sinks"),
-    "gemma2": (transformers.Gemma2Config(), "caps"),
-    "olmo_hybrid": (transformers.OlmoHybridConfig(), "linear_attention"),
-    "gemma3_both_ways": (transformers.Gemma3TextConfig(use_bidirectional_attention=True), "causal"),
-}
-
-
-@pytest.mark.parametrize("name", UNSUPPORTED)
-def test_what_cannot_be_shared_says_why(name: str) -> None:
-    config, word = UNSUPPORTED[name]
-    assert word in (unsupported(config) or "")
+def test_what_cannot_be_shared_says_why() -> None:
+    both_ways = transformers.Gemma3TextConfig(use_bidirectional_attention=True)
+    reasons = {"rotary": transformers.GPT2Config(), "sinks": transformers.GptOssConfig(), "causal": both_ways}
+    reasons |= {"caps": transformers.Gemma2Config(), "linear_attention": transformers.OlmoHybridConfig()}
+    for word, config in reasons.items():
+        assert word in (unsupported(config) or ""), config.model_type
 
 
 def test_auto_falls_back_with_one_line_and_on_refuses(caplog: pytest.LogCaptureFixture) -> None:
-    model, rows = make("qwen3"), batch([31])
-    model = get_peft_model(
-        model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2, token_dim=64, num_layers=3)
-    )
-    auto = SharedPass()
+    tuning = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2, token_dim=64, num_layers=3)
+    model, rows, auto = get_peft_model(make("qwen3"), tuning), batch([31]), SharedPass()
     with caplog.at_level(logging.WARNING):  # seen where nobody has set logging up
         for _ in range(3):
             assert auto.score_completions(model, rows.ids, rows.mask, COLUMNS, unwrapped=model) is None
@@ -352,7 +316,7 @@ def test_auto_falls_back_with_one_line_and_on_refuses(caplog: pytest.LogCaptureF
     ("asked", "why"),
     [({"compute_aux_loss": True}, "load-balancing"), ({"pixel_values": torch.ones(1)}, "pixel_values")],
 )
-def test_what_only_trls_pass_computes_is_left_to_it_and_said_once(
+def test_what_only_trls_pass_computes_is_left_to_it(
     asked: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, rows = make("qwen3"), batch([31])
@@ -392,14 +356,10 @@ def test_what_auto_packs(device: str, packed: int, padded: int, n_passes: int, p
 def test_padding_alone_is_worth_a_packing() -> None:
     """Rows with nothing in common, of very different lengths."""
     model, rows = make("qwen3"), batch([30, 4], 1, lengths=[20, 2])
-    scored = SharedPass().score_completions(model, rows.ids, rows.mask, COLUMNS, unwrapped=model)
-    assert scored is not None
-    assert_equal(shared(model, rows), padded(model, rows))
+    assert_equal(shared(model, rows, mode="auto"), padded(model, rows))
 
 
-def test_auto_leaves_rows_with_nothing_in_common_to_the_padded_pass_and_says_so_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_auto_leaves_rows_with_nothing_in_common_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     model = make("qwen3")
     alone, auto = batch([30, 30], 1, lengths=[20, 20]), SharedPass()
     with caplog.at_level(logging.WARNING):
@@ -407,39 +367,22 @@ def test_auto_leaves_rows_with_nothing_in_common_to_the_padded_pass_and_says_so_
             assert auto.score_completions(model, alone.ids, alone.mask, COLUMNS, unwrapped=model) is None
     assert ["too little in common" in record.message for record in caplog.records] == [True]
     together = batch([30], 2, lengths=[20, 20])
-    assert SharedPass().score_completions(model, together.ids, together.mask, COLUMNS, unwrapped=model) is not None
-    assert (
-        SharedPass(mode="off").score_completions(model, together.ids, together.mask, COLUMNS, unwrapped=model) is None
-    )
+    for mode, is_scored in (("auto", True), ("off", False)):
+        scored = SharedPass(mode=mode).score_completions(model, together.ids, together.mask, COLUMNS, unwrapped=model)
+        assert (scored is not None) is is_scored
 
 
 def test_a_budget_holds_where_nothing_is_shared_too() -> None:
     """Without it `auto` would run these rows padded, in one pass of 100 tokens."""
     model, rows = make("qwen3"), batch([30, 30], 1, lengths=[20, 20])
-    expected = padded(model, rows)
-    lengths: list[int] = []
-    model.model.register_forward_pre_hook(lambda _, __, kw: lengths.append(kw["input_ids"].shape[1]), with_kwargs=True)
-
-    def score() -> tuple[torch.Tensor, torch.Tensor]:
-        result = SharedPass(max_tokens=60).score_completions(
-            model, rows.ids, rows.mask, COLUMNS, unwrapped=model, compute_entropy=True
-        )
-        assert result is not None and result.entropies is not None
-        return result.logps, result.entropies
-
-    assert_equal(with_gradient(model, rows, score), expected)
+    expected, lengths = padded(model, rows), lengths_of(model)
+    assert_equal(shared(model, rows, mode="auto", max_tokens=60), expected)
     assert max(lengths) <= 60
 
 
-def test_the_attention_is_put_back_when_the_pass_fails() -> None:
-    model = make("qwen3")
-    with pytest.raises(RuntimeError, match="broken"), shared_attention(model.config):
-        assert model.config._attn_implementation == NAME
-        raise RuntimeError("broken")
-    assert model.config._attn_implementation == "sdpa"
-
-
-def test_a_model_that_drops_the_layout_is_an_error_not_a_wrong_number() -> None:
+def test_a_model_that_drops_the_layout_is_an_error_not_a_wrong_number_and_its_attention_is_put_back() -> None:
     model, rows = make("qwen3"), batch([31])
-    with shared_attention(model.config), pytest.raises(ModelError, match="prefix_layout"):
+    with pytest.raises(ModelError, match="prefix_layout"), shared_attention(model.config):
+        assert model.config._attn_implementation == NAME
         model(input_ids=rows.ids)
+    assert model.config._attn_implementation == "sdpa"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -57,18 +58,17 @@ TREES = {
 }
 
 
-@pytest.mark.parametrize("way", ["tiles", "flash", "segments"])
-@pytest.mark.parametrize("window", [None, 1, 5, 20, 64])
+WAYS = ["as on any CPU", "flash", "segments"]  # on a CPU in tiles, but where a window cuts
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("window", [None, 5, 20])
 @pytest.mark.parametrize("tree", TREES)
 def test_outputs_and_gradients_are_those_of_the_row_alone(tree: str, window: int | None, way: str) -> None:
     packing = pack(TREES[tree], min_shared=2)
     if "two groups" in tree:
         assert max(len(segment.ancestors) for segment in packing.segments) == 2
-    if way == "tiles":  # but where a window cuts, as on any CPU
-        check(packing, window)
-    else:
-        with attending(way):
-            check(packing, window)
+    check(packing, window, way)
 
 
 @pytest.mark.property
@@ -76,15 +76,14 @@ def test_outputs_and_gradients_are_those_of_the_row_alone(tree: str, window: int
     rows=st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=14), st.integers(1, 14)), min_size=1),
     window=st.none() | st.integers(1, 9),
     key_heads=st.sampled_from([1, 2, 4]),
-    way=st.sampled_from(["flash", "segments"]),
+    way=st.sampled_from(WAYS),
 )
 def test_random_trees(rows: list[tuple[list[int], int]], window: int | None, key_heads: int, way: str) -> None:
     packing = pack([_row(i, tokens, prompt) for i, (tokens, prompt) in enumerate(rows)], min_shared=1)
-    with attending(way):
-        check(packing, window, key_heads)
+    check(packing, window, way, key_heads)
 
 
-def check(packing: Packing, window: int | None, key_heads: int = 2) -> None:
+def check(packing: Packing, window: int | None, way: str, key_heads: int = 2) -> None:
     torch.manual_seed(0)
     query, key, value = (
         torch.randn(1, heads, packing.n_tokens, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -92,17 +91,17 @@ def check(packing: Packing, window: int | None, key_heads: int = 2) -> None:
     )
     upstream = torch.randn((1, packing.n_tokens, HEADS, WIDTH), dtype=torch.float64)
     layout = PrefixLayout(packing.segments)
-    packed, _ = attend(torch.nn.Module(), query, key, value, None, sliding_window=window, prefix_layout=layout)
-
-    alone = torch.empty_like(packed)
+    alone = torch.empty_like(upstream)
     for segment in packing.segments:
         before = [place for start, end in segment.ancestors for place in range(start, end)]
         places = [*before, *range(segment.start, segment.end)]
         outputs = _row_by_row(query, key, value, places, window)[:, :, len(before) :]
         alone[:, segment.start : segment.end] = outputs.transpose(1, 2)
 
+    with nullcontext() if way == WAYS[0] else attending(way):
+        packed, _ = attend(torch.nn.Module(), query, key, value, None, sliding_window=window, prefix_layout=layout)
+        ours = torch.autograd.grad((packed * upstream).sum(), (query, key, value))
     torch.testing.assert_close(packed, alone)
-    ours = torch.autograd.grad((packed * upstream).sum(), (query, key, value))
     theirs = torch.autograd.grad((alone * upstream).sum(), (query, key, value))
     for gradient, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(gradient, expected)
@@ -154,14 +153,12 @@ def test_masks_are_made_where_they_are_used() -> None:
         ("cuda", (8, 0), torch.float16, 256, {}, "flash"),
         ("cuda", (9, 0), torch.float32, 128, {}, "segments"),
         ("cuda", (7, 5), torch.float16, 128, {}, "segments"),
-        ("cuda", (9, 0), torch.bfloat16, 512, {}, "segments"),
         ("cuda", (8, 9), torch.bfloat16, 224, {}, "segments"),
         ("cuda", (9, 0), torch.bfloat16, 60, {}, "segments"),
         ("cuda", (9, 0), torch.bfloat16, 128, {"dropout": 0.1}, "segments"),
         ("mps", None, torch.bfloat16, 128, {}, "segments"),
         ("cpu", None, torch.bfloat16, 60, {}, "tiles"),
         ("cpu", None, torch.float32, 128, {"is_cut": True}, "segments"),
-        ("cpu", None, torch.float32, 128, {"dropout": 0.1}, "segments"),
     ],
 )
 def test_the_way_follows_device_type_and_sizes(

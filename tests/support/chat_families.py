@@ -21,8 +21,6 @@ import trl
 from toolgrpo.chat.families import family_of
 from toolgrpo.testing.chat import byte_tokenizer
 
-__all__ = ["template_names", "template_text", "trl_tokenizer"]
-
 _TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 
 
@@ -46,106 +44,64 @@ class _Tokens:
     eos: str | None = None
 
 
-_THINK = ("<think>", "</think>")
-_CALLS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-_CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+THINK = ("<think>", "</think>")
+CALLS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _LFM2 = ("tool_list", "tool_call", "tool_response")
 
+
+def _named(names: str) -> tuple[str, ...]:
+    return tuple(f"<|{name}|>" for name in names.split())
+
+
+_COHERE = "START_OF_TURN_TOKEN END_OF_TURN_TOKEN USER_TOKEN CHATBOT_TOKEN SYSTEM_TOKEN START_RESPONSE END_RESPONSE"
 # By the beginning of a template's name; the first that fits. Only where tokens look otherwise than <|...|>, or stay.
 _FAMILIES: dict[str, _Tokens] = {
-    "qwen2_5_vl": _Tokens((*_CHATML, *_VISION), eos="<|im_end|>"),
-    "qwen2_5": _Tokens(_CHATML, _CALLS[:2], eos="<|im_end|>"),
-    "qwen": _Tokens((*_CHATML, *_VISION), (*_CALLS, *_THINK), eos="<|im_end|>"),
-    "nemotron": _Tokens(_CHATML, (*_CALLS, *_THINK), eos="<|im_end|>"),
+    "qwen2_5_vl": _Tokens((*CHATML, *VISION), eos="<|im_end|>"),
+    "qwen2_5": _Tokens(CHATML, CALLS[:2], eos="<|im_end|>"),
+    "qwen": _Tokens((*CHATML, *VISION), (*CALLS, *THINK), eos="<|im_end|>"),
+    "nemotron": _Tokens(CHATML, (*CALLS, *THINK), eos="<|im_end|>"),
     "lfm2": _Tokens(
-        ("<|startoftext|>", *_CHATML, *(f"<|{name}_{side}|>" for name in _LFM2 for side in ("start", "end"))),
-        _THINK,
+        ("<|startoftext|>", *CHATML, *(f"<|{name}_{side}|>" for name in _LFM2 for side in ("start", "end"))),
+        THINK,
         bos="<|startoftext|>",
         eos="<|im_end|>",
     ),
     "llama3": _Tokens(
-        (
-            "<|begin_of_text|>",
-            "<|end_of_text|>",
-            "<|start_header_id|>",
-            "<|end_header_id|>",
-            "<|eot_id|>",
-            "<|eom_id|>",
-            "<|python_tag|>",
-        ),
+        _named("begin_of_text end_of_text start_header_id end_header_id eot_id eom_id python_tag"),
         bos="<|begin_of_text|>",
         eos="<|eot_id|>",
     ),
     "gptoss": _Tokens(
-        (
-            "<|startoftext|>",
-            "<|endoftext|>",
-            "<|start|>",
-            "<|end|>",
-            "<|message|>",
-            "<|channel|>",
-            "<|constrain|>",
-            "<|call|>",
-            "<|return|>",
-        ),
-        eos="<|return|>",
+        _named("startoftext endoftext start end message channel constrain call return"), eos="<|return|>"
     ),
     "glm4": _Tokens(
-        ("[gMASK]", "<sop>", "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "/nothink"),
-        (*_CALLS, *_THINK, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        ("[gMASK]", "<sop>", *_named("endoftext system user assistant observation"), "/nothink"),
+        (*CALLS, *THINK, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
         eos="<|endoftext|>",
     ),
     "gemma4": _Tokens(
         ("<bos>", "<eos>", "<|turn>", "<turn|>", "<|think|>", "<|image>", "<|image|>", "<image|>"),
-        (
-            "<|channel>",
-            "<channel|>",
-            "<|tool>",
-            "<tool|>",
-            "<|tool_call>",
-            "<tool_call|>",
-            "<|tool_response>",
-            "<tool_response|>",
-            '<|"|>',
-        ),
+        (*(tag for name in ("channel", "tool", *_LFM2[1:]) for tag in (f"<|{name}>", f"<{name}|>")), '<|"|>'),
         bos="<bos>",
         eos="<eos>",
     ),
     "gemma": _Tokens(("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), bos="<bos>", eos="<eos>"),
     "cohere": _Tokens(
-        (
-            "<BOS_TOKEN>",
-            "<|START_OF_TURN_TOKEN|>",
-            "<|END_OF_TURN_TOKEN|>",
-            "<|USER_TOKEN|>",
-            "<|CHATBOT_TOKEN|>",
-            "<|SYSTEM_TOKEN|>",
-            "<|START_RESPONSE|>",
-            "<|END_RESPONSE|>",
-        ),
+        ("<BOS_TOKEN>", *_named(_COHERE)),
         bos="<BOS_TOKEN>",
         eos="<|END_OF_TURN_TOKEN|>",
     ),
     "muse_glimmer": _Tokens(
-        (
-            "<|begin_of_text|>",
-            "<|end_of_text|>",
-            "<|start|>",
-            "<|message|>",
-            "<|eom|>",
-            "<|eot|>",
-            "<|patch|>",
-            "<|video|>",
-        ),
-        bos="<|begin_of_text|>",
-        eos="<|eot|>",
+        _named("begin_of_text end_of_text start message eom eot patch video"), bos="<|begin_of_text|>", eos="<|eot|>"
     ),
     "deepseek": _Tokens(
         ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
         (
-            *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
-            *("<｜tool▁sep｜>", *_THINK),
+            *(f"<｜tool▁{what}▁{side}｜>" for what in ("calls", "call") for side in ("begin", "end")),
+            "<｜tool▁sep｜>",
+            *THINK,
         ),
         bos="<｜begin▁of▁sentence｜>",
         eos="<｜end▁of▁sentence｜>",

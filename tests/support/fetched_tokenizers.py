@@ -13,20 +13,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.support.chat_families import template_text
+from tests.support.chat_families import CALLS, CHATML, THINK, VISION, template_text
 from tests.support.real_tokenizers import NotAtHand
 
 VOCABULARIES = (
     *("qwen3", "llama3", "gemma3", "deepseek_v3", "gpt_oss", "qwen3_5", "mistral_tekken", "gemma4", "command_r"),
     "smollm2",
 )
-
-_THINK = ("<think>", "</think>")
-_CALLS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-_CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_QWEN35 = (*_CHATML, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", *_CALLS, *_THINK)
+_QWEN35 = (*CHATML, *VISION, *CALLS, *THINK)
 _LFM2 = tuple(f"<|{name}_{side}|>" for name in ("tool_list", "tool_call", "tool_response") for side in ("start", "end"))
-_GLM = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "/nothink", *_CALLS, *_THINK)
+_GLM = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "/nothink", *CALLS, *THINK)
 _MISTRAL = (
     *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
     *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"),
@@ -59,6 +55,13 @@ _LFM: dict[str, Any] = {
     "added": ("<|startoftext|>", *_LFM2),
     "real": False,
 }
+_HERMES: dict[str, Any] = {"eos": "<|im_end|>", "bos": "<|begin_of_text|>", "real": False}
+_NEMOTRON: dict[str, Any] = {
+    "eos": "<|im_end|>",
+    "bos": "<s>",
+    "added": ("<s>", *CHATML, *CALLS, *THINK),
+    "real": False,
+}
 
 _PHI4 = (
     "{% for message in messages %}{% if (message['role'] == 'system') %}{{'<|im_start|>system<|im_sep|>' + message['content'] + "
@@ -68,7 +71,7 @@ _PHI4 = (
 )
 
 CASES: dict[str, Case] = {
-    "qwen2.5": Case("qwen3", "Qwen-Qwen2.5-7B-Instruct", "<|im_end|>", dropped=(*_THINK, *_CALLS[2:])),
+    "qwen2.5": Case("qwen3", "Qwen-Qwen2.5-7B-Instruct", "<|im_end|>", dropped=(*THINK, *CALLS[2:])),
     "qwen3": Case("qwen3", "own", "<|im_end|>"),
     "qwen3-2507": Case("qwen3", "trl:qwen3_instruct_2507", "<|im_end|>"),
     "qwen3-coder": Case("qwen3", "Qwen3-Coder", "<|im_end|>"),
@@ -87,8 +90,8 @@ CASES: dict[str, Case] = {
     "gemma4-interleaved": Case("gemma4", "google-gemma-4-31B-it-interleaved", **_GEMMA4),
     "gemma4-first": Case("gemma4", "own", **_GEMMA4),
     "deepseek-v3": Case("deepseek_v3", "own", **_DEEPSEEK),
-    "deepseek-r1": Case("deepseek_v3", "llama-cpp-deepseek-r1", **_DEEPSEEK, added=_THINK),
-    "deepseek-v3.1": Case("deepseek_v3", "deepseek-ai-DeepSeek-V3.1", **_DEEPSEEK, added=_THINK),
+    "deepseek-r1": Case("deepseek_v3", "llama-cpp-deepseek-r1", **_DEEPSEEK, added=THINK),
+    "deepseek-v3.1": Case("deepseek_v3", "deepseek-ai-DeepSeek-V3.1", **_DEEPSEEK, added=THINK),
     "deepseek-r1-qwen": Case("qwen3", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", **_DEEPSEEK, added=(), real=False),
     "command-r": Case("command_r", "trl:cohere", **_COHERE),
     "command-r-tool-use": Case("command_r", "CohereForAI-c4ai-command-r-plus-tool_use", **_COHERE),
@@ -98,43 +101,21 @@ CASES: dict[str, Case] = {
     "ministral-3": Case("mistral_tekken", "mistralai-Ministral-3-14B-Reasoning-2512", **_MISTRAL_ENDS),
     "devstral": Case("mistral_tekken", "unsloth-mistral-Devstral-Small-2507", **_MISTRAL_ENDS),
     "smollm2": Case("smollm2", "own", "<|im_end|>", "<|im_start|>"),
-    "smollm3": Case("llama3", "HuggingFaceTB-SmolLM3-3B", "<|im_end|>", added=(*_CHATML, *_THINK, *_CALLS), real=False),
-    "hermes2-pro": Case(
-        "llama3",
-        "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
-        "<|im_end|>",
-        "<|begin_of_text|>",
-        _CHATML,
-        real=False,
-    ),
-    "hermes3": Case(
-        "llama3",
-        "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
-        "<|im_end|>",
-        "<|begin_of_text|>",
-        (*_CHATML, *_CALLS),
-        real=False,
-    ),
+    "smollm3": Case("llama3", "HuggingFaceTB-SmolLM3-3B", "<|im_end|>", added=(*CHATML, *THINK, *CALLS), real=False),
+    "hermes2-pro": Case("llama3", "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", **_HERMES, added=CHATML),
+    "hermes3": Case("llama3", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use", **_HERMES, added=(*CHATML, *CALLS)),
     "glm-4.6": Case("qwen3", "GLM-4.6", "<|endoftext|>", added=_GLM, real=False),
     "glm-4.7": Case("qwen3", "GLM-4.7-Flash", "<|endoftext|>", added=_GLM, real=False),
     "lfm2": Case("qwen3", "LFM2-8B-A1B", **_LFM),
     "lfm2-v2": Case("qwen3", "trl:lfm2_v2", **_LFM),
     "lfm2.5": Case("qwen3", "LFM2.5-8B-A1B", **_LFM),
     "lfm2.5-instruct": Case("qwen3", "LFM2.5-Instruct", **_LFM),
-    "nemotron-3": Case(
-        "mistral_tekken",
-        "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
-        "<|im_end|>",
-        "<s>",
-        ("<s>", *_CHATML, *_CALLS, *_THINK),
-        real=False,
-    ),
-    "phi-4": Case("gpt_oss", _PHI4, "<|im_end|>", added=(*_CHATML, "<|im_sep|>"), real=False),
+    "nemotron-3": Case("mistral_tekken", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", **_NEMOTRON),
+    "phi-4": Case("gpt_oss", _PHI4, "<|im_end|>", added=(*CHATML, "<|im_sep|>"), real=False),
 }
 
 
 def cache_folder() -> Path:
-    """Return where the fetched tokenizers lie."""
     named = os.environ.get("TOOLGRPO_TOKENIZERS")
     return Path(named) if named else Path.home() / ".cache" / "toolgrpo" / "tokenizers"
 

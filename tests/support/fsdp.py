@@ -1,11 +1,8 @@
 """FSDP2 on a machine without an accelerator, for tests.
 
-accelerate 1.15 sets FSDP up only where it finds a GPU (or the like); on a CPU the same launch
-becomes plain DDP. PyTorch's `fully_shard` itself works over gloo. `allow_fsdp_on_cpu` tells
-accelerate so; everything after that (splitting, gathering, clipping, saving) is accelerate's and
-PyTorch's own code.
-
-Not covered: training for real. Nobody gains from FSDP on CPUs.
+accelerate 1.15 sets FSDP up only where it finds a GPU (or the like); on a CPU the same launch becomes plain DDP. PyTorch's
+`fully_shard` itself works over gloo. `allow_fsdp_on_cpu` tells accelerate so; everything after that (splitting, gathering,
+clipping, saving) is accelerate's and PyTorch's own code.
 """
 
 from __future__ import annotations

@@ -7,14 +7,14 @@ An HTML comment on the line before a block says what it is:
     <!-- run -->                     it runs as it stands, after the blocks before it
     <!-- not run: WHY -->            it is only read: its syntax, and the flags of its commands
 
-`run` may be followed by conditions, each after a bar: `slowly` (in the long tests only), `in a
-clone` (the plugin files and recipes of the clone lie beside it), `OLD => NEW` (a text that is
+`run` may be followed by conditions, each after a bar: `slowly` (in the long tests only), `OLD => NEW` (a text that is
 replaced first; it must be there), `adding WORDS` (behind the last command).
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,24 +39,20 @@ class Block:
     about: str = ""  # the file's name, or why it is not run
     of: str | None = None  # the folder of the clone that has the same file
     slowly: bool = False
-    in_clone: bool = False
 
     @property
     def where(self) -> str:
         return f"{self.page.parent.name}/{self.page.name}:{self.line}"
 
 
-Commands = list[list[str]]
-
-
 def page_blocks(page: Path) -> list[Block]:
     """Return every fenced block of a page, in order."""
-    return list(_blocks(page, page.read_text("utf-8").splitlines()))
+    return list(_blocks(page))
 
 
-def _blocks(page: Path, lines: list[str]) -> Iterator[Block]:
+def _blocks(page: Path) -> Iterator[Block]:
     said = ""
-    rest = iter(enumerate(lines, start=1))
+    rest = iter(enumerate(page.read_text("utf-8").splitlines(), start=1))
     for number, line in rest:
         fence = re.match(r"^(\s*)(`{3,})\s*(\w*)\s*$", line)
         if fence is None:
@@ -85,27 +81,23 @@ def _told(page: Path, line: int, language: str, text: str, said: str) -> Block:
     first, *conditions = [part.strip() for part in said.split(" | ")]
     if first != "run":
         return Block(page, line, language, text, "unsaid", said)
-    slowly = in_clone = False
+    slowly = False
     for condition in conditions:
         old, arrow, new = condition.partition(" => ")
         if condition == "slowly":
             slowly = True
-        elif condition == "in a clone":
-            in_clone = True
         elif condition.startswith("adding "):
             text = text.rstrip("\n") + condition.removeprefix("adding") + "\n"
-        elif not arrow:
-            raise ValueError(f"{page}:{line}: {condition!r} is no condition of a block")
-        elif old not in text:
-            raise ValueError(f"{page}:{line}: the block does not have the text {old!r} that is to be replaced")
+        elif not arrow or old not in text:
+            raise ValueError(
+                f"{page}:{line}: {condition!r} is no condition of a block, or replaces what it does not have"
+            )
         else:
             text = text.replace(old, new)
-    return Block(page, line, language, text, "run", slowly=slowly, in_clone=in_clone)
+    return Block(page, line, language, text, "run", slowly=slowly)
 
 
-def commands_of(text: str) -> Commands:
+def commands_of(text: str) -> list[list[str]]:
     """Return the words of each command of a shell block, without comments."""
-    import shlex
-
     joined = re.sub(r"\\\n\s*", " ", text)
     return [words for line in joined.splitlines() if (words := shlex.split(line, comments=True))]

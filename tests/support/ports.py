@@ -1,8 +1,7 @@
 """A port for a server that another process is about to open.
 
-Port 0 gives one of those that outgoing connections get as well: until the server is up, one of them
-may take it, even a connection to the server itself. So the port is drawn from below that range (it
-starts at 32768 on Linux).
+Port 0 gives one of those that outgoing connections get as well: until the server is up, one of them may take it, even a
+connection to the server itself. So the port is drawn from below that range (it starts at 32768 on Linux).
 """
 
 from __future__ import annotations

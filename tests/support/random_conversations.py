@@ -116,9 +116,8 @@ def _own(chat: TemplateFormat, tokenizer: Any, messages: list[Message], schemas:
     """Return the tokenizer's ids for the text of the model's own template."""
     shaped, tools = chat.shaped(messages, schemas)
     kwargs = {} if thinking is None else {"enable_thinking": thinking}
-    text = tokenizer.apply_chat_template(
-        shaped, tools=tools or None, tokenize=False, add_generation_prompt=True, **kwargs
-    )
+    printed = {"tokenize": False, "add_generation_prompt": True, **kwargs}
+    text = tokenizer.apply_chat_template(shaped, tools=tools or None, **printed)
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
 
@@ -173,12 +172,8 @@ def _arguments(draw: random.Random, chat: TemplateFormat) -> dict[str, Any]:
         text = _text(draw)
         if chat.name == "lfm2":
             text = "".join(letter for letter in text if letter not in "'\"\\\n\r\t\u2028")
-        value = {
-            "key": text,
-            "count": draw.randint(-9, 10**6),
-            "flags": [True, 1.5, text],
-            "deep": {"in": [text, {"a": 1}]},
-        }
+        deep = {"in": [text, {"a": 1}]}
+        value = {"key": text, "count": draw.randint(-9, 10**6), "flags": [True, 1.5, text], "deep": deep}
         arguments[key] = value[key]
     return arguments
 

@@ -20,11 +20,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.support.chat_families import template_text
+from tests.support.chat_families import CHATML, template_text
 from toolgrpo.chat.encoding import marker_tokens, with_spelled
 from toolgrpo.testing.chat import byte_tokenizer
 
-REAL_TOKENIZERS = (*("real-qwen3", "real-qwen2_5", "spelled-qwen3", "spelled-qwen2_5", "real-gptoss", "smollm2"),)
+REAL_TOKENIZERS = ("real-qwen3", "real-qwen2_5", "spelled-qwen3", "spelled-qwen2_5", "real-gptoss", "smollm2")
 
 _O200K_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 _N_SPECIAL = 21  # from <|startoftext|> to <|endofprompt|>; behind them a thousand are reserved, which nothing prints
@@ -119,8 +119,7 @@ def _smollm2() -> Any:
     from gguf import GGUFReader
 
     template = GGUFReader(files[0]).fields["tokenizer.chat_template"].contents()
-    chatml = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-    return byte_tokenizer(template, (), special=chatml, eos="<|im_end|>")
+    return byte_tokenizer(template, (), special=CHATML, eos="<|im_end|>")
 
 
 def _package(name: str, on_pypi: str) -> Path:

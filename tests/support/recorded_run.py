@@ -27,10 +27,9 @@ _REWARDS = {"solved": (1.0, 1.0), "guessed": (0.0, 0.0), "repeats": (1.0, 0.2), 
 def record_run(
     folder: Path, *, steps: int = 3, groups: int = 2, heldout: int = 2, said: Said = lambda text: text
 ) -> Path:
-    """Record a run of groups of four, one of each of `KINDS`; return its folder.
+    """Record a run of groups of four, one of each of `KINDS` (the second of the first step is dead); return its folder.
 
-    The second group of the first step is dead. `said` changes every text that a model, a tool or a
-    row wrote.
+    `said` changes every text that a model, a tool or a row wrote.
     """
     recorder = EpisodeRecorder(episodes_path(folder, 0), token_text=lambda number: _token_text(number, said))
     lines: list[dict[str, Any]] = []
@@ -60,30 +59,22 @@ def _batch(kinds: list[str], step: int, mode: Mode, size: int, first: int, said:
     episodes = []
     for place, kind in enumerate(kinds):
         question = place // size
-        row = {
-            "prompt": [
-                {"role": "system", "content": said("Use the tool.")},
-                {"role": "user", "content": said(f"What is {question} plus 2?")},
-            ],
-            "answer": said(str(question + 2)),
-            said("source"): said("by hand"),
-        }
+        asked = {"system": "Use the tool.", "user": f"What is {question} plus 2?"}
+        prompt = [{"role": role, "content": said(text)} for role, text in asked.items()]
+        row = {"prompt": prompt, "answer": said(str(question + 2)), said("source"): said("by hand")}
         episodes.append(Scored(row, _trajectory(kind, question, place, said)))
-    batch = RolloutBatch(
-        episodes=tuple(episodes), step=step, mode=mode, times=RolloutTimes(3.0, 0.5, 99.0), group_size=size
-    )
-    grades = [
-        Grade({said("right"): _REWARDS[kind][0], said("form"): _REWARDS[kind][1]}, sum(_REWARDS[kind]) / 2)
-        for kind in kinds
-    ]
+    times = RolloutTimes(3.0, 0.5, 99.0)
+    batch = RolloutBatch(episodes=tuple(episodes), step=step, mode=mode, times=times, group_size=size)
+    given = [_REWARDS[kind] for kind in kinds]
+    grades = [Grade({said("right"): right, said("form"): form}, (right + form) / 2) for right, form in given]
     graded = batch.graded(grades, lambda one: one.total == 1.0)
     if mode == "heldout":
         return graded
     totals = [one.total or 0.0 for one in graded.episodes]
     means = [sum(totals[place // size * size :][:size]) / size for place in range(len(kinds))]
-    numbered = graded.numbered(first)
     of_turns = [(0.5, -0.25, 0.75) if kind == "repeats" else None for kind in kinds]
-    return numbered.with_advantages([total - mean for total, mean in zip(totals, means, strict=True)], of_turns)
+    advantages = [total - mean for total, mean in zip(totals, means, strict=True)]
+    return graded.numbered(first).with_advantages(advantages, of_turns)
 
 
 def _trajectory(kind: str, question: int, place: int, said: Said) -> Trajectory:

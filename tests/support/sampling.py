@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,24 +14,23 @@ from toolgrpo.engines.decode_batch import processed_logprobs
 
 def sample_together(engine: Engine, *requests: SampleRequest) -> list[Sample]:
     """Open an engine, and have it answer these requests at the same time."""
-
-    async def main() -> list[Sample]:
-        await engine.open()
-        try:
-            return list(await asyncio.gather(*map(engine.sample, requests)))
-        finally:
-            await engine.close()
-
-    return asyncio.run(main())
+    return _sampled(engine, lambda: asyncio.gather(*map(engine.sample, requests)))
 
 
 def sample_in_turn(engine: Engine, *requests: SampleRequest) -> list[Sample]:
     """Open an engine, and have it answer one request after the other."""
 
+    async def ask() -> list[Sample]:
+        return [await engine.sample(request) for request in requests]
+
+    return _sampled(engine, ask)
+
+
+def _sampled(engine: Engine, ask: Callable[[], Awaitable[list[Sample]]]) -> list[Sample]:
     async def main() -> list[Sample]:
         await engine.open()
         try:
-            return [await engine.sample(request) for request in requests]
+            return await ask()
         finally:
             await engine.close()
 

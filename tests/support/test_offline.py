@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,23 +58,20 @@ def read(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (DATA / name).read_text().splitlines()]
 
 
-def parquet(rows: list[dict[str, Any]]) -> bytes:
+def data_set(splits: dict[str, list[dict[str, Any]]]) -> dict[str, bytes]:
+    """The files of "CONFIGURATION/SPLIT", and the head of a README, which says where each lies."""
     import pyarrow
     import pyarrow.parquet
 
-    sink = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
-    return sink.getvalue()
-
-
-def card(*configs: str) -> bytes:
-    """The head of a data set's README, which says where each configuration and split lies."""
-    entries = "".join(
-        f"- config_name: {config}\n  data_files:\n"
-        + "".join(f"  - split: {split}\n    path: {config}/{split}-*\n" for split in ("train", "test"))
-        for config in configs
-    )
-    return f"---\nconfigs:\n{entries}---\n".encode()
+    head: defaultdict[str, list[dict[str, str]]] = defaultdict(list)
+    files = {}
+    for place, rows in splits.items():
+        sink = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
+        files[f"{place}-00000-of-00001.parquet"] = sink.getvalue()
+        head[place.partition("/")[0]].append({"split": place.partition("/")[2], "path": f"{place}-*"})
+    configs = [{"config_name": config, "data_files": listed} for config, listed in head.items()]
+    return {"README.md": f"---\n{json.dumps({'configs': configs})}\n---\n".encode(), **files}
 
 
 def in_a_process(code: str, *arguments: str, cache: Path, **environment: str) -> tuple[Any, str]:
@@ -97,22 +95,14 @@ def in_a_process(code: str, *arguments: str, cache: Path, **environment: str) ->
 
 def test_usual_ids_are_loaded_from_the_hub_and_offline_from_its_cache(hub: Any, tmp_path: Path) -> None:
     word_problems, programs, problems = read("gsm8k_30.jsonl"), read("mbpp_10.jsonl"), read("aime_10.jsonl")
-    files = {"README.md": card("main", "socratic")}
-    for config, rows in (("main", word_problems), ("socratic", word_problems[:1])):
-        files |= {f"{config}/train-00000-of-00001.parquet": parquet(rows[:20])}
-        files |= {f"{config}/test-00000-of-00001.parquet": parquet(rows[20:] or rows)}
-    hub.add("datasets", "openai/gsm8k", files)
-    files = {"README.md": card("full")}
-    files |= {f"full/{split}-00000-of-00001.parquet": parquet(programs) for split in ("train", "test")}
-    hub.add("datasets", "google-research-datasets/mbpp", files)
+    own = {"main/train": word_problems[:20], "main/test": word_problems[20:]}
+    hub.add("datasets", "openai/gsm8k", data_set(own | {"socratic/train": word_problems[:1]}))
     hub.add(
         "datasets",
-        "AI-MO/aimo-validation-aime",
-        {
-            "README.md": b"---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: data/train-*\n---\n",
-            "data/train-00000-of-00001.parquet": parquet(problems),
-        },
+        "google-research-datasets/mbpp",
+        data_set({f"full/{split}": programs for split in ("train", "test")}),
     )
+    hub.add("datasets", "AI-MO/aimo-validation-aime", data_set({"default/train": problems}))
     hub.add("datasets", "somebody/rows", {"train.jsonl": b'{"prompt": "1+1?", "answer": "2", "level": 3}\n'})
     found, _ = in_a_process(LOAD, json.dumps(ASKED), cache=tmp_path, HF_ENDPOINT=hub.url)
     train, heldout, mbpp, aime, rows = found
@@ -166,13 +156,12 @@ def test_a_trained_model_is_pushed_as_trl_does_it_and_nothing_private_with_it(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(transformers.utils.hub, "_hf_api", None)
     out = tmp_path / "out"
-    flags = [
-        *("--config", "recipes/configs/nano.yaml", "--output_dir", str(out)),
-        *("--engine", "transformers", "--use_cpu", "true", "--eval_questions", "2", "--max_steps", "2"),
-        *("--per_device_train_batch_size", "8", "--save_strategy", "steps", "--save_steps", "1"),
-        *("--push_to_hub", "--hub_model_id", "someone/tool-user", "--hub_token", "hf_secret"),
-    ]
-    script, config, model = parse_arguments(flags)
+    flags = (
+        f"--config recipes/configs/nano.yaml --output_dir {out} --engine transformers --use_cpu true --eval_questions 2 "
+        "--max_steps 2 --per_device_train_batch_size 8 --save_strategy steps --save_steps 1 "
+        "--push_to_hub --hub_model_id someone/tool-user --hub_token hf_secret"
+    )
+    script, config, model = parse_arguments(flags.split())
     for name in ("run.yaml", "summary.json"):
         (out / name).write_text(str(tmp_path))
     try:
@@ -185,9 +174,8 @@ def test_a_trained_model_is_pushed_as_trl_does_it_and_nothing_private_with_it(
     assert pushed["model.safetensors"] == (out / "model.safetensors").read_bytes()
     said: Any = HubCard(pushed["README.md"].decode()).data
     assert {"trl", "grpo"} <= set(said.tags), "TRL's model card"
-    assert {one.dataset_name for one in said.eval_results} == {"arithmetic"}, (
-        "it was pushed again with what was measured"
-    )
+    measured = {one.dataset_name for one in said.eval_results}
+    assert measured == {"arithmetic"}, "it was pushed again with what was measured"
     assert b"hf_secret" not in b"".join(pushed.values())
     assert (out / "episodes.jsonl").exists()
     private = [path for path in pushed if path.endswith((".jsonl", ".log", "_args.bin", "run.yaml", "summary.json"))]

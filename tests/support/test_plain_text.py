@@ -22,58 +22,18 @@ def test_what_would_steer_a_terminal_is_written_out() -> None:
     assert plain(ordinary) == ordinary
 
 
-def test_json_stays_on_its_line_and_means_the_same() -> None:
-    value = {"text": HOSTILE, HOSTILE: [HOSTILE, 'quoted \\" \\\\ \\u2028']}
+def test_json_stays_on_its_line_and_means_the_same_with_every_character_that_there_is() -> None:
+    everything = "".join(map(chr, range(sys.maxunicode, -1, -1)))  # no two halves that make a whole character
+    value = {"text": everything, HOSTILE: [HOSTILE, 'quoted \\" \\\\ \\u2028']}
     text = plain_json(json.dumps(value, ensure_ascii=False))
     assert text.splitlines() == [text] and json.loads(text) == value
     text.encode("utf-8")
 
 
-def test_every_character_that_ends_a_line_somewhere_is_escaped_and_comes_back() -> None:
-    everything = "".join(map(chr, range(sys.maxunicode, -1, -1)))  # no two halves that make a whole character
-    text = plain_json(json.dumps(everything, ensure_ascii=False))
-    assert len(text.splitlines()) == 1 and json.loads(text) == everything
-
-
-SECRET_NAMES = (
-    *(
-        "token",
-        "hub_token",
-        "HF_TOKEN",
-        "hf-token",
-        "api-key",
-        "api_key",
-        "apiKey",
-        "apikey",
-        "OPENAI_API_KEY",
-        "access_token",
-    ),
-    *(
-        "password",
-        "db_passwd",
-        "client-secret",
-        "clientSecret",
-        "secret_key",
-        "credentials",
-        "private.key",
-        "auth",
-        "signature",
-    ),
-)
-OTHER_NAMES = (
-    *(
-        "max_turn_tokens",
-        "max-tokens",
-        "tokenizer",
-        "monkey",
-        "keyboard",
-        "model",
-        "eos_token",
-        "pad_token",
-        "token_id",
-    ),
-    *("key-file", "passes", "author", "keystroke", "output_dir", "signal"),
-)
+SECRET_NAMES = """token hub_token HF_TOKEN hf-token api-key api_key apiKey apikey OPENAI_API_KEY access_token password
+    db_passwd client-secret clientSecret secret_key credentials private.key auth signature"""
+OTHER_NAMES = """max_turn_tokens max-tokens tokenizer monkey keyboard model eos_token pad_token token_id key-file passes
+    author keystroke output_dir signal"""
 FORMS: dict[str, Callable[[str, str], object]] = {
     "nested": lambda name, value: {"model_init_kwargs": {"a": [{name: value}], "b": 1}},
     "json": lambda name, value: json.dumps({"a": {name: value}, "b": 1}),
@@ -94,31 +54,31 @@ VALUES = ("hunter2", "aB3/x+Y=", "12345x", "p-q_r.s~t")
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_secret_is_blanked_wherever_it_is_named(form: str) -> None:
-    for name in SECRET_NAMES:
+    for name in SECRET_NAMES.split():
         for value in VALUES:
             given = FORMS[form](name, value)
             kept = without_secrets(given)
             assert value not in str(kept), (given, kept)
             assert without_secrets(kept) == kept, "blanking twice is blanking once"
             assert ("b" not in str(given)) or ("b" in str(kept))
-    for name in OTHER_NAMES:
+    for name in OTHER_NAMES.split():
         given = FORMS[form](name, "512")
         assert without_secrets(given) == given
 
 
-@pytest.mark.parametrize("scheme", ["http", "https", "redis", "ssh", "s3", "postgres+psycopg"])
-@pytest.mark.parametrize(
-    "login", ["user:hunter2", ":hunter2", "hunter2", "user:p@hunter2", "user:%40hunter2", "user:hunter2:x"]
-)
-def test_a_login_in_a_url_is_blanked(scheme: str, login: str) -> None:
-    for text in ("{}", "--url {} -v", '{{"urls": ["{}"]}}', "a,{},b"):
-        kept = without_secrets(text.format(f"{scheme}://{login}@host:8000/path"))
-        assert "hunter2" not in kept and "@host:8000/path" in kept
+LOGINS = ("user:hunter2", ":hunter2", "hunter2", "user:p@hunter2", "user:%40hunter2", "user:hunter2:x")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+@pytest.mark.parametrize("text", ["{}", "--url {} -v", '{{"urls": ["{}"]}}', "a,{},b"])
+def test_a_login_in_a_url_is_blanked(text: str) -> None:
+    for scheme in ("http", "https", "s3", "postgres+psycopg"):
+        for login in LOGINS:
+            kept = without_secrets(text.format(f"{scheme}://{login}@host:8000/path"))
+            assert "hunter2" not in kept and "@host:8000/path" in kept
+
+
+def test_what_is_no_secret_stays() -> None:
+    for text in (
         *(
             "gsm8k:recipes/data/gsm8k_30.jsonl",
             "http://localhost:8000/v1",
@@ -132,14 +92,10 @@ def test_a_login_in_a_url_is_blanked(scheme: str, login: str) -> None:
             "{num_cycles: 2}",
         ),
         *("Answer with the token that follows.", "--token", "key: "),
-    ],
-)
-def test_what_is_no_secret_stays(text: str) -> None:
-    assert without_secrets(text) == text
+    ):
+        assert without_secrets(text) == text
 
 
-@pytest.mark.parametrize(
-    "secret", ["sk-proj-abcdefgh1234", "hf_abcdefghij", "ghp_abcdefghij12", "github_pat_abcdefghij"]
-)
-def test_keys_that_are_known_by_their_form_are_blanked_anywhere(secret: str) -> None:
-    assert without_secrets(f"agent {secret} go") == "agent *** go"
+def test_keys_that_are_known_by_their_form_are_blanked_anywhere() -> None:
+    for secret in ("sk-proj-abcdefgh1234", "hf_abcdefghij", "ghp_abcdefghij12", "github_pat_abcdefghij"):
+        assert without_secrets(f"agent {secret} go") == "agent *** go"

@@ -9,9 +9,9 @@ import os
 import resource
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -86,12 +86,19 @@ def test_large_blocks_leave_with_what_was_in_them() -> None:
     assert run(THP_MEM_ALLOC_ENABLE="0")["THP_MEM_ALLOC_ENABLE"] == "0"
 
 
+def left_by_prepare(name: str, driver: str = "/proc/driver/nvidia", **environment: str) -> Any:
+    """What a variable of the environment is once `prepare` ran, where this would be the folder of a GPU's driver."""
+    script = "import json, os; from toolgrpo.support import process_setup as setup; "
+    script += f"setup._DRIVER = {driver!r}; setup.prepare(); print(json.dumps(os.environ.get({name!r})))"
+    return run(script, **environment)
+
+
 def test_compiled_code_of_other_instructions_is_not_found_again() -> None:
-    restricted = run(ATEN_CPU_CAPABILITY="avx2")
-    assert plain()["TORCHINDUCTOR_CACHE_DIR"] == run()["TORCHINDUCTOR_CACHE_DIR"]
-    assert restricted["TORCHINDUCTOR_CACHE_DIR"].endswith("_avx2")
-    assert run(ATEN_CPU_CAPABILITY="default")["TORCHINDUCTOR_CACHE_DIR"] != restricted["TORCHINDUCTOR_CACHE_DIR"]
-    assert run(TORCHINDUCTOR_CACHE_DIR="/mine")["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
+    folder = functools.partial(left_by_prepare, "TORCHINDUCTOR_CACHE_DIR")
+    assert plain()["TORCHINDUCTOR_CACHE_DIR"] == folder()
+    restricted = folder(ATEN_CPU_CAPABILITY="avx2")
+    assert restricted.endswith("_avx2") and folder(ATEN_CPU_CAPABILITY="default") != restricted
+    assert folder(TORCHINDUCTOR_CACHE_DIR="/mine") == "/mine"
 
 
 def test_torchrun_leaves_no_temporary_folder_and_one_of_the_user_stays(tmp_path: Path) -> None:
@@ -100,27 +107,16 @@ def test_torchrun_leaves_no_temporary_folder_and_one_of_the_user_stays(tmp_path:
         for report in reports:
             report.parent.mkdir(parents=True)
         for report in reports:
-            run(
-                "import json; from toolgrpo.support.process_setup import prepare; prepare(); print(json.dumps(None))",
-                TORCHELASTIC_ERROR_FILE=str(report),
-            )
+            left_by_prepare("", TORCHELASTIC_ERROR_FILE=str(report))
         assert (tmp_path / root).exists() == stays
 
 
-@pytest.mark.parametrize(
-    ("given", "allocator"),
-    [
-        ({}, "expandable_segments:True"),
-        ({"PYTORCH_ALLOC_CONF": "backend:native"}, "backend:native"),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, None),  # the older name is a choice too
-    ],
-)
-def test_on_an_nvidia_gpu_the_allocator_takes_segments_that_grow(
-    given: dict[str, str], allocator: str | None, tmp_path: Path
-) -> None:
-    ask = "import json, os; from toolgrpo.support import process_setup as startup; startup._DRIVER = {!r}; startup.prepare(); print(json.dumps(os.environ.get('PYTORCH_ALLOC_CONF')))"
-    assert run(ask.format(str(tmp_path)), **given) == allocator
-    assert run(ask.format(str(tmp_path / "none")), **given) == given.get("PYTORCH_ALLOC_CONF")
+def test_on_an_nvidia_gpu_the_allocator_takes_segments_that_grow(tmp_path: Path) -> None:
+    allocator = functools.partial(left_by_prepare, "PYTORCH_ALLOC_CONF")
+    assert allocator(str(tmp_path)) == "expandable_segments:True" and allocator(str(tmp_path / "none")) is None
+    assert allocator(str(tmp_path), PYTORCH_ALLOC_CONF="backend:native") == "backend:native"
+    # The older name is a choice too.
+    assert allocator(str(tmp_path), PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64") is None
 
 
 ON_WINDOWS = """
@@ -142,10 +138,8 @@ print(json.dumps(said))
 
 def test_on_windows_a_sentence_names_wsl2() -> None:
     """Simulated."""
-    assert (
-        run(ON_WINDOWS)
-        == ["toolgrpo runs on Linux and macOS; on Windows, install and start it in WSL2 (wsl --install)"] * 2
-    )
+    said = "toolgrpo runs on Linux and macOS; on Windows, install and start it in WSL2 (wsl --install)"
+    assert run(ON_WINDOWS) == [said] * 2
 
 
 # Runs at the start of each process, workers too: a system without /proc and pidfd whose kernel refuses RLIMIT_AS.
@@ -189,19 +183,14 @@ def test_tools_run_on_a_mac(tmp_path: Path) -> None:
     assert run(A_CALL, PYTHONPATH=str(tmp_path)) == ["darwin", "3", "bad_arguments"]
 
 
-@pytest.mark.parametrize("platform", ["darwin", "linux"])
-def test_a_mac_that_refuses_a_limit_of_memory_runs_tools_without(
-    platform: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mac_that_refuses_a_limit_of_memory_runs_tools_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated: its kernel answers EINVAL. Linux takes the limit, or says why not."""
-
-    def refuse(kind: int, limits: tuple[int, int]) -> None:
-        if kind == resource.RLIMIT_AS:
-            raise ValueError("current limit exceeds maximum limit")
-
-    monkeypatch.setattr(linux, "_LINUX", platform == "linux")
-    monkeypatch.setattr(resource, "setrlimit", refuse)
-    with pytest.raises(ValueError, match="exceeds") if platform == "linux" else nullcontext():
+    of_core, of_memory = None, ValueError("current limit exceeds maximum limit")
+    monkeypatch.setattr(resource, "setrlimit", Mock(side_effect=[of_core, of_memory] * 2))
+    monkeypatch.setattr(linux, "_LINUX", False)
+    linux.limit_memory(512)
+    monkeypatch.setattr(linux, "_LINUX", True)
+    with pytest.raises(ValueError, match="exceeds"):
         linux.limit_memory(512)
 
 

@@ -17,22 +17,21 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.support.run_lock import claim_folder, other_run_in
 
 
-def test_a_second_run_is_refused_with_the_process_and_the_time_of_the_first(tmp_path: Path) -> None:
+def test_a_second_run_is_refused_in_each_process_with_the_process_and_the_time_of_the_first(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with Holder(out) as first:
-        with pytest.raises(ConfigError, match="another run writes into") as refused:
-            claim_folder(tmp_path / "." / "out", patience_s=0.0)
-        assert f"process {first.pid} on " in str(refused.value)
-        assert re.search(time.strftime(r"since %Y-\d\d-\d\d \d\d:\d\d:\d\d"), str(refused.value))
-        claim_folder(tmp_path / "another", patience_s=0.0).release()
-
-
-def test_processes_of_one_run_never_meet_and_those_of_two_runs_do(tmp_path: Path) -> None:
-    with Holder(tmp_path, 0) as first, Holder(tmp_path, 1) as second:
+    with Holder(out, 0) as first, Holder(out, 1) as second:
         for process, holder in enumerate((first, second)):
-            with pytest.raises(ConfigError, match=f"process {holder.pid} "):
-                claim_folder(tmp_path, process, patience_s=0.0)
-        claim_folder(tmp_path, 2, patience_s=0.0).release()
+            with pytest.raises(ConfigError, match="another run writes into") as refused:
+                claim_folder(tmp_path / "." / "out", process, patience_s=0.0)
+            assert f"process {holder.pid} on " in str(refused.value)
+            assert re.search(time.strftime(r"since %Y-\d\d-\d\d \d\d:\d\d:\d\d"), str(refused.value))
+        claim_folder(out, 2, patience_s=0.0).release()
+        claim_folder(tmp_path / "another", patience_s=0.0).release()
+        assert str(other_run_in(out)).startswith(f"process {first.pid} on ")
+    assert other_run_in(out) is None and other_run_in(tmp_path / "none") is None
+    claim = claim_folder(out, patience_s=0.0)
+    assert other_run_in(out) is None, "it is this run"
+    claim.release()
 
 
 def test_a_killed_run_keeps_nobody_out_although_a_fork_of_it_lives_on(tmp_path: Path) -> None:
@@ -63,27 +62,15 @@ def can_be_claimed_elsewhere(folder: Path) -> bool:
     return done.returncode == 0
 
 
-def test_who_runs_in_a_folder_can_be_asked_without_keeping_it(tmp_path: Path) -> None:
-    assert other_run_in(tmp_path / "none") is None
-    with Holder(tmp_path / "out") as first:
-        assert str(other_run_in(tmp_path / "out")).startswith(f"process {first.pid} on ")
-    assert other_run_in(tmp_path / "out") is None
-    claim = claim_folder(tmp_path / "out", patience_s=0.0)
-    assert other_run_in(tmp_path / "out") is None, "it is this run"
-    claim.release()
-
-
 def test_a_model_folder_into_which_a_run_writes_says_so(tmp_path: Path) -> None:
     from toolgrpo.commands.arguments import parse_arguments
     from toolgrpo.commands.job import Job
     from toolgrpo.commands.terminal import Terminal
     from toolgrpo.errors import ModelError
 
-    flags = ["--model_name_or_path", "x", "--dataset_id_or_path", "arithmetic", "--output_dir", str(tmp_path / "b")]
-    flags += ["--reward", "gsm8k"]
+    flags = f"--model_name_or_path x --dataset_id_or_path arithmetic --reward gsm8k --output_dir {tmp_path}/b".split()
     parts = Job(*parse_arguments(flags), Terminal(None, sys.stdout, quiet=True))
-    writing = "a run is writing there now .process {} on"
-    with Holder(tmp_path / "out") as first, pytest.raises(ModelError, match=writing.format(first.pid)):
+    with Holder(tmp_path / "out") as first, pytest.raises(ModelError, match=rf"process {first.pid} on"):
         parts.model_path(str(tmp_path / "out"))
     with pytest.raises(ModelError, match=r"config\.json"):
         parts.model_path(str(tmp_path / "out"))

@@ -30,11 +30,8 @@ HOSTILE = {
     "many keys": ("".join(f"k{number}: 1\n" for number in range(20_000)), "more than 10,000 values"),
     "many bytes": ("a: " + "x" * (1 << 20), "Is it data"),
     "open brackets": ("[" * 100_000, "nested too deeply"),
-    "open braces": ("{a: " * 50_000, "nested too deeply"),
     "dashes": ("- " * 50_000, "nested too deeply"),
-    "complex keys": ("? " * 50_000, "nested too deeply"),
     "a decimal": (f"a: {'9' * 5000}", "line 1: .* so many digits"),
-    "hexadecimal": (f"a: 0x{'f' * 50_000}", "so many digits"),
     "base 60": ("a: 1" + ":10" * 50_000, "so many digits"),
     "a float of base 60": ("a: 1" + ":10" * 50_000 + ".5", "too large"),
     "a key twice": ("a: 1\nb: {c: 1, d: 2, c: 3}", "line 2: the key 'c' stands twice"),
@@ -48,23 +45,11 @@ HOSTILE = {
 }
 
 
-def of_config(path: Path) -> Any:
-    return read_given({}, ["--config", str(path)])
-
-
-def of_launcher(path: Path) -> Any:
-    return launched(["--accelerate_config", str(path)])
-
-
-def of_run(path: Path) -> Any:
-    return _config_of(path.rename(path.parent / "run.yaml").parent)
-
-
 READERS: dict[str, Callable[[Path], Any]] = {
-    "config": of_config,
+    "config": lambda path: read_given({}, ["--config", str(path)]),
     "mixture": load_tasks,
-    "launcher": of_launcher,
-    "run.yaml": of_run,
+    "launcher": lambda path: launched(["--accelerate_config", str(path)]),
+    "run.yaml": lambda path: _config_of(path.rename(path.parent / "run.yaml").parent),
 }
 
 
@@ -77,14 +62,14 @@ def test_hostile_yaml_is_a_sentence(name: str) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("name", ["aliases that multiply", "many bytes", "a key twice", "open brackets"])
-def test_every_reader_of_yaml_is_bounded(name: str, reader: str, tmp_path: Path) -> None:
-    text, problem = HOSTILE[name]
+def test_every_reader_of_yaml_is_bounded(reader: str, tmp_path: Path) -> None:
     path = tmp_path / "settings.yaml"
-    path.write_text(text)
-    with pytest.raises(UserError, match=problem) as caught:
-        READERS[reader](path)
-    assert ".yaml" in str(caught.value)
+    for name in ("aliases that multiply", "many bytes", "a key twice", "open brackets"):
+        text, problem = HOSTILE[name]
+        path.write_text(text)
+        with pytest.raises(UserError, match=problem) as caught:
+            READERS[reader](path)
+        assert ".yaml" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +99,7 @@ def test_a_device_without_an_end_is_read_to_the_bound(read: Callable[[Path], Any
 def test_what_yaml_means() -> None:
     text = "base: &base {x: 1, y: 2}\nown: {<<: *base, y: 3}\nagain: [*base, *base]\nword: no\nrate: 1e-5\nyes: true"
     base = {"x": 1, "y": 2}
-    assert parse_yaml(text) == {
-        **{"base": base, "own": {"x": 1, "y": 3}, "again": [base, base]},
-        **{"word": "no", "rate": 1e-5, "yes": True},
-    }
+    told = {"base": base, "own": {"x": 1, "y": 3}, "again": [base, base], "word": "no", "rate": 1e-5, "yes": True}
+    assert parse_yaml(text) == told
     assert parse_yaml("") is None and parse_yaml("# a word\n") is None
     assert parse_yaml("1: a\n'1': b") == {1: "a", "1": "b"}

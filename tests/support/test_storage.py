@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.trainings import by_length, run_to_end, varied
 from toolgrpo.commands.main import read
 from toolgrpo.commands.run_file import keep_run_config, run_text
 from toolgrpo.commands.terminal import RunLog
 from toolgrpo.observe.line_file import LineFile
 from toolgrpo.support.storage import write_whole
-from toolgrpo.testing import ByteChat, tiny_trainer
+from toolgrpo.testing import tiny_trainer
 
 
 def mode(path: Path) -> int:
@@ -38,21 +39,12 @@ def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path: Path) -> 
     assert (tmp_path / "one").read_text() == "before\n" and not list(tmp_path.glob("*.half"))
 
 
-def speaks(request: Any, number: int) -> list[int]:
-    return ByteChat.say("end")
-
-
-def zero(completions: list[Any], **_: Any) -> list[float]:
-    return [float(number) for number in range(len(completions))]
-
-
 def test_weights_follow_the_umask(tmp_path: Path) -> None:
     earlier = os.umask(0o027)
     try:
-        trainer = tiny_trainer(tmp_path, zero, speaks, quiet=True, max_steps=1, save_strategy="steps", save_steps=1)
-        trainer.train()
+        saving: dict[str, Any] = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
+        trainer = run_to_end(tiny_trainer(tmp_path, by_length, varied, quiet=True, **saving))
         trainer.save_model(str(tmp_path))
-        trainer.close()
     finally:
         os.umask(earlier)
     weights = list(tmp_path.rglob("*.safetensors"))

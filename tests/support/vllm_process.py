@@ -1,10 +1,7 @@
 """A real vLLM server in a process of its own, for tests and benchmarks.
 
-It serves token ids only (no tokenizer is loaded), in fp32 unless told otherwise, in development
-mode, so that weights can be replaced. `kill` ends it as a crash would; `start` brings it up again
-on the same port.
-
-Not covered: production. There, `vllm serve` is started by hand or by a cluster (docs/how-to/engines.md).
+It serves token ids only (no tokenizer is loaded), in fp32 unless told otherwise, in development mode, so that weights can be
+replaced. `kill` ends it as a crash would; `start` brings it up again on the same port.
 """
 
 from __future__ import annotations
@@ -55,10 +52,7 @@ class VLLMServerProcess:
         return f"http://127.0.0.1:{self._port}"
 
     def start(self, *, wait: bool = True) -> None:
-        """Start the server, and wait until it is ready.
-
-        Its log is in the error if it does not come up.
-        """
+        """Start the server, and wait until it is ready; its log is in the error if it does not come up."""
         environment = {
             **os.environ,
             "TRITON_F32_DEFAULT": "ieee",  # fp32 on a GPU is no TF32
@@ -85,19 +79,14 @@ class VLLMServerProcess:
         try:
             control.wait_ready(self._ready_timeout_s, may_come=self._is_alive)
         except EngineError as error:
-            raise EngineError(f"{error}\nThe end of the server's log:\n{self.log_tail()}") from error
+            log = Path(self._log.name).read_text(errors="replace")
+            raise EngineError(f"{error}\nThe end of the server's log:\n{log[-4000:]}") from error
 
     def _is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def log_tail(self, n_chars: int = 4000) -> str:
-        return Path(self._log.name).read_text(errors="replace")[-n_chars:]
-
     def freeze(self) -> None:
-        """Let it answer nothing more, not even to SIGTERM, while connections to it still succeed.
-
-        Only `kill` ends it.
-        """
+        """Let it answer nothing more, not even to SIGTERM, while connections to it still succeed; only `kill` ends it."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGSTOP)
 

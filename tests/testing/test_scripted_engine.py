@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.sampling import sample_in_turn
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.errors import EngineError
 from toolgrpo.testing import FakeClock, ScriptedEngine, ScriptedReply, scripted_logprob
@@ -15,18 +16,8 @@ from toolgrpo.testing import FakeClock, ScriptedEngine, ScriptedReply, scripted_
 STOP = 9
 
 
-def request(
-    ids: tuple[int, ...] | list[int] = (1, 2), max_tokens: int = 8, stop_ids: tuple[int, ...] = (STOP,)
-) -> SampleRequest:
-    return SampleRequest(ids=ids, max_tokens=max_tokens, stop_ids=stop_ids, options=SamplingOptions())
-
-
-async def ask(engine: ScriptedEngine, *requests: SampleRequest) -> list[Sample]:
-    await engine.open()
-    try:
-        return [await engine.sample(one) for one in requests]
-    finally:
-        await engine.close()
+def request(max_tokens: int = 8, stop_ids: tuple[int, ...] = (STOP,)) -> SampleRequest:
+    return SampleRequest(ids=(1, 2), max_tokens=max_tokens, stop_ids=stop_ids, options=SamplingOptions())
 
 
 @pytest.mark.parametrize(
@@ -43,17 +34,17 @@ async def ask(engine: ScriptedEngine, *requests: SampleRequest) -> list[Sample]:
     ],
 )
 def test_a_reply_is_cut_as_a_real_engine_would(
-    reply: Any, max_tokens: int, ids: tuple[int, ...], finish: FinishReason
+    reply: Any, max_tokens: int, ids: tuple[int], finish: FinishReason
 ) -> None:
-    (sample,) = asyncio.run(ask(ScriptedEngine([reply]), request(max_tokens=max_tokens)))
+    (sample,) = sample_in_turn(ScriptedEngine([reply]), request(max_tokens))
     assert sample == Sample(ids, tuple(scripted_logprob(token) for token in ids), finish)
 
 
 def test_a_script_that_is_too_short_or_cannot_end_says_so() -> None:
     with pytest.raises(AssertionError, match="the script has 1 replies, but request number 2 came"):
-        asyncio.run(ask(ScriptedEngine([(5,)]), request(), request()))
+        sample_in_turn(ScriptedEngine([(5,)]), request(), request())
     with pytest.raises(ValueError, match="names none that could be added"):
-        asyncio.run(ask(ScriptedEngine([(5,)]), request(stop_ids=())))
+        sample_in_turn(ScriptedEngine([(5,)]), request(stop_ids=()))
 
 
 def test_exceptions_in_the_script_are_raised_and_counted() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy_financial as npf
 import pytest
 from scipy import integrate, optimize, stats
 
@@ -33,7 +34,6 @@ def number(text: str, label: str) -> float:
     ("principal", "rate", "years", "per_year"), [(250_000, 6, 30, 12), (9_999, 3.3, 4.5, 2), (500, 0, 2, 4)]
 )
 def test_loan_against_numpy_financial(principal: float, rate: float, years: float, per_year: int) -> None:
-    npf = pytest.importorskip("numpy_financial")
     count = round(years * per_year)
     payment = -npf.pmt(rate / 100 / per_year, count, principal) if rate else principal / count
     text = call("loan_amortization", principal=principal, annual_rate=rate, years=years, payments_per_year=per_year)
@@ -60,10 +60,7 @@ def test_irregular_cash_flows_against_a_root_finder() -> None:
     ("coupon", "years", "freq", "ytm"),
     [(5, 10, 2, 5.7), (0, 7, 1, 3), (8, 30, 4, 12), (2, 1, 12, -0.5), (4, 50, 12, 6)],
 )
-def test_bond_against_numpy_financial_and_numeric_derivatives(
-    coupon: float, years: float, freq: int, ytm: float
-) -> None:
-    npf = pytest.importorskip("numpy_financial")
+def test_bond_against_numpy_financial_and_derivatives(coupon: float, years: float, freq: int, ytm: float) -> None:
 
     def price(y: float) -> float:
         return float(-npf.pv(y / 100 / freq, years * freq, 1000 * coupon / 100 / freq, 1000))
@@ -119,18 +116,14 @@ def test_portfolio_against_matrices() -> None:
     weights = rng.dirichlet(np.ones(5))
     weights[-1] = 1 - weights[:-1].sum()
     returns, vols = rng.uniform(1, 12, 5), rng.uniform(2, 30, 5)
-    noise = rng.normal(size=(5, 40))
-    correlations = np.corrcoef(noise)
-    covariance = np.outer(vols, vols) * correlations
-    risk = float(np.sqrt(weights @ covariance @ weights))
+    correlations = np.round(np.corrcoef(rng.normal(size=(5, 40))), 6)
+    risk = float(np.sqrt(weights @ (np.outer(vols, vols) * correlations) @ weights))
     mean = float(weights @ returns)
-    correlations = (correlations + correlations.T) / 2
-    np.fill_diagonal(correlations, 1.0)
     text = call(
         "portfolio_risk",
         holdings=[
-            {"name": str(i), "weight": float(w), "expected_return": float(m), "volatility": float(s)}
-            for i, (w, m, s) in enumerate(zip(weights, returns, vols, strict=True))
+            {"name": "a", "weight": w, "expected_return": m, "volatility": s}
+            for w, m, s in np.stack([weights, returns, vols], axis=1).tolist()
         ],
         correlations=correlations.tolist(),
         risk_free_rate=2,
@@ -143,16 +136,9 @@ def test_portfolio_against_matrices() -> None:
 
 
 def test_retirement_against_closed_forms() -> None:
-    npf = pytest.importorskip("numpy_financial")
     common = {
-        "current_age": 30,
-        "retirement_age": 65,
-        "life_expectancy": 90,
-        "savings": 10_000,
-        "yearly_contribution": 6_000,
-        "return_before": 7,
-        "return_after": 4,
-        "inflation": 2,
+        **{"current_age": 30, "retirement_age": 65, "life_expectancy": 90, "savings": 10_000},
+        **{"yearly_contribution": 6_000, "return_before": 7, "return_after": 4, "inflation": 2},
     }
     at_retirement = -npf.fv(0.07, 35, 6_000, 10_000)
     text = call("retirement_projection", **common, yearly_spending=20_000)
@@ -189,22 +175,18 @@ def test_tax_lots_against_hand_counting(method: str, short: float, long: float) 
     assert number(text, "tax") == pytest.approx(max(0, short) * 0.4 + long * 0.15)
 
 
+EXPIRED = {"kind": "put", "spot": 1, "strike": 1, "years_to_expiry": 0, "volatility": 1, "risk_free_rate": 1}
+HALF = {"name": "a", "weight": 0.5, "expected_return": 1, "volatility": 1}
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "says"),
     [
         ("loan_amortization", {"principal": -1, "annual_rate": 5, "years": 1}, "principal must be positive"),
         ("npv_irr", {"cash_flows": [], "discount_rate": 1}, "at least two"),
         ("bond_price_yield", {"face_value": 1, "coupon_rate": 1, "years_to_maturity": 1}, "exactly one"),
-        (
-            "option_price",
-            {"kind": "put", "spot": 1, "strike": 1, "years_to_expiry": 0, "volatility": 1, "risk_free_rate": 1},
-            "years_to_expiry and volatility must be positive",
-        ),
-        (
-            "portfolio_risk",
-            {"holdings": [{"name": "a", "weight": 0.5, "expected_return": 1, "volatility": 1}], "correlations": [[1]]},
-            "must sum to 1, they sum to 0.5",
-        ),
+        ("option_price", EXPIRED, "years_to_expiry and volatility must be positive"),
+        ("portfolio_risk", {"holdings": [HALF], "correlations": [[1]]}, "must sum to 1, they sum to 0.5"),
         (
             "tax_lot_gains",
             {"lots": LOTS, "shares_sold": 999, "sale_price": 1, "sold_on": "2023-05-01"},

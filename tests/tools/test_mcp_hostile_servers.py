@@ -1,6 +1,4 @@
-"""MCP servers that lie, flood, linger and die: each costs one sentence, and no process stays
-behind.
-"""
+"""MCP servers that lie, flood, linger and die: each costs one sentence, and no process stays behind."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,33 +38,32 @@ def refusal(case: str, argument: str = "", *, load_timeout_s: float = 60.0, **mo
     with pytest.raises(PluginError) as caught:
         load_tools(mcp_config=hostile(case, argument, **more), load_timeout_s=load_timeout_s).close()
     text = str(caught.value)
-    assert "the MCP server 'bad'" in text or "the server 'bad'" in text
-    assert len(text) < 1500
+    assert "server 'bad'" in text and len(text) < 1500
     return text
 
 
-def one_tool(schema: object, name: object = "t", **more: object) -> str:
-    schema = {"type": "object", **schema} if isinstance(schema, dict) else schema
-    return json.dumps([{"name": name, "inputSchema": schema, **more}])
+def one_tool(schema: dict[str, Any], name: str = "t") -> str:
+    return json.dumps([{"name": name, "inputSchema": {"type": "object", **schema}}])
 
 
 @pytest.mark.parametrize(
-    ("tools", "says"),
+    ("case", "argument", "says"),
     [
-        (one_tool({"properties": {"a": {"$ref": "#/$defs/none"}}}), "which is not in the schema"),
-        (one_tool({"type": "string"}), "its tools cannot be listed (tools.0.inputSchema.type: "),
-        (one_tool({}, name="a tool"), "A model must be able to write a name"),
-        (one_tool({}, name="<|im_end|>"), "A model must be able to write a name"),
-        (one_tool({}, name="x" * 200), "A model must be able to write a name"),
-        (one_tool({}, name=5), "its tools cannot be listed"),
-        (one_tool("object"), "its tools cannot be listed"),
-        (json.dumps([{"name": "t"}]), "its tools cannot be listed"),
-        (json.dumps([json.loads(one_tool({}))[0]] * 2), "it is listed twice"),
-        ("5", "its tools cannot be listed"),
+        ("tools", one_tool({"properties": {"a": {"$ref": "#/$defs/none"}}}), "which is not in the schema"),
+        ("tools", one_tool({"type": "string"}), "its tools cannot be listed (tools.0.inputSchema.type: "),
+        ("tools", one_tool({}, name="<|im_end|>"), "A model must be able to write a name"),
+        ("tools", one_tool({}, name="x" * 200), "A model must be able to write a name"),
+        ("tools", json.dumps(json.loads(one_tool({})) * 2), "it is listed twice"),
+        ("tools", "5", "its tools cannot be listed"),
+        ("endless", "", "lists more than 1000 tools"),
+        ("list-error", "", "there is no such method here"),
+        ("deep-schema", "", "the server's answer cannot be read"),
+        ("long-description", "", "its description has 1,000,000 characters"),
+        ("ends-at-once", "", "ImportError: no module named nothing"),
     ],
 )
-def test_tools_that_cannot_be_used_are_refused_when_they_are_loaded(tools: str, says: str) -> None:
-    assert says in refusal("tools", tools)
+def test_tools_that_cannot_be_used_are_refused_when_they_are_loaded(case: str, argument: str, says: str) -> None:
+    assert says in refusal(case, argument)
 
 
 def test_a_tool_that_is_not_wanted_may_be_as_it_likes() -> None:
@@ -81,20 +79,6 @@ def test_the_schema_of_a_result_is_not_looked_at() -> None:
     assert result.ok and "aaa!" in result.content
 
 
-@pytest.mark.parametrize(
-    ("case", "says"),
-    [
-        ("endless", "lists more than 1000 tools"),
-        ("list-error", "there is no such method here"),
-        ("deep-schema", "the server's answer cannot be read"),
-        ("long-description", "its description has 1,000,000 characters"),
-        ("ends-at-once", "ImportError: no module named nothing"),
-    ],
-)
-def test_a_listing_ends_with_a_sentence(case: str, says: str) -> None:
-    assert says in refusal(case)
-
-
 def test_a_listing_without_an_end_is_given_up() -> None:
     """Both at once, since each takes as long as its limit; a busy machine needs some of it to start the server."""
     cases = {
@@ -107,23 +91,15 @@ def test_a_listing_without_an_end_is_given_up() -> None:
         assert says in said[case].result()
 
 
-def test_what_a_server_says_beside_its_messages_goes_into_the_log(tmp_path: Path) -> None:
+def test_what_a_server_says_beside_its_messages_goes_into_the_log_and_is_quoted_when_it_dies(tmp_path: Path) -> None:
     log = tmp_path / "tools.log"
     with load_tools(mcp_config=hostile("talks"), log_path=log) as box:
         assert run_tool(box, CALL).content == '{"x": 1}'
     assert "Starting up ..." in log.read_text() and "{not json" in log.read_text()
-
-
-def test_a_server_that_dies_is_quoted(tmp_path: Path) -> None:
-    log = tmp_path / "tools.log"
     with load_tools(mcp_config=hostile("dies"), log_path=log) as box:
         lost = run_tool(box, CALL)
-    assert lost.error is ToolErrorKind.DIED
-    assert (
-        "the server 'bad' closed the connection; it is started again. The last it printed: line before" in lost.content
-    )
-    assert lost.content.endswith("Fatal: the database is gone")
-    assert "Fatal: the database is gone" in log.read_text()
+    assert lost.error is ToolErrorKind.DIED and "it is started again. The last it printed: line before" in lost.content
+    assert lost.content.endswith("Fatal: the database is gone") and "Fatal: the database is gone" in log.read_text()
 
 
 @pytest.mark.parametrize(
@@ -169,7 +145,17 @@ def opened(config: dict[str, Any]) -> Toolbox:
 
 
 def written(pids: Path) -> list[int]:
-    return [int(pid) for pid in pids.read_text().split()]
+    """The ids of the server and of what it started."""
+    found = [int(pid) for pid in pids.read_text().split()]
+    assert len(found) == 4
+    return found
+
+
+@pytest.fixture
+def pids(tmp_path: Path) -> Iterator[Path]:
+    """Where a server writes them; nothing of it stays behind when the test is over."""
+    yield tmp_path / "pids"
+    assert all_end(*written(tmp_path / "pids"))
 
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes that left their group are found on Linux only")
@@ -177,49 +163,39 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="processes that left 
 
 @linux
 @pytest.mark.parametrize("case", ["children", "stubborn"])
-def test_no_process_stays_behind_after_close(tmp_path: Path, case: str) -> None:
-    pids = tmp_path / "pids"
+def test_no_process_stays_behind_after_close(pids: Path, case: str) -> None:
     with load_tools(mcp_config=hostile(case, str(pids))) as box:
         assert run_tool(box, CALL).ok
-    assert len(written(pids)) == 4 and all_end(*written(pids))
 
 
 @linux
-def test_no_process_stays_behind_after_a_load_that_failed(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
+def test_no_process_stays_behind_after_a_load_that_failed(pids: Path) -> None:
     assert "has no tool 'other'; it has echo" in refusal("stubborn", str(pids), tools=["other"])
-    assert len(written(pids)) == 4 and all_end(*written(pids))
 
 
 @linux
-def test_no_process_stays_behind_when_another_server_cannot_be_reached(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
+def test_no_process_stays_behind_when_another_server_cannot_be_reached(pids: Path) -> None:
     config = hostile("stubborn", str(pids))
     until_they_run = f"until [ -s {pids} ]; do sleep 0.05; done; exit 1"
     config["mcpServers"]["gone"] = {"command": "sh", "args": ["-c", until_they_run]}
     with pytest.raises(PluginError, match="'gone'"):
         load_tools(mcp_config=config)
-    assert len(written(pids)) == 4 and all_end(*written(pids))
 
 
 @linux
-def test_no_process_of_an_episode_that_is_under_way_stays_behind(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
-
+def test_no_process_of_an_episode_that_is_under_way_stays_behind(pids: Path) -> None:
     async def close_too_early(box: Toolbox) -> None:
         async with box.session({}) as session:
             assert (await session.call([attempt("echo", x=1)]))[0].ok
             box.close()
 
     asyncio.run(close_too_early(load_tools(mcp_config=hostile("stubborn", str(pids), session="trajectory"))))
-    assert len(written(pids)) == 4 and all_end(*written(pids))
 
 
 @linux
 def test_no_process_stays_behind_when_the_server_dies(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
-    with load_tools(mcp_config=hostile("children", str(pids))):
-        server = written(pids)
+    with load_tools(mcp_config=hostile("children", str(tmp_path / "pids"))):
+        server = written(tmp_path / "pids")  # another is started, which writes there too
         os.kill(server[0], signal.SIGKILL)
         assert all_end(*server)
 
@@ -244,6 +220,6 @@ def test_no_process_stays_behind_when_the_trainer_is_killed(tmp_path: Path) -> N
             running.callback(trainers[number].send_signal, number)
         for number, trainer in trainers.items():
             assert trainer.stdout is not None and trainer.stdout.readline() == "ready\n"
-            assert len(written(tmp_path / number.name)) == 4
+            written(tmp_path / number.name)
     for number in trainers:
         assert all_end(*written(tmp_path / number.name)), number

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import subprocess
 import sys
@@ -28,17 +27,14 @@ SERVER = str(Path(__file__).parents[1] / "fixtures" / "tools" / "mcp_server.py")
 STDIO = {"command": sys.executable, "args": [SERVER, "stdio"]}
 
 
-def answered_again(toolbox: Toolbox, timeout_s: float = 240.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if run_tool(toolbox, {"name": "add", "arguments": {"a": 1, "b": 1}}).content == "2":
-            return True
-    return False
+ADD = {"name": "add", "arguments": {"a": 1, "b": 1}}
 
 
-def answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def answered_again(toolbox: Toolbox) -> bool:
+    deadline = time.monotonic() + 240
+    while run_tool(toolbox, ADD).content != "2":
+        assert time.monotonic() < deadline
+    return True
 
 
 @contextmanager
@@ -46,9 +42,10 @@ def http_server(port: int) -> Iterator[None]:
     server = subprocess.Popen([sys.executable, SERVER, "http", str(port)], stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 240
-        while not answers(port):
-            assert server.poll() is None and time.monotonic() < deadline, "the server did not come up"
-            time.sleep(0.05)
+        with ExitStack() as probes:
+            while probes.enter_context(socket.socket()).connect_ex(("127.0.0.1", port)) != 0:
+                assert server.poll() is None and time.monotonic() < deadline, "the server did not come up"
+                time.sleep(0.05)
         yield
     finally:
         server.kill()
@@ -65,23 +62,22 @@ def toolbox() -> Iterator[Toolbox]:
 
 
 def test_calls_of_several_loops_share_a_session(toolbox: Toolbox) -> None:
-    assert toolbox.names[:3] == ["add", "note", "fail"]
     for i in range(3):
-        results = call_all(
-            toolbox, attempt("add", a=i, b="1"), attempt("add", a="x", b=1), attempt("fail", reason="so")
-        )
-        assert results[0].content == str(i + 1)
-        assert results[1].error is ToolErrorKind.BAD_ARGUMENTS
-        assert results[2].error is ToolErrorKind.RAISED and "so" in results[2].content
+        added, failed = call_all(toolbox, attempt("add", a=i, b="1"), attempt("fail", reason="so"))
+        assert added.content == str(i + 1)
+        assert failed.error is ToolErrorKind.RAISED and "so" in failed.content
 
 
-def test_a_server_that_dies_is_started_again() -> None:
-    with load_tools(mcp_config={"mcpServers": {"fixture": STDIO}}, tool_timeout_s=120) as box:
+@pytest.mark.parametrize(
+    ("name", "timeout_s", "error"), [("die", 120, ToolErrorKind.DIED), ("freeze_loop", 4, ToolErrorKind.TIMEOUT)]
+)
+def test_a_server_that_dies_or_freezes_is_replaced(name: str, timeout_s: float, error: ToolErrorKind) -> None:
+    with load_tools(mcp_config={"mcpServers": {"fixture": STDIO}}, tool_timeout_s=timeout_s) as box:
         before = run_tool(box, {"name": "process_id"}).content
-        lost = run_tool(box, {"name": "die"})
-        assert lost.error is ToolErrorKind.DIED and "started again" in lost.content
+        assert run_tool(box, {"name": name}).error is error
         assert answered_again(box)
         assert run_tool(box, {"name": "process_id"}).content != before
+    assert all_end(int(before))
 
 
 def test_a_server_at_a_url_that_went_away_is_found_again() -> None:
@@ -90,38 +86,27 @@ def test_a_server_at_a_url_that_went_away_is_found_again() -> None:
     with ExitStack() as stack:
         with http_server(port):
             box = stack.enter_context(load_tools(mcp_config={"mcpServers": {"fixture": entry}}, tool_timeout_s=20))
-            assert run_tool(box, {"name": "add", "arguments": {"a": 1, "b": 1}}).content == "2"
-        gone = run_tool(box, {"name": "add", "arguments": {"a": 1, "b": 1}})
-        assert gone.error in (ToolErrorKind.DIED, ToolErrorKind.TIMEOUT)
+            assert run_tool(box, ADD).content == "2"
+        assert run_tool(box, ADD).error in (ToolErrorKind.DIED, ToolErrorKind.TIMEOUT)
         with http_server(port):
             assert answered_again(box)
 
 
-def test_a_server_that_freezes_is_replaced() -> None:
-    with load_tools(mcp_config={"mcpServers": {"fixture": STDIO}}, tool_timeout_s=4) as box:
-        before = run_tool(box, {"name": "process_id"}).content
-        assert run_tool(box, {"name": "freeze_loop"}).error is ToolErrorKind.TIMEOUT
-        assert answered_again(box)
-        assert run_tool(box, {"name": "process_id"}).content != before
-    assert all_end(int(before))
-
-
 def test_one_session_per_trajectory_by_choice() -> None:
-    async def two(box: Toolbox) -> list[str]:
-        async with box.session({}) as one, box.session({}) as other:
-            await one.call([attempt("note", text="a")])
-            results = await one.call([attempt("note", text="b")]) + await other.call([attempt("note", text="c")])
-            return [result.content for result in results]
-
-    with load_tools(mcp_config={"mcpServers": {"fixture": {**STDIO, "session": "trajectory"}}}) as box:
-        assert asyncio.run(two(box)) == ["a, b", "c"]
+    a, b, c = ({"name": "note", "arguments": {"text": text}} for text in "abc")
+    config = {"mcpServers": {"fixture": {**STDIO, "session": "trajectory"}}}
+    with load_tools(mcp_config=config) as box, box.session({}) as one, box.session({}) as other:
+        assert [session.run(call).content for session, call in ((one, a), (one, b), (other, c))] == [
+            "a",
+            "a, b",
+            "c",
+        ]
 
 
 def test_parts_of_a_result_become_text() -> None:
     file = mcp_types.TextResourceContents(uri="file:///a", text="hello body")
-    picture = mcp_types.ImageContent(type="image", data="", mime_type="image/png")
-    shown = [content_text(one) for one in (mcp_types.EmbeddedResource(type="resource", resource=file), picture)]
-    assert shown == ["hello body", "[image left out: only text can be shown]"]
+    assert content_text(mcp_types.EmbeddedResource(type="resource", resource=file)) == "hello body"
+    assert "image left out" in content_text(mcp_types.ImageContent(type="image", data="", mime_type="image/png"))
 
 
 def test_two_servers_with_one_tool_need_a_prefix() -> None:
@@ -134,17 +119,11 @@ def test_two_servers_with_one_tool_need_a_prefix() -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{", "is not valid JSON"),
-        ("[" * 100_000, "is not valid JSON"),
         ("{}", "must have the form"),
         ('{"mcpServers": {"a": {}}}', "server 'a' needs either a \"command\""),
-        ('{"mcpServers": {"a": {"command": "x", "url": "y"}}}', "needs either"),
         ('{"mcpServers": {"a": {"url": "y", "type": "sse"}}}', "only stdio and streamable HTTP"),
         ('{"mcpServers": {"a": {"command": "x", "args": "y"}}}', "\"args\": Input should be a valid list, got 'y'"),
-        (
-            '{"mcpServers": {"a": {"command": "x", "session": "day"}}}',
-            "Input should be 'run' or 'trajectory', got 'day'",
-        ),
+        ('{"mcpServers": {"a": {"command": "x", "session": "day"}}}', "'run' or 'trajectory', got 'day'"),
     ],
 )
 def test_a_configuration_that_cannot_be_used(tmp_path: Path, content: str, says: str) -> None:

@@ -32,39 +32,25 @@ WEB = tools_of("http_tools.py")
 
 def test_arithmetic() -> None:
     math_tools = tools_of("math_tools.py")
+    assert list(tools_of("arithmetic_tools.py")) == list(math_tools)[:4], "the tools of the embedded job"
     assert [math_tools[name](17, 5) for name in ("add", "subtract", "multiply")] == [22, 12, 85]
-    assert math_tools["divide"](17, 5) == "3 remainder 2"
-    assert math_tools["divide"](15, 5) == "3"
+    assert (math_tools["divide"](17, 5), math_tools["divide"](15, 5)) == ("3 remainder 2", "3")
     with pytest.raises(ValueError, match="b must not be 0"):
         math_tools["divide"](1, 0)
     assert math_tools["calculate_sum"](20, 22) == "Sum: 42"
     assert math_tools["calculate_product"](1.5, 4) == "Product: 6.0"
 
 
-def test_the_tools_of_the_embedded_job_are_four_of_these() -> None:
-    assert list(tools_of("arithmetic_tools.py")) == list(tools_of("math_tools.py"))[:4]
+COMPUTED = {
+    **{"(3 + 4) * 2**10 / 7": "1024", "10 / 4": "2.5", "1/3 + 1/6": "0.5", "2**0.5": "1.41421356237", "2^10": "1024"},
+    **{"-7 // 2": "-4", "7 % -3": "-2", "2 ** -2": "0.25", "123456789 ** 3": str(123456789**3)},
+    **{"sqrt(16) + factorial(5)": "124", "round(2.567, 2)": "2.57", "max(1, 2, 3) - gcd(12, 18)": "-3"},
+}
 
 
-@pytest.mark.parametrize(
-    ("expression", "result"),
-    [
-        ("1 + 2 * 3", "7"),
-        ("(3 + 4) * 2**10 / 7", "1024"),
-        ("10 / 4", "2.5"),
-        ("1/3 + 1/6", "0.5"),
-        ("2**0.5", "1.41421356237"),
-        ("2^10", "1024"),
-        ("-7 // 2", "-4"),
-        ("7 % -3", "-2"),
-        ("sqrt(16) + factorial(5)", "124"),
-        ("round(2.567, 2)", "2.57"),
-        ("2 ** -2", "0.25"),
-        ("123456789 ** 3", str(123456789**3)),
-        ("max(1, 2, 3) - gcd(12, 18)", "-3"),
-    ],
-)
-def test_calculator_computes(expression: str, result: str) -> None:
-    assert CALCULATOR(expression) == result
+@pytest.mark.parametrize("expression", COMPUTED)
+def test_calculator_computes(expression: str) -> None:
+    assert CALCULATOR(expression) == COMPUTED[expression]
 
 
 @pytest.mark.parametrize(
@@ -132,12 +118,8 @@ def test_nothing_outside_is_read(documents: Path, path: str) -> None:
 
 
 def test_files_that_cannot_be_read_are_explained(documents: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for path, says in (
-        ("nope.txt", "no file"),
-        ("sub", "is a folder; it holds: b.txt"),
-        ("raw.bin", "not a text file"),
-        ("a\0b", "zero"),
-    ):
+    whys = {"nope.txt": "no file", "sub": "it holds: b.txt", "raw.bin": "not a text file", "a\0b": "zero"}
+    for path, says in whys.items():
         with pytest.raises(ValueError, match=says):
             FILES["read_file"](path)
     monkeypatch.delenv("TOOLGRPO_READ_ROOT")
@@ -145,46 +127,37 @@ def test_files_that_cannot_be_read_are_explained(documents: Path, monkeypatch: p
         FILES["read_file"]("a.txt")
 
 
+PAGE = "<html><head><title>t</title><style>x{}</style></head><body><h1>Hällo</h1><script>no()</script><p>a &amp; b</p></body>"
+ANSWERS = {  # path: status, type and text; of a redirect where it leads to
+    "/page": (200, "text/html; charset=utf-8", PAGE),
+    "/big": (200, "text/plain", "x" * 3_000_000),
+    "/away": (302, "http://forbidden.example/x", ""),
+    "/moved": (302, "/page", ""),
+    "/loop": (302, "/loop", ""),
+}
+
+
 class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         parts = urlsplit(self.path)
+        query = {key: values[0] for key, values in parse_qs(parts.query).items()}
         body = self.rfile.read(int(self.headers.get("content-length") or 0)).decode()
-        status, kind, text, extra = 200, "text/plain", "", {}
-        match parts.path:
-            case "/page":
-                kind = "text/html; charset=utf-8"
-                text = "<html><head><title>t</title><style>x{}</style></head><body><h1>Hällo</h1><script>no()</script><p>a &amp; b</p></body>"
-            case "/echo":
-                kind = "application/json"
-                query = {key: values[0] for key, values in parse_qs(parts.query).items()}
-                text = json.dumps(
-                    {"method": self.command, "query": query, "body": body, "x": self.headers.get("X-Key")}
-                )
-            case "/search":
-                asked = parse_qs(parts.query)["q"][0]
-                results = [{"title": f"{asked} {i}", "url": f"http://r/{i}", "content": "c"} for i in range(9)]
-                kind, text = "application/json", json.dumps({"results": results})
-            case "/away":
-                status, extra = 302, {"location": "http://forbidden.example/x"}
-            case "/moved":
-                status, extra = 302, {"location": "/page"}
-            case "/loop":
-                status, extra = 302, {"location": "/loop"}
-            case "/big":
-                text = "x" * 3_000_000
-            case _:
-                status, text = 404, "nothing here"
+        status, kind, text = ANSWERS.get(parts.path, (404, "text/plain", "nothing here"))
+        if parts.path == "/echo":
+            found = {"method": self.command, "query": query, "body": body, "x": self.headers.get("X-Key")}
+            status, kind, text = 200, "application/json", json.dumps(found)
+        elif parts.path == "/search":
+            results = [{"title": f"{query['q']} {i}", "url": f"http://r/{i}", "content": "c"} for i in range(9)]
+            status, kind, text = 200, "application/json", json.dumps({"results": results})
         self.send_response(status)
-        self.send_header("content-type", kind)
-        for name, value in extra.items():
-            self.send_header(name, value)
+        self.send_header("location" if status == 302 else "content-type", kind)
         self.end_headers()
         self.wfile.write(text.encode())
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Quiet."""
+        pass
 
 
 @pytest.fixture
@@ -210,11 +183,14 @@ def test_pages_and_apis_of_listed_hosts(site: str) -> None:
     assert run(WEB["fetch_url"](f"{site}/big", max_chars=10)) == "x" * 10 + "\n[cut: 1999990 characters left out]"
     answer = run(WEB["call_api"](f"{site}/echo", "POST", {"q": "1"}, {"k": [1]}, {"X-Key": "v"}))
     status, _, text = answer.partition("\n")
-    assert status == "[status 200]"
-    assert json.loads(text) == {"method": "POST", "query": {"q": "1"}, "body": '{"k":[1]}', "x": "v"}
-    assert (
-        run(WEB["web_search"]("tea", max_results=2)) == "1. tea 0\n   http://r/0\n   c\n2. tea 1\n   http://r/1\n   c"
-    )
+    assert status == "[status 200]" and json.loads(text) == {
+        "method": "POST",
+        "query": {"q": "1"},
+        "body": '{"k":[1]}',
+        "x": "v",
+    }
+    found = run(WEB["web_search"]("tea", max_results=2))
+    assert found == "1. tea 0\n   http://r/0\n   c\n2. tea 1\n   http://r/1\n   c"
 
 
 @pytest.mark.parametrize(

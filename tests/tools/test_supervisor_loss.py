@@ -1,4 +1,7 @@
-"""`kill -9` of the supervisor: what had begun is lost and says so, the rest runs, once, and the toolbox lives on."""
+"""`kill -9` of the supervisor: what had begun is lost and says so, the rest runs, once, and the toolbox lives on.
+
+Whoever is killed, alone or together: what a tool started goes with it, and nothing is left of the tools.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from process_tree import all_end, children_of, wait_for
+from process_tree import all_end, children_of, has_ended, wait_for
 
 from confined_python.processes.linux import children
 from tests.support.tool_calls import attempt
@@ -35,14 +39,12 @@ def _others() -> None:
 
 def supervisors() -> set[int]:
     """The supervisors of this test's toolboxes, importing ones too: below the reapers."""
-    reapers = [pid for pid in children() if name_of(pid) == "python-reaper"]
-    return {pid for reaper in reapers for pid in children_of(reaper)} - OTHERS
-
-
-def name_of(pid: int) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    return ""
+    found = set[int]()
+    for child in children():
+        with suppress(OSError):  # it may have ended
+            if Path(f"/proc/{child}/comm").read_text() == "python-reaper\n":
+                found.update(children_of(child))
+    return found - OTHERS
 
 
 def kill_next(after: set[int]) -> int:
@@ -96,8 +98,7 @@ def test_while_busy_begun_calls_are_lost_and_the_others_run_once(box: Toolbox, t
     ran = [note.read_text().count("begun") if note.exists() else 0 for note in notes]
     assert max(ran) == 1  # none twice, and whatever was answered ran
     assert all(times == 1 for times, result in zip(ran, results, strict=True) if result.ok)
-    assert 0 < len(lost) <= 16
-    assert {result.error for result in lost} == {ToolErrorKind.DIED}
+    assert 0 < len(lost) <= 16 and {result.error for result in lost} == {ToolErrorKind.DIED}
 
 
 @pytest.mark.parametrize("box", [(8, 0.5, False)], indirect=True)
@@ -142,21 +143,14 @@ ENVIRONMENT = Plain
 
 
 def test_an_environment_that_opens_meanwhile_opens_and_one_that_was_open_is_gone(tmp_path: Path) -> None:
-    path = tmp_path / "plain.py"
+    path, call = tmp_path / "plain.py", {"name": "above"}
     path.write_text(_ENVIRONMENT)
-
-    async def run(box: Toolbox) -> None:
-        async with box.session({}) as before:
-            above = int((await before.call([attempt("above")]))[0].content)
-            os.kill(above, signal.SIGKILL)
-            async with box.session({}) as after:
-                assert after.observation == "ready"
-                assert int((await after.call([attempt("above")]))[0].content) != above
-            (gone,) = await before.call([attempt("above")])
-            assert gone.error is ToolErrorKind.DIED
-
-    with load_tools(path, workers=1, tool_timeout_s=60) as box:
-        asyncio.run(run(box))
+    with load_tools(path, workers=1, tool_timeout_s=60) as box, box.session({}) as before:
+        above = before.run(call).content
+        os.kill(int(above), signal.SIGKILL)
+        with box.session({}) as after:
+            assert after.observation == "ready" and after.run(call).content not in ("", above)
+        assert before.run(call).error is ToolErrorKind.DIED
 
 
 _ONLY_ONCE = """
@@ -188,10 +182,74 @@ def test_calls_are_refused_where_no_worker_can_start(tmp_path: Path) -> None:
 
 def test_killed_together_with_its_reaper_it_leaves_nothing(tmp_path: Path) -> None:
     with load_tools(TOOLS, workers=1, tool_timeout_s=60, log_path=tmp_path / "log") as box:
-        arguments = {"detached": True}
-        child, _, supervisor = json.loads(run_tool(box, {"name": "start_child", "arguments": arguments}).content)
+        call = {"name": "start_child", "arguments": {"detached": True}}
+        child, _, supervisor = json.loads(run_tool(box, call).content)
         reaper = next(pid for pid in children() if supervisor in children_of(pid))
         for pid in (reaper, supervisor):
             os.kill(pid, signal.SIGKILL)
         assert all_end(child)
         assert run_tool(box, {"name": "supervisor"}).ok
+
+
+_TRAINER = """
+import json, os, sys, time
+from toolgrpo.tools import load_tools, run_tool
+box = load_tools(sys.argv[1], workers=1, tool_timeout_s=60)
+call = {"name": "start_child", "arguments": {"detached": sys.argv[2] == "True"}}
+child, worker, supervisor = json.loads(run_tool(box, call).content)
+reaper = int(open(f"/proc/{supervisor}/stat").read().rpartition(")")[2].split()[1])
+fork = os.fork() if sys.argv[3] == "True" else 0  # a data loader's worker, which holds all that the trainer held
+if sys.argv[3] == "True" and fork == 0:
+    time.sleep(600)
+    os._exit(0)
+found = {"child": child, "worker": worker, "supervisor": supervisor, "reaper": reaper, "trainer": os.getpid()}
+print(json.dumps({**found, "fork": fork}), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("killed", "detached", "forked"),
+    [
+        (["trainer"], True, False),
+        (["trainer"], False, True),
+        (["supervisor", "trainer"], True, False),
+        (["supervisor", "trainer"], False, True),
+        (["worker", "supervisor", "trainer"], True, False),
+        (["reaper", "trainer"], True, False),
+        (["reaper"], True, False),
+        (["supervisor"], True, False),
+        (["worker"], True, False),
+    ],
+)
+def test_a_child_of_a_tool_ends_with_those_above(killed: list[str], detached: bool, forked: bool) -> None:
+    command = [sys.executable, "-c", _TRAINER, str(TOOLS), str(detached), str(forked)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as trainer:
+        assert trainer.stdout is not None
+        found: dict[str, int] = json.loads(trainer.stdout.readline())
+        try:
+            for name in killed:
+                os.kill(found[name], signal.SIGKILL)
+            assert all_end(found["child"], found["worker"])
+            if "trainer" in killed:
+                assert all_end(found["supervisor"], found["reaper"])
+        finally:
+            for name in ("trainer", "fork", "child"):
+                if found[name] and not has_ended(found[name]):
+                    os.kill(found[name], signal.SIGKILL)
+
+
+def test_a_supervisor_whose_import_never_ends_goes_with_its_trainer(tmp_path: Path) -> None:
+    """Whether or not the trainer lived long enough to be watched: nothing spins on."""
+    path, ids = tmp_path / "spins.py", tmp_path / "ids"
+    path.write_text(
+        f"import os\nopen({str(ids)!r}, 'w').write(f'{{os.getpid()}} {{os.getppid()}} ')\nwhile True: pass\n"
+    )
+    code = f"from toolgrpo.tools import load_tools; load_tools({str(path)!r}, workers=1)"
+    trainer = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        wait_for(lambda: ids.exists() and len(ids.read_text().split()) == 2)
+    finally:
+        trainer.kill()
+        trainer.wait()
+    assert all_end(*(int(pid) for pid in ids.read_text().split()))

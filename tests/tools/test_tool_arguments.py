@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-import json
 import time
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker, example_of
 from toolgrpo.tools.bounds import MAX_DEPTH
-from toolgrpo.tools.plugin.schema import function_schema
+from toolgrpo.tools.plugin.schema import type_schema
 from toolgrpo.tools.toolbox import parse_call
 
 
@@ -24,98 +24,64 @@ class Unit(enum.Enum):
     F = "fahrenheit"
 
 
-def sample(
-    number: int,
-    ratio: float = 1.0,
-    flag: bool = False,
-    text: str = "",
-    items: list[int] | None = None,
-    table: dict[str, float] | None = None,
-    either: int | str = 0,
-    unit: Unit = Unit.C,
-) -> str:
-    """Take one of each."""
-    return ""
+KINDS = {
+    **{"number": int, "ratio": float, "flag": bool, "text": str, "items": list[int] | None},
+    **{"table": dict[str, float] | None, "either": int | str, "unit": Unit},
+}
+PROPERTIES = {name: type_schema(kind, "here") for name, kind in KINDS.items()}
+CHECKER = ArgumentChecker("sample", {"type": "object", "properties": PROPERTIES, "required": ["number"]})
 
 
-CHECKER = ArgumentChecker("sample", function_schema(sample, "sample", "here")["function"]["parameters"])
+# parameter: what a model writes, and what the tool is given
+COERCED: dict[str, list[tuple[Any, Any]]] = {
+    "number": [("3", 3), (" -3 ", -3), (3.0, 3)],
+    "ratio": [("2.5", 2.5), ("1e3", 1000.0), ("20", 20), (2, 2)],
+    "flag": [("true", True), ("False", False)],
+    "text": [(7, "7")],
+    "items": [("[1, 2]", [1, 2]), (["1", 2.0], [1, 2]), (None, None), ("null", None)],
+    "table": [('{"a": 1}', {"a": 1}), ({"a": "1.5"}, {"a": 1.5})],
+    "either": [("3", "3"), (3, 3)],
+    "unit": [("celsius", "celsius")],
+}
 
 
-def test_an_object_of_any_keys_is_open_and_an_example_of_none_is_empty() -> None:
-    open_ones = ArgumentChecker("t", {"type": "object", "properties": {}, "additionalProperties": {}})
-    assert open_ones.check({"b": 1}).complaint is None
-    assert example_of({"type": "object", "properties": {}}) == {}
+@pytest.mark.parametrize("name", COERCED)
+def test_coerces_what_loses_nothing(name: str) -> None:
+    for value, becomes in COERCED[name]:
+        checked = CHECKER.check({"number": 1, name: value})
+        assert checked.complaint is None and checked.arguments[name] == becomes
+        assert type(checked.arguments[name]) is type(becomes)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "becomes"),
-    [
-        ("number", "3", 3),
-        ("number", " -3 ", -3),
-        ("number", 3.0, 3),
-        ("ratio", "2.5", 2.5),
-        ("ratio", "1e3", 1000.0),
-        ("ratio", 2, 2),
-        ("flag", "true", True),
-        ("flag", "False", False),
-        ("text", 7, "7"),
-        ("items", "[1, 2]", [1, 2]),
-        ("items", ["1", 2.0], [1, 2]),
-        ("items", None, None),
-        ("items", "null", None),
-        ("table", '{"a": 1}', {"a": 1}),
-        ("table", {"a": "1.5"}, {"a": 1.5}),
-        ("either", "3", "3"),
-        ("either", 3, 3),
-        ("unit", "celsius", "celsius"),
+# parameter: what a model writes, and what it is told
+REFUSED: dict[str, list[tuple[Any, str]]] = {
+    "number": [
+        ("abc", "parameter 'number' must be an integer like 3, got \"abc\""),
+        *((3.5, "like 3, got 3.5"), ("3.0", 'got "3.0"'), (True, "got true"), (None, "got null")),
     ],
-)
-def test_coerces_what_loses_nothing(name: str, value: Any, becomes: Any) -> None:
-    checked = CHECKER.check({"number": 1, name: value})
-    assert checked.complaint is None
-    assert checked.arguments[name] == becomes
-    assert type(checked.arguments[name]) is type(becomes)
+    "ratio": [("nan", 'must be a number like 2.5, got "nan"'), ("1,000", "a number"), ("9" * 500, "a number")],
+    "flag": [(1, "must be true or false, got 1"), ("yes", "must be true or false")],
+    "text": [(1.5, "must be a string, got 1.5"), (["a"], 'must be a string, got ["a"]')],
+    "items": [([1, "b"], "parameter 'items[1]' must be an integer like 3, got \"b\"")],
+    "table": [({"k": "x"}, "parameter 'table.k' must be a number like 2.5")],
+    "unit": [("kelvin", 'parameter \'unit\' must be one of "celsius", "fahrenheit"; got "kelvin"')],
+    "numbr": [(1, "unknown parameter 'numbr', did you mean 'number'?")],
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("number", "abc", "parameter 'number' must be an integer like 3, got \"abc\""),
-        ("number", 3.5, "parameter 'number' must be an integer like 3, got 3.5"),
-        ("number", "3.0", "must be an integer"),
-        ("number", True, "must be an integer like 3, got true"),
-        ("number", None, "must be an integer like 3, got null"),
-        ("ratio", "nan", 'must be a number like 2.5, got "nan"'),
-        ("ratio", "1,000", "must be a number"),
-        ("ratio", "9" * 500, "must be a number"),
-        ("flag", 1, "must be true or false, got 1"),
-        ("flag", "yes", "must be true or false"),
-        ("text", 1.5, "must be a string, got 1.5"),
-        ("text", ["a"], 'must be a string, got ["a"]'),
-        ("items", [1, "b"], "parameter 'items[1]' must be an integer like 3, got \"b\""),
-        ("table", {"k": "x"}, "parameter 'table.k' must be a number like 2.5"),
-        ("unit", "kelvin", 'parameter \'unit\' must be one of "celsius", "fahrenheit"; got "kelvin"'),
-        ("numbr", 1, "unknown parameter 'numbr', did you mean 'number'?"),
-    ],
-)
-def test_complains_about_the_rest(name: str, value: Any, says: str) -> None:
-    checked = CHECKER.check({"number": 1, name: value})
-    assert checked.complaint is not None
-    assert says in checked.complaint
-    assert checked.complaint.startswith("sample: ")
-    assert len(checked.complaint) < 600
+@pytest.mark.parametrize("name", REFUSED)
+def test_complains_about_the_rest(name: str) -> None:
+    for value, says in REFUSED[name]:
+        complaint = CHECKER.check({"number": 1, name: value}).complaint or ""
+        assert says in complaint and complaint.startswith("sample: ") and len(complaint) < 600
 
 
 def test_says_what_is_missing_and_how_to_call() -> None:
-    complaint = CHECKER.check({}).complaint
-    assert complaint is not None
+    complaint = CHECKER.check({}).complaint or ""
     assert "missing parameter 'number'" in complaint
     assert "Usage: sample(number: integer, ratio: number (optional), " in complaint
-
-
-def test_many_complaints_are_counted_not_listed() -> None:
-    complaint = CHECKER.check({f"wrong{i}": 1 for i in range(50)}).complaint
-    assert complaint is not None and "and 48 more" in complaint and len(complaint) < 800
+    many = CHECKER.check({f"wrong{i}": 1 for i in range(50)}).complaint or ""
+    assert "and 48 more" in many and len(many) < 800
 
 
 def test_nothing_is_guessed_inside_a_list_that_may_be_of_several_kinds() -> None:
@@ -124,39 +90,33 @@ def test_nothing_is_guessed_inside_a_list_that_may_be_of_several_kinds() -> None
     assert checker({"x": {"anyOf": [lists[0], {"type": "null"}]}}).check({"x": ["1"]}).arguments == {"x": [1]}
 
 
-def test_a_schema_without_declared_parameters_that_allows_more_is_open() -> None:
-    checker = ArgumentChecker("f", {"type": "object", "properties": {}, "additionalProperties": True})
-    assert checker.check({"anything": [1]}).arguments == {"anything": [1]}
+def test_an_object_of_any_keys_is_open_and_an_example_of_none_is_empty() -> None:
+    either: tuple[Any, ...] = (True, {})
+    for more in either:
+        assert checker({}, additionalProperties=more).check({"anything": [1]}).arguments == {"anything": [1]}
+    assert example_of({"type": "object", "properties": {}}) == {}
 
 
 def nested(depth: int) -> Any:
-    value: Any = []
-    for _ in range(depth - 1):
-        value = [value]
-    return value
+    return reduce(lambda value, _: [value], range(depth - 1), list[Any]())
 
 
 def checker(properties: dict[str, Any], **rest: Any) -> ArgumentChecker:
     return ArgumentChecker("f", {"type": "object", "properties": properties, **rest})
 
 
-LIST = {"type": "array"}
-
-
 @pytest.mark.parametrize(
     ("schema", "value", "says"),
     [
-        ({"type": "integer", "multipleOf": 0.5}, 10**399, "more than 300 digits"),
-        ({"type": "integer", "multipleOf": 7}, 10**3999, "more than 300 digits"),
+        ({"type": "integer", "multipleOf": 0.5}, 10**3999, "more than 300 digits"),
         ({"type": "integer", "multipleOf": 7}, "9" * 400, "must be an integer"),
         ({"type": "number", "multipleOf": 1e-300}, 10**300 - 1, "must be a multiple of 1e-300, got 9"),
         ({"type": "number"}, float("nan"), "no number in JSON"),
         ({"type": "number", "multipleOf": 2}, float("inf"), "no number in JSON"),
-        (LIST, nested(MAX_DEPTH + 1), "nested too deeply"),
-        (LIST, nested(5000), "nested too deeply"),
-        (LIST, "[" * 5000 + "]" * 5000, "must be a list"),
-        (LIST, "[" * 100_000, "must be a list"),
-        (LIST, "[" + "9" * 5000 + "]", "must be a list"),
+        ({}, nested(MAX_DEPTH), "nested too deeply"),
+        ({}, nested(5000), "nested too deeply"),
+        ({"type": "array"}, "[" * 5000 + "]" * 5000, "must be a list"),
+        ({"type": "array"}, "[" + "9" * 5000 + "]", "must be a list"),
         ({"type": "object"}, '{"a":' * 900 + "1" + "}" * 900, "must be an object"),
         ({"type": "string"}, "\ud800", "half a character"),
         ({"type": "object"}, {"\udfff": 1}, "half a character"),
@@ -165,9 +125,8 @@ LIST = {"type": "array"}
     ],
 )
 def test_degenerate_arguments_are_a_complaint(schema: Any, value: Any, says: str) -> None:
-    checked = checker({"x": schema}).check({"x": value})
-    assert checked.complaint is not None and says in checked.complaint
-    assert len(checked.complaint) < 900
+    complaint = checker({"x": schema}).check({"x": value}).complaint or ""
+    assert says in complaint and len(complaint) < 900
 
 
 def test_equal_items_are_found_as_json_compares_them() -> None:
@@ -194,14 +153,6 @@ def test_alternatives_that_multiply_are_stopped() -> None:
     assert time.thread_time() - began < 10
 
 
-def test_a_recursive_schema_is_followed_into_the_value() -> None:
-    tree = {"type": "object", "properties": {"value": {"type": "integer"}, "left": {"$ref": "#/$defs/tree"}}}
-    check = checker({"root": {"$ref": "#/$defs/tree"}}, **{"$defs": {"tree": tree}})
-    assert check.check({"root": {"value": 1, "left": {"value": 2, "left": {}}}}).complaint is None
-    wrong = check.check({"root": {"left": {"left": {"value": "x"}}}})
-    assert "parameter 'root.left.left.value' must be an integer" in (wrong.complaint or "")
-
-
 def test_what_a_reference_leads_to_is_coerced_and_complained_about_by_its_type() -> None:
     point = {"type": "object", "properties": {"x": {"type": "integer"}, "next": {"$ref": "#/$defs/a~1point"}}}
     optional = {"anyOf": [{"$ref": "#/$defs/a~1point"}, {"type": "null"}]}
@@ -215,10 +166,8 @@ def test_what_a_reference_leads_to_is_coerced_and_complained_about_by_its_type()
 
 
 def deep_schema(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "integer"}
-    for _ in range(depth):
-        schema = {"type": "object", "properties": {"a": schema}}
-    return schema
+    leaf: dict[str, Any] = {"type": "integer"}
+    return reduce(lambda inner, _: {"type": "object", "properties": {"a": inner}}, range(depth), leaf)
 
 
 @pytest.mark.parametrize(
@@ -238,10 +187,8 @@ def deep_schema(depth: int) -> dict[str, Any]:
         ({"patternProperties": {"[": {}}}, "cannot be read"),
         ({"properties": {"a": {"pattern": "(" * 50_000}}}, "cannot be read"),
         ({"properties": {"a": {"type": "foo"}}}, "its schema is not valid at '/properties/a/type'"),
-        ({"properties": {"a": 3}}, "is not valid"),
         ({"properties": []}, "must describe an object"),
         ({"type": "string"}, "must describe an object"),
-        ({"required": "a"}, "is not valid at '/required'"),
         ({"properties": {"a": {"enum": [object()]}}}, "is not plain JSON"),
         ({"properties": {"a": {"description": "x" * 1_000_000}}}, "every prompt would hold them"),
         (deep_schema(40), "nested too deeply"),
@@ -249,9 +196,8 @@ def deep_schema(depth: int) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_a_schema_that_cannot_be_used_is_refused_when_it_is_loaded(schema: dict[str, Any], says: str) -> None:
-    with pytest.raises(PluginError) as caught:
+    with pytest.raises(PluginError, match=r"^the MCP server 's': the tool 'f': ") as caught:
         ArgumentChecker("f", schema, "the MCP server 's': the tool 'f'")
-    assert str(caught.value).startswith("the MCP server 's': the tool 'f': ")
     assert says in str(caught.value) and len(str(caught.value)) < 1000
 
 
@@ -259,22 +205,20 @@ def test_a_schema_that_cannot_be_used_is_refused_when_it_is_loaded(schema: dict[
     "schema",
     [
         {"properties": {"a": True, "b": {"anyOf": [True, {"type": "integer"}]}, "c": {"items": False}}},
+        {"properties": {"a": {"anyOf": [False, {"type": "integer"}]}}},
         {"properties": {"a": {"type": "array", "items": [{"type": "integer"}]}}, "definitions": {"x": {}}},  # draft 7
         {"properties": {"a": {"pattern": r"^\p{L}+$"}, "nullable": {"type": "integer"}}},
-        {
-            "properties": {"a": {"$ref": "#/$defs/nullable"}},
-            "$defs": {"nullable": {"type": "integer", "nullable": True}},
-        },
+        {"properties": {"a": {"$ref": "#/$defs/nullable"}}, "$defs": {"nullable": {"nullable": True}}},
         {"$id": "https://example.com/s.json", "properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {}}},
         {"properties": {"a": {"$ref": "https://json-schema.org/draft/2020-12/schema"}}},
-        {},
     ],
 )
 def test_odd_schemas_that_are_legal_can_be_used(schema: dict[str, Any]) -> None:
     check = ArgumentChecker("f", schema)
     values: list[Any] = [1, "x", None, [1], {"a": {}}, [], True]
     for value in values:
-        assert len(check.check({"a": value, "b": value}).complaint or "") < 900
+        complaint = check.check({"a": value, "b": value}).complaint or ""
+        assert len(complaint) < 900 and "cannot be checked" not in complaint
 
 
 json_values = st.recursive(
@@ -289,9 +233,16 @@ json_values = st.recursive(
 )
 
 
-@given(name=st.sampled_from([*"abc", "number", "ratio", "items", "table", "either", "unit"]), value=json_values)
-def test_no_value_raises(name: str, value: Any) -> None:
-    assert len(CHECKER.check({"number": 1, name: value}).complaint or "") < 1000
+@given(name=st.sampled_from(["none", *KINDS]), value=json_values)
+def test_coercion_loses_nothing_and_is_stable(name: str, value: Any) -> None:
+    checked = CHECKER.check({"number": 1, name: value})
+    if checked.complaint is not None:
+        assert checked.arguments == {} and len(checked.complaint) < 1000
+        return
+    became = checked.arguments[name]
+    assert CHECKER.check(checked.arguments) == checked
+    if name in ("number", "ratio", "text"):
+        assert became == value or float(became) == float(value)
 
 
 names = st.sampled_from(["a", "b", "nullable", "$ref", ""])
@@ -341,18 +292,15 @@ def test_a_schema_is_refused_with_a_sentence_or_used(schema: Any, value: Any) ->
 @pytest.mark.parametrize(
     "call",
     [
-        '{"name": "f", "arguments": ' + "[" * 100_000,
         '{"name": "f", "arguments": {"x": ' + "[" * 500 + "]" * 500 + "}}",
         '{"name": "f", "arguments": {"x": ' + "9" * 5000 + "}}",
-        {"name": "f", "arguments": json.dumps({"x": nested(500)})},
         {"name": "f", "arguments": '{"x": NaN}'},
         {"name": "f", "arguments": '{"x": ' + "9" * 400 + "}"},
     ],
 )
 def test_a_call_beyond_the_bounds_is_no_valid_json(call: Any) -> None:
     attempt = parse_call(call)
-    assert attempt.status is AttemptStatus.INVALID_JSON
-    assert attempt.detail is not None and len(attempt.detail) < 300
+    assert attempt.status is AttemptStatus.INVALID_JSON and len(attempt.detail or "") < 300
 
 
 def test_an_object_that_cannot_be_shown_is_a_call_like_any_other() -> None:

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.tool_calls import attempt
-from toolgrpo.episode.dropped import EnvironmentLost
+from tests.support.tool_calls import attempt, call_all
+from toolgrpo.episode.dropped import Drop, DropCause, EnvironmentLost
 from toolgrpo.episode.tool_calls import CallAttempt, ToolErrorKind
 from toolgrpo.episode.trajectory import StopReason
 from toolgrpo.errors import PluginError
 from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
 from toolgrpo.tools import Toolbox, load_tools, run_tool
-from toolgrpo.tools.base import AfterTurn
-from toolgrpo.tools.toolbox import ToolboxSession
 
+pytestmark = pytest.mark.filterwarnings("ignore:the model will see only")
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "tools"
 
 
@@ -28,12 +27,17 @@ def toolbox() -> Iterator[Toolbox]:
         yield box
 
 
-async def say(session: ToolboxSession, *attempts: CallAttempt) -> list[str]:
-    return [result.content for result in await session.call(attempts)]
+async def episode(box: Toolbox, row: dict[str, Any], *attempts: CallAttempt) -> tuple[Any, ...]:
+    """The first observation, the answers to these calls of one turn, and the reward."""
+    async with box.session(row) as session:
+        results = await session.call(attempts)
+        return session.observation, [result.content for result in results], await session.reward()
 
 
-def test_its_public_methods_are_the_tools(toolbox: Toolbox) -> None:
-    assert toolbox.names == ["bump", "die", "look", "process_id"]
+def written(folder: Path, text: str, name: str = "") -> str:
+    """An environment's file, and the class in it that is meant."""
+    (folder / "one.py").write_text(text)
+    return f"{folder / 'one.py'}:{name}"
 
 
 def test_a_function_must_not_be_named_like_a_method() -> None:
@@ -46,18 +50,15 @@ def test_a_function_must_not_be_named_like_a_method() -> None:
 
 
 def test_each_episode_has_an_instance_and_a_process_of_its_own(toolbox: Toolbox) -> None:
-    async def episode(goal: int) -> tuple[Any, ...]:
-        async with toolbox.session({"goal": goal, "prompt": [{"role": "user", "content": "x"}]}) as session:
-            first = await say(session, attempt("bump"), attempt("bump", by="2"), attempt("look"))
-            return session.observation, first, await session.reward(), (await say(session, attempt("process_id")))[0]
-
     async def both() -> list[tuple[Any, ...]]:
-        return list(await asyncio.gather(episode(6), episode(12)))
+        calls = attempt("bump"), attempt("bump", by="2"), attempt("look"), attempt("process_id")
+        return await asyncio.gather(*(episode(toolbox, {"goal": goal, "prompt": "x"}, *calls) for goal in (6, 12)))
 
+    assert toolbox.names == ["bump", "die", "look", "process_id"], "its public methods"
     one, two = asyncio.run(both())
-    assert one[:3] == ("count to 6", ["1", "3", "3 of 6"], 0.5)
-    assert two[:3] == ("count to 12", ["1", "3", "3 of 12"], 0.25)
-    assert one[3] != two[3]
+    assert one[1].pop() != two[1].pop()
+    assert one == ("count to 6", ["1", "3", "3 of 6"], 0.5)
+    assert two == ("count to 12", ["1", "3", "3 of 12"], 0.25)
 
 
 def test_it_can_be_tried_by_hand(toolbox: Toolbox) -> None:
@@ -71,11 +72,11 @@ def test_it_can_be_tried_by_hand(toolbox: Toolbox) -> None:
 
 
 def test_a_row_that_lacks_what_reset_asks_for_is_told_so(tmp_path: Path) -> None:
-    (tmp_path / "goal.py").write_text(
+    text = (
         "class Goal:\n    def reset(self, goal: int, **row): self.goal = goal\n"
-        '    def look(self) -> int:\n        "Look."\n        return self.goal\n\nENVIRONMENT = Goal\n'
+        '    def look(self) -> int:\n        "Look."\n        return self.goal\n'
     )
-    with load_tools(tmp_path / "goal.py", workers=1) as box:
+    with load_tools(environment=written(tmp_path, text, "Goal"), workers=1) as box:
         with pytest.raises(PluginError, match=r"'goal'.*run_tool\(.*row="):
             run_tool(box, {"name": "look"})
         assert run_tool(box, {"name": "look"}, row={"goal": 3}).content == "3"
@@ -83,53 +84,34 @@ def test_a_row_that_lacks_what_reset_asks_for_is_told_so(tmp_path: Path) -> None
 
 def test_close_always_runs(toolbox: Toolbox, tmp_path: Path) -> None:
     marker = tmp_path / "closed"
-
-    async def fails() -> None:
-        async with toolbox.session({"marker": str(marker)}) as session:
-            await say(session, attempt("bump", by=4))
-            raise KeyError("the episode failed")
-
-    with pytest.raises(KeyError):
-        asyncio.run(fails())
+    with pytest.raises(KeyError), toolbox.session({"marker": str(marker)}) as session:
+        session.run({"name": "bump", "arguments": {"by": 4}})
+        raise KeyError("the episode failed")
     assert marker.read_text() == "4"
 
 
 def test_a_reset_that_raises_is_the_plugins_error(toolbox: Toolbox) -> None:
-    async def run() -> None:
-        async with toolbox.session({"goal": "bad"}):
-            pass
-
     with pytest.raises(PluginError, match=r"Counter: reset raised .*\['goal'\].*this goal is bad"):
-        asyncio.run(run())
+        asyncio.run(episode(toolbox, {"goal": "bad"}))
 
 
 def test_answers_of_an_environment_are_never_cached(tmp_path: Path) -> None:
-    async def two() -> list[str]:
-        async with box.session({"goal": 5}) as session:
-            return await say(session, attempt("bump"), attempt("bump"))
-
     with load_tools(FIXTURES / "counter_environment.py", cache_tools=True, workers=1) as box:
-        assert asyncio.run(two()) == ["1", "2"]
-    path = tmp_path / "cached_environment.py"
-    path.write_text(
-        "from toolgrpo.tools import tool\n"
-        "class E:\n    def reset(self, **row): ...\n"
+        assert asyncio.run(episode(box, {"goal": 2}, attempt("bump"), attempt("bump")))[1] == ["1", "2"]
+    text = (
+        "from toolgrpo.tools import tool\nclass E:\n    def reset(self, **row): ...\n"
         "    @tool(cache=True)\n    def go(self) -> str:\n        '''Go.'''\n"
-        "ENVIRONMENT = E\n"
     )
     with pytest.raises(PluginError, match=r"'go'.*in_process"):
-        load_tools(path)
+        load_tools(environment=written(tmp_path, text, "E"))
 
 
 def test_a_class_written_for_trl_works_unchanged() -> None:
-    async def play(guess: int) -> tuple[Any, ...]:
-        async with box.session({"prompt": "guess", "answer": 7}) as session:
-            return session.observation, await say(session, attempt("guess", number=guess)), await session.reward()
-
     with load_tools(environment=f"{FIXTURES / 'trl_environment.py'}:Guess", workers=1) as box:
         assert box.names == ["guess"]
-        assert asyncio.run(play(7)) == (None, ["right"], 1.0)
-        assert asyncio.run(play(8)) == (None, ["wrong"], 0.0)
+        for number, said, reward in ((7, "right", 1.0), (8, "wrong", 0.0)):
+            played = episode(box, {"prompt": "guess", "answer": 7}, attempt("guess", number=number))
+            assert asyncio.run(played) == (None, [said], reward)
 
 
 WALK = '''
@@ -137,11 +119,7 @@ class Walk:
     def reset(self, says="self.at / 4", over="self.at > 2", **row):
         self.at, self.says, self.over = 0, says, over
     def go(self, by: int) -> int:
-        """Go.
-
-        Args:
-            by: How far.
-        """
+        """Go."""
         self.at += by
         return self.at
     def step_reward(self):
@@ -156,34 +134,21 @@ class Ending(Walk):
 
 
 def test_it_gives_a_reward_after_the_calls_of_a_turn_and_one_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
-    (tmp_path / "walk.py").write_text(WALK)
-    with load_tools(environment=f"{tmp_path / 'walk.py'}:Walk", workers=1) as box:
+    with load_tools(environment=written(tmp_path, WALK, "Walk"), workers=1) as box:
         assert box.names == ["go"]
 
-        async def episode(*steps: str, **row: str) -> list[AfterTurn]:
-            async with box.session(row) as session:
-                return [await _after(session, by) for by in steps]
-
-        assert asyncio.run(episode("1", "2")) == [(0.25, False), (0.75, False)]
-        for says, words in (
-            ("None", "step_reward must be a finite number, got None"),
-            ("float('nan')", "must be a finite number"),
-            ("1 / 0", "step_reward failed: ZeroDivisionError"),
-        ):
-            with pytest.raises(PluginError, match=words):
-                asyncio.run(episode("1", says=says))
-
-
-async def _after(session: ToolboxSession, by: str) -> AfterTurn:
-    await session.call([attempt("go", by=by)])
-    return await session.after_turn()
+        with box.session({}) as session:
+            for by, reward in ((1, 0.25), (2, 0.75)):
+                session.run({"name": "go", "arguments": {"by": by}})
+                assert box.wait_for(session.after_turn()) == (reward, False)
+        for says, words in (("None", "number, got None"), ("float('nan')", "number"), ("1 / 0", "ZeroDivisionError")):
+            with box.session({"says": says}) as session, pytest.raises(PluginError, match=f"step_reward .*{words}"):
+                box.wait_for(session.after_turn())
 
 
 def test_it_says_after_a_turn_that_the_episode_is_over(tmp_path: Path) -> None:
-    (tmp_path / "walk.py").write_text(WALK)
     engine = ScriptedEngine([ByteChat.say(f'call go {{"by": {by}}}') for by in (1, 2, 3)])
-    with load_tools(environment=f"{tmp_path / 'walk.py'}:Ending", workers=1) as box:
-        assert box.names == ["go"]
+    with load_tools(environment=written(tmp_path, WALK, "Ending"), workers=1) as box:
         done = run_episode(engine, box)
         with pytest.raises(PluginError, match="episode_over must be True or False, got perhaps"):
             run_episode(ScriptedEngine([ByteChat.say('call go {"by": 1}')]), box, row={"over": "'perhaps'"})
@@ -209,52 +174,121 @@ class Later(Customer):
 
 
 def _replies(box: Toolbox, *answers: str, **row: str) -> list[str | None]:
-    async def episode() -> list[str | None]:
-        async with box.session(row) as session:
-            return [await session.next_user_message(answer) for answer in answers]
-
-    return asyncio.run(episode())
+    with box.session(row) as session:
+        return [box.wait_for(session.next_user_message(answer)) for answer in answers]
 
 
 @pytest.mark.parametrize("name", ["Customer", "Later"])
 def test_it_may_speak_for_the_user_needs_no_tools_then_and_fails_aloud(name: str, tmp_path: Path) -> None:
-    (tmp_path / "one.py").write_text(CUSTOMER)
-    with load_tools(environment=f"{tmp_path / 'one.py'}:{name}", workers=1) as box:
+    with load_tools(environment=written(tmp_path, CUSTOMER, name), workers=1) as box:
         assert box.names == [] and box.speaks
         assert _replies(box, "red", "blue") == ["And a blue one?", None]
-        failures: tuple[tuple[str, type[Exception], str], ...] = (
-            ("3", PluginError, "next_user_message must return a string or None, got a int"),
-            ("1 / 0", PluginError, "next_user_message failed: ZeroDivisionError"),
-            ("os._exit(1)", EnvironmentLost, "next_user_message: "),
-        )
-        for says, error, words in failures:
-            with pytest.raises(error, match=words):
+        for says, words in (("3", "got a int"), ("1 / 0", "ZeroDivisionError")):
+            with pytest.raises(PluginError, match=f"next_user_message .*{words}"):
                 _replies(box, "red", says=says)
+        with pytest.raises(EnvironmentLost, match="next_user_message: "):
+            _replies(box, "red", says="os._exit(1)")
 
 
-def test_next_user_message_takes_the_answer(tmp_path: Path) -> None:
-    (tmp_path / "one.py").write_text(CUSTOMER.replace("(self, answer: str)", "(self)"))
-    with pytest.raises(PluginError, match=r"called with what the assistant said last.*answer: str\) -> str \| None"):
-        load_tools(environment=f"{tmp_path / 'one.py'}:Customer", workers=1)
-
-
-def test_an_environment_that_does_not_speak_is_not_asked(toolbox: Toolbox) -> None:
+def test_it_must_take_the_answer_and_one_that_does_not_speak_is_not_asked(toolbox: Toolbox, tmp_path: Path) -> None:
+    without = written(tmp_path, CUSTOMER.replace("(self, answer: str)", "(self)"), "Customer")
+    with pytest.raises(PluginError, match=r"answer: str\) -> str \| None"):
+        load_tools(environment=without, workers=1)
     assert not toolbox.speaks and _replies(toolbox, "red") == [None]
 
 
 def test_generators_that_the_file_made_are_another_ones_in_each_episode(tmp_path: Path) -> None:
     """Each episode is a fork of one process, in which the file was imported."""
-    (tmp_path / "drawing.py").write_text(
+    text = (
         "import random\nimport numpy\nrng, of_numpy = random.Random(), numpy.random.default_rng()\n"
-        "seeded = numpy.random.default_rng(7)\n\n"
-        "class Drawing:\n    own = random.Random(7)\n\n"
+        "seeded = numpy.random.default_rng(7)\n\nclass Drawing:\n    own = random.Random(7)\n\n"
         "    def reset(self, **row):\n        return f'{rng.random()} {of_numpy.random()} {seeded.random()} {self.own.random()}'\n\n"
-        "    def look(self) -> str:\n        'Look.'\n        return ''\n\n"
-        "    def get_reward(self):\n        return True\n"
+        "    def look(self) -> str:\n        'Look.'\n        return ''\n"
     )
-    with load_tools(environment=f"{tmp_path / 'drawing.py'}:Drawing", workers=1) as box:
-        seen = []
+    seen = []
+    with load_tools(environment=written(tmp_path, text, "Drawing"), workers=1) as box:
         for _ in range(3):
             with box.session({}) as session:
                 seen.append(str(session.observation).split())
     assert [len(set(drawn)) for drawn in zip(*seen, strict=True)] == [3, 3, 1, 1], "those with a seed keep it"
+
+
+# DropEpisode crosses the process boundary: from a tool, and from every method of an environment.
+
+TOOLS = '''
+from toolgrpo import DropEpisode
+from toolgrpo.tools import tool
+
+def fetch(page: str) -> str:
+    """Fetch a page."""
+    raise DropEpisode(f"{page}: no network")
+
+async def fetch_later(page: str) -> str:
+    """Fetch a page later."""
+    raise DropEpisode(f"{page}: no network")
+
+@tool(in_process=True)
+def fetch_here(page: str) -> str:
+    """Fetch a page in the trainer."""
+    raise DropEpisode(f"{page}: no network")
+
+TOOL_FUNCTIONS = [fetch, fetch_later, fetch_here]
+'''
+
+SHOP = '''
+import os
+from toolgrpo import DropEpisode
+
+class Shop:
+    def reset(self, where, **row):
+        self.where = where
+        if where == "reset":
+            raise DropEpisode("closed")
+        if where == "lost":
+            os._exit(3)
+
+    def buy(self) -> str:
+        """Buy something."""
+        if self.where == "method":
+            raise DropEpisode("sold out")
+        return "bought"
+
+    def reward(self) -> float:
+        if self.where == "reward":
+            raise DropEpisode("no receipt")
+        return 1.0
+'''
+
+
+def calls(name: str, arguments: str) -> ScriptedEngine:
+    return ScriptedEngine([ByteChat.say(f"call {name} {arguments}"), ByteChat.say("done")])
+
+
+def test_a_tool_ends_its_episode_unscored(tmp_path: Path) -> None:
+    path = tmp_path / "tools.py"
+    path.write_text(TOOLS)
+    with load_tools(path, workers=1, cache_tools=True) as box:
+        for name in ("fetch", "fetch_later", "fetch_here"):
+            episode = run_episode(calls(name, '{"page": "a"}'), box)
+            assert episode.stop_reason is StopReason.DROPPED and len(episode.turns) == 1
+            assert episode.dropped == Drop(DropCause.TOOL, f"{name}: a: no network")
+            assert episode.turns[0].results[0].error is ToolErrorKind.DROPPED
+        (result, _) = call_all(box, attempt("fetch", page="a"), attempt("fetch_later", page="b"))
+        assert not result.cached  # a drop is not an answer
+
+
+def test_an_environment_may_drop_its_episode_wherever_it_is(tmp_path: Path) -> None:
+    expected: dict[str, Any] = {
+        "reset": (StopReason.DROPPED, Drop(DropCause.ENVIRONMENT, "closed"), 0),
+        "method": (StopReason.DROPPED, Drop(DropCause.TOOL, "buy: sold out"), 1),
+        "reward": (StopReason.FINISHED, Drop(DropCause.ENVIRONMENT, "no receipt"), 2),
+        "nowhere": (StopReason.FINISHED, None, 2),
+    }
+    with load_tools(environment=written(tmp_path, SHOP, "Shop"), workers=1) as box:
+        for where, outcome in expected.items():
+            episode = run_episode(calls("buy", "{}"), box, row={"where": where})
+            assert (episode.stop_reason, episode.dropped, len(episode.turns)) == outcome
+            assert episode.reward == (1.0 if where == "nowhere" else None)
+        lost = run_episode(ScriptedEngine([]), box, row={"where": "lost"})
+    assert lost.dropped is not None and lost.dropped.cause is DropCause.ENVIRONMENT_LOST
+    assert "reset failed 2 times" in lost.dropped.reason and not lost.ids

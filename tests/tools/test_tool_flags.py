@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import sys
 from pathlib import Path
 
-from tests.support.tool_calls import attempt
+from tests.support.tool_calls import attempt, call_all
 from toolgrpo.commands.arguments import parse_arguments
 from toolgrpo.commands.job import Job
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.episode.tool_calls import ToolErrorKind, ToolResult
+from toolgrpo.episode.tool_calls import ToolErrorKind
 from toolgrpo.tools import Toolbox, run_tool
 
 ROOT = Path(__file__).parents[2]
@@ -28,23 +27,13 @@ def toolbox(folder: Path, *flags: str) -> Toolbox:
     return box
 
 
-def in_episode(box: Toolbox, row: dict[str, object], *names: str) -> list[ToolResult]:
-    async def run() -> list[ToolResult]:
-        async with box.session(row) as session:
-            return [(await session.call([attempt(name)]))[0] for name in names]
-
-    return asyncio.run(run())
-
-
 def test_a_script_with_a_timeout_and_a_cache(tmp_path: Path) -> None:
     hostile = str(FIXTURES / "hostile_tools.py")
     with toolbox(tmp_path, "--tools_script", hostile, "--tool_timeout", "0.5", "--cache_tools", "true") as box:
         assert "no answer within 0.5 s" in run_tool(box, {"name": "sleep_forever"}).content
         call = {"name": "nap", "arguments": {"seconds": 0.7}}  # its own timeout is longer than the run's
-        assert [(result.content, result.cached) for result in (run_tool(box, call), run_tool(box, call))] == [
-            ("slept 0.7", False),
-            ("slept 0.7", True),
-        ]
+        first, second = run_tool(box, call), run_tool(box, call)
+    assert first.content == second.content == "slept 0.7" and (first.cached, second.cached) == (False, True)
 
 
 def test_servers_beside_functions_and_an_environment(tmp_path: Path) -> None:
@@ -60,5 +49,5 @@ def test_servers_beside_functions_and_an_environment(tmp_path: Path) -> None:
         assert {"add", "bump", "far_add"} <= set(box.names)
         for name in ("add", "far_add"):
             assert run_tool(box, {"name": name, "arguments": {"a": 1, "b": 2}}).content == "3"
-        lost, kept = in_episode(box, {}, "die", "add")
+        lost, kept = call_all(box, attempt("die"), attempt("add"))
         assert lost.error is ToolErrorKind.DIED and kept.error is ToolErrorKind.BAD_ARGUMENTS

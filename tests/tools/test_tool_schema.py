@@ -39,41 +39,19 @@ def plain(a: int, b: float, c: str = "x", d: bool = False) -> float:
     return a + b
 
 
-def containers(a: list[int], b: dict[str, float], c: list[list[str]], d: tuple[int, str], e: Any) -> list[str]:
-    """Take containers.
-
-    Args:
-        a: A.
-        b: B.
-        c: C.
-        d: D.
-        e: E.
-    """
-    return []
+def containers(a: list[int], b: dict[str, float], c: list[list[str]], d: tuple[int, str]) -> None:
+    pass
 
 
-def unions(a: Optional[int], b: int | str, c: Union[float, str], d: str | None = None) -> str | None:  # noqa: UP007, UP045
-    """Take unions.
-
-    Args:
-        a: A.
-        b: B.
-        c: C.
-        d: D.
-
-    Returns:
-        Perhaps text.
-    """
-    return None
+def unions(a: Optional[int], b: int | str, c: Union[float, str], d: str | None = None) -> None:  # noqa: UP007, UP045
+    pass
 
 
-def literals(a: Literal["x", "y"], b: Literal[1, 2]) -> None:
-    """Take literals.
+def literals(a: Literal["x", "y"], b: Literal[1, 2], c: Any, d: Any) -> None:
+    pass
 
-    Args:
-        a: A.
-        b: B.
-    """
+
+containers.__doc__ = unions.__doc__ = literals.__doc__ = "Take.\n\nArgs:\n" + "".join(f"    {a}: It.\n" for a in "abcd")
 
 
 def nothing() -> str:
@@ -108,10 +86,8 @@ def test_rest_and_numpy_docstrings_say_the_same_as_google() -> None:
 )
 def test_rich_types_have_schemas_that_stand_alone(hint: Any, good: Any, bad: Any) -> None:
     schema = type_schema(modern_hint(hint), "here")
-    assert "$ref" not in str(schema) and "$defs" not in schema
     validator = jsonschema.Draft202012Validator(schema)
-    assert validator.is_valid(good)
-    assert not validator.is_valid(bad)
+    assert "$ref" not in str(schema) and validator.is_valid(good) and not validator.is_valid(bad)
 
 
 def search(query: str = pydantic.Field(description="Words."), k: int = pydantic.Field(5, ge=1)) -> str:
@@ -121,10 +97,11 @@ def search(query: str = pydantic.Field(description="Words."), k: int = pydantic.
 
 def test_defaults_in_the_form_of_pydantic_are_described_required_and_filled_in() -> None:
     (tool,) = tools_of([search], "mine.py")
-    parameters = tool.spec.parameters
-    assert parameters["required"] == ["query"]
-    assert parameters["properties"]["query"] == {"type": "string", "description": "Words."}
-    assert parameters["properties"]["k"] == {"type": "integer", "minimum": 1, "default": 5}
+    assert tool.spec.parameters["required"] == ["query"]
+    assert tool.spec.parameters["properties"] == {
+        "query": {"type": "string", "description": "Words."},
+        "k": {"type": "integer", "minimum": 1, "default": 5},
+    }
     assert (tool.call({"query": "a"}), tool.call({"query": "a", "k": 2})) == ("a 5", "a 2")
 
 
@@ -168,10 +145,9 @@ def _bad_choices(a: str) -> int:
     ],
 )
 def test_errors_say_where_and_what_to_do(function: Any, says: str) -> None:
-    with pytest.raises(PluginError) as caught:
+    with pytest.raises(PluginError, match=r"^file\.py:7: tool 'do'") as caught:
         function_schema(function, "do", "file.py:7: tool 'do'")
     assert says in str(caught.value)
-    assert str(caught.value).startswith("file.py:7: tool 'do'")
 
 
 def test_an_explicit_schema_is_taken_in_each_of_its_forms() -> None:

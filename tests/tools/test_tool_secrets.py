@@ -11,17 +11,15 @@ from toolgrpo.errors import PluginError
 from toolgrpo.support.plain_text import is_secret_variable
 from toolgrpo.tools import load_tools, run_tool
 
+pytestmark = pytest.mark.filterwarnings("ignore:the model will see only")
+
 _FILE = """
 import os
 {head}
 AT_IMPORT = os.environ.get("TEST_API_KEY")
 
 def look(name: str) -> str:
-    '''Look for a variable.
-
-    Args:
-        name: Its name.
-    '''
+    '''Look for a variable.'''
     return os.environ.get(name, "nothing") + f" {{AT_IMPORT}}"
 
 TOOL_FUNCTIONS = [look]
@@ -47,34 +45,15 @@ def write(folder: Path, head: str = "") -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "PGPASSWORD", "db_password",
-        "GOOGLE_APPLICATION_CREDENTIALS", "TOKEN", "OPENAI_APIKEY", "SSH_PASSPHRASE",
-        "MYSQL_PWD", "REDISCLI_AUTH", "openaiApiKey", "TOKEN2",
-    ],
-)  # fmt: skip
-def test_names_of_secrets(name: str) -> None:
-    assert is_secret_variable(name)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "PATH",
-        "HOME",
-        "TOKENIZERS_PARALLELISM",
-        "PWD",
-        "SSH_AUTH_SOCK",
-        "MONKEY",
-        "TOOLGRPO_HTTP_HOSTS",
-        "TOOLGRPO_SEARCH_URL",
-        "LANG",
-    ],
+SECRET = (
+    "HF_TOKEN WANDB_API_KEY AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID PGPASSWORD db_password TOKEN OPENAI_APIKEY "
+    "GOOGLE_APPLICATION_CREDENTIALS SSH_PASSPHRASE MYSQL_PWD REDISCLI_AUTH openaiApiKey TOKEN2"
 )
-def test_names_of_others(name: str) -> None:
-    assert not is_secret_variable(name)
+OTHER = "PATH HOME TOKENIZERS_PARALLELISM PWD SSH_AUTH_SOCK MONKEY TOOLGRPO_HTTP_HOSTS TOOLGRPO_SEARCH_URL LANG"
+
+
+def test_names_of_secrets_and_of_others() -> None:
+    assert [name for name in f"{SECRET} {OTHER}".split() if is_secret_variable(name)] == SECRET.split()
 
 
 def test_by_default_tools_see_none(tmp_path: Path) -> None:
@@ -83,9 +62,7 @@ def test_by_default_tools_see_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("starts_a_thread", [False, True])
-def test_what_is_asked_for_is_there_while_the_file_is_imported_and_nothing_else(
-    tmp_path: Path, starts_a_thread: bool
-) -> None:
+def test_what_is_asked_for_is_there_from_the_import_on_and_nothing_else(tmp_path: Path, starts_a_thread: bool) -> None:
     """With a thread in the import, workers are started by exec."""
     head = 'TOOL_SECRETS = ["TEST_API_KEY", "TEST_NOT_SET_KEY"]\n'
     if starts_a_thread:
@@ -98,11 +75,7 @@ TOOL_SECRETS = ["TEST_TOKEN"]
 
 
 def look(name: str) -> str:
-    """Look for a variable.
-
-    Args:
-        name: Its name.
-    """
+    """Look for a variable."""
     return os.environ.get(name, "nothing")
 
 

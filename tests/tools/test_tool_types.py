@@ -46,56 +46,51 @@ def test_every_tool_of_the_file_has_a_case(toolbox: Toolbox) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_schema_stands_alone_and_takes_what_the_type_takes(toolbox: Toolbox, name: str) -> None:
+def test_the_schema_stands_alone_and_the_function_is_given_the_real_object(toolbox: Toolbox, name: str) -> None:
     parameters = next(s["function"]["parameters"] for s in toolbox.schemas if s["function"]["name"] == name)
     assert "$ref" not in str(parameters)
     jsonschema.Draft202012Validator.check_schema(parameters)
     assert parameters.get("required", []) == ([] if name == "a_default" else ["value"])
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_function_is_given_the_real_object(toolbox: Toolbox, name: str) -> None:
-    written, given, _ = CASES[name]
+    written, given, unfit = CASES[name]
     assert run_tool(toolbox, {"name": name, "arguments": {"value": written}}).content == given
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_what_does_not_fit_is_answered_with_the_parameters_name(toolbox: Toolbox, name: str) -> None:
-    result = run_tool(toolbox, {"name": name, "arguments": {"value": CASES[name][2]}})
+    result = run_tool(toolbox, {"name": name, "arguments": {"value": unfit}})
     assert result.error is ToolErrorKind.BAD_ARGUMENTS and "value" in result.content, result.content
 
 
-def test_a_default_need_not_be_given(toolbox: Toolbox) -> None:
-    assert run_tool(toolbox, {"name": "a_default"}).content == "int 7"
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
+def test_a_key_that_no_field_takes_is_told_as_at_the_top(toolbox: Toolbox) -> None:
+    for name, value, said in (
         ("a_dataclass", {"x": 1, "z": 2}, "unknown parameter 'value.z'"),
         ("a_nested_list", [{"x": 1}, {"x": 1, "xx": 2}], "unknown parameter 'value[1].xx', did you mean 'x'?"),
         ("a_typeddict", {"loud": True, "colour": "red"}, "unknown parameter 'value.colour'"),
         ("a_model", {"corners": [{"x": 1, "why": 0}]}, "unknown parameter 'value.corners[0].why'"),
-    ],
-)
-def test_a_key_that_no_field_takes_is_told_as_at_the_top(toolbox: Toolbox, name: str, value: Any, said: str) -> None:
-    result = run_tool(toolbox, {"name": name, "arguments": {"value": value}})
-    assert result.error is ToolErrorKind.BAD_ARGUMENTS and said in result.content, result.content
+    ):
+        result = run_tool(toolbox, {"name": name, "arguments": {"value": value}})
+        assert result.error is ToolErrorKind.BAD_ARGUMENTS and said in result.content, result.content
 
 
-def test_an_example_of_a_list_of_objects_is_one(toolbox: Toolbox) -> None:
+def test_an_example_of_a_list_of_objects_is_one_and_a_default_need_not_be_given(toolbox: Toolbox) -> None:
     said = run_tool(toolbox, {"name": "a_nested_list", "arguments": {"value": 3}}).content
     assert 'must be a list like [{"x": 3}], got 3' in said
+    assert run_tool(toolbox, {"name": "a_default"}).content == "int 7"
 
 
-def test_an_optional_argument_in_the_middle_that_is_left_out_keeps_its_place() -> None:
-    def p(a: int, b: int = 1, c: int = 2, /) -> str:
+def test_a_function_of_few_words_is_called_as_it_is_written_and_its_user_warned() -> None:
+    """What the model will not see is said; arguments keep their places, and integers inside lists stay integers."""
+
+    def p(a: float, b: int = 1, c: int = 2, /) -> str:
         """Show them."""
         return f"{a} {b} {c}"
 
-    with load_tools([p], workers=1) as box:
-        said = [
-            run_tool(box, {"name": "p", "arguments": given}).content
-            for given in ({"a": 5, "c": 9}, {"a": 5}, {"a": 5, "b": 6})
-        ]
-    assert said == ["5 1 9", "5 1 2", "5 6 2"]
+    def total(prices: list[float]) -> str:
+        """Add up."""
+        return f"{prices}"
+
+    with pytest.warns(UserWarning) as caught:
+        box = load_tools([p, total], workers=1)
+    with box:
+        given = ({"a": 2**53 + 1, "c": 9}, {"a": 5.0}, {"a": "5", "b": 6})
+        said = [run_tool(box, {"name": "p", "arguments": arguments}).content for arguments in given]
+        assert said == [f"{2**53 + 1} 1 9", "5.0 1 2", "5 6 2"]
+        assert run_tool(box, {"name": "total", "arguments": {"prices": [1, 2.5]}}).content == "[1, 2.5]"
+    (notice,) = box.notices
+    assert "p(a, b, c), total(prices)" in notice and notice in [str(one.message) for one in caught]

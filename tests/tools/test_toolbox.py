@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.support.tool_calls import attempt, call_all
-from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolErrorKind
 from toolgrpo.errors import ConfigError, PluginError, ToolExecutorError
 from toolgrpo.tools import Toolbox, load_tools, run_tool, tool
+from toolgrpo.tools.backends import CacheLookup, ResultCache
+from toolgrpo.tools.base import Reply
 
 pytestmark = pytest.mark.filterwarnings("ignore:the model will see only")
 MATH = Path(__file__).parents[2] / "tools_funcs" / "arithmetic_tools.py"
@@ -28,16 +35,9 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def nap(seconds: float, answer: str = "") -> str:
+def nap(seconds: float) -> None:
     """Sleep."""
     time.sleep(seconds)
-    return answer
-
-
-async def nap_async(seconds: float, answer: str = "") -> str:
-    """Sleep on the loop."""
-    await asyncio.sleep(seconds)
-    return answer
 
 
 @tool(cache=True)
@@ -55,12 +55,6 @@ def stop(well: bool) -> str:
     if not well:
         raise ValueError("not yet")
     return "done"
-
-
-@tool(in_process=True)
-def here() -> int:
-    """Give the id of the process this runs in."""
-    return os.getpid()
 
 
 def worker_id() -> int:
@@ -85,7 +79,7 @@ def long_text(n: int) -> str:
 
 @pytest.fixture(scope="module")
 def toolbox() -> Iterator[Toolbox]:
-    tools: list[Callable[..., Any]] = [add, nap, nap_async, count_runs, here, stop, worker_id, meet, long_text]
+    tools: list[Callable[..., Any]] = [add, nap, count_runs, stop, worker_id, meet, long_text]
     with load_tools(tools, workers=2, tool_timeout_s=120, max_result_chars=100) as box:
         yield box
 
@@ -98,45 +92,27 @@ def test_calls_of_one_turn_run_at_the_same_time(toolbox: Toolbox, tmp_path: Path
 
 def test_workers_outlive_the_loops_that_use_them(toolbox: Toolbox) -> None:
     ids = {result.content for _ in range(5) for result in call_all(toolbox, attempt("worker_id"))}
-    assert len(ids) <= 2
-    assert str(os.getpid()) not in ids
+    assert len(ids) <= 2 and str(os.getpid()) not in ids
 
 
-_TRAINER = """
-import os, sys
-from toolgrpo.tools import load_tools, run_tool
-
-def family() -> list:
-    '''Say what this process inherited, and who started it.'''
-    import os, sys
+def family() -> list[Any]:
+    """Say what this process inherited, and who started it."""
     print("a tool speaks")
     print("a tool complains", file=sys.stderr)
     return [hasattr(sys, "of_the_trainer"), os.getpid(), os.getppid()]
 
-if __name__ == "__main__":
-    sys.of_the_trainer = True
-    with load_tools([family], workers=1, log_path=sys.argv[1]) as box:
-        print(os.getpid(), run_tool(box, {"name": "family"}).content)
-"""
 
-
-def test_workers_start_clean_and_what_tools_print_goes_to_the_log(tmp_path: Path) -> None:
-    script, log = tmp_path / "trainer.py", tmp_path / "tools.log"
-    script.write_text(_TRAINER)
-    done = subprocess.run([sys.executable, script, log], capture_output=True, text=True, timeout=240, check=True)
-    trainer, _, rest = done.stdout.partition(" ")
-    inherited, worker, parent = json.loads(rest)
+def test_workers_start_clean_and_what_tools_print_goes_to_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "of_the_trainer", True, raising=False)
+    log = tmp_path / "tools.log"
+    with load_tools([family], workers=1, log_path=log) as box:
+        inherited, worker, parent = json.loads(run_tool(box, {"name": "family"}).content)
     assert inherited is False  # a fork of the trainer would have it
-    assert len({int(trainer), worker, parent}) == 3  # the parent is the supervisor, not the trainer
-    assert "a tool" not in done.stdout + done.stderr
+    assert len({os.getpid(), worker, parent}) == 3  # the parent is the supervisor, not the trainer
+    assert "a tool" not in "".join(capfd.readouterr())
     assert "a tool speaks" in log.read_text() and "a tool complains" in log.read_text()
-
-
-def test_run_tool_works_inside_a_running_loop(toolbox: Toolbox) -> None:
-    async def inside() -> ToolResult:
-        return run_tool(toolbox, {"name": "add", "arguments": {"a": 1, "b": 1}})
-
-    assert asyncio.run(inside()).content == "2"
 
 
 @pytest.mark.parametrize(
@@ -147,10 +123,8 @@ def test_run_tool_works_inside_a_running_loop(toolbox: Toolbox) -> None:
         ({"name": "add", "arguments": '{"a": 1, "b": 2}'}, None),
         ({"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}, None),
         ("not json", ToolErrorKind.INVALID_JSON),
-        ("[1, 2]", ToolErrorKind.INVALID_JSON),
         ("[" * 100_000, ToolErrorKind.INVALID_JSON),
         (None, ToolErrorKind.INVALID_JSON),
-        ({"arguments": {}}, ToolErrorKind.MISSING_NAME),
         ({"name": 7}, ToolErrorKind.MISSING_NAME),
         ({"name": "ad"}, ToolErrorKind.UNKNOWN_TOOL),
         ({"name": "add", "arguments": [1, 2]}, ToolErrorKind.BAD_ARGUMENTS),
@@ -159,38 +133,46 @@ def test_run_tool_works_inside_a_running_loop(toolbox: Toolbox) -> None:
         ({"name": "stop", "arguments": {"well": False}}, ToolErrorKind.RAISED),
     ],
 )
-def test_run_tool_answers_everything_a_model_can_write(
-    toolbox: Toolbox, call: object, error: ToolErrorKind | None
-) -> None:
+def test_run_tool_answers_what_a_model_can_write(toolbox: Toolbox, call: object, error: ToolErrorKind | None) -> None:
     result = run_tool(toolbox, call)
-    assert result.error == error, result.content
-    assert result.ok == (error is None)
+    assert result.error == error and result.ok == (error is None), result.content
     assert result.content == "3" if error is None else result.content.startswith("Error: ")
     assert len(result.content) < 1100
 
 
-def test_the_form_of_a_call_is_shown_with_a_whole_call_in_it(toolbox: Toolbox) -> None:
-    broken = CallAttempt(
-        AttemptStatus.INVALID_JSON, '{"name": add "a": }', detail='a call is {"name": ..., "arguments": {...}}'
-    )
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.sampled_from("ab"), inner, max_size=4),
+    max_leaves=12,
+)
+NAMED = st.fixed_dictionaries(
+    {"name": st.sampled_from(["add", "stop", "ad", "", "add "]) | st.text(), "arguments": JSON}
+)
+
+
+@pytest.mark.property
+@settings(max_examples=200)
+@given(call=st.text() | JSON | NAMED, as_text=st.booleans())
+def test_whatever_a_model_writes_has_one_bounded_answer(toolbox: Toolbox, call: Any, as_text: bool) -> None:
+    result = run_tool(toolbox, json.dumps(call) if as_text else call)
+    assert len(result.content) < 1100 and result.content.encode("utf-8")  # a tokenizer can read it
+    assert result.ok or result.content.startswith("Error: ")
+
+
+def test_the_form_of_a_call_is_shown_with_a_whole_call_in_it_and_the_nearest_name(toolbox: Toolbox) -> None:
+    broken = CallAttempt(AttemptStatus.INVALID_JSON, "{", detail='a call is {"name": ..., "arguments": {...}}')
     for call in (broken, "add, please"):
         shown = run_tool(toolbox, call).content
         assert '{"name": "add", "arguments": {"a": 3, "b": 3}}' in shown and "..." not in shown
-
-
-def test_an_unknown_name_is_answered_with_the_nearest(toolbox: Toolbox) -> None:
     assert "did you mean 'add'?" in run_tool(toolbox, {"name": "Add"}).content
 
 
-def test_a_stop_tool_ends_the_episode_only_when_it_went_well(toolbox: Toolbox) -> None:
-    good, bad = call_all(toolbox, attempt("stop", well=True), attempt("stop", well=False))
+def test_a_stop_tool_ends_the_episode_only_when_it_went_well_and_a_long_result_is_cut(toolbox: Toolbox) -> None:
+    good, bad, cut = call_all(
+        toolbox, attempt("stop", well=True), attempt("stop", well=False), attempt("long_text", n=1000)
+    )
     assert (good.ends_episode, bad.ends_episode) == (True, False)
-
-
-def test_long_results_are_cut_with_a_notice(toolbox: Toolbox) -> None:
-    result = run_tool(toolbox, {"name": "long_text", "arguments": {"n": 1000}})
-    assert result.truncated
-    assert "\n[... 900 characters left out ...]\n" in result.content and result.left_out == 900
+    assert cut.truncated and cut.left_out == 900 and "\n[... 900 characters left out ...]\n" in cut.content
 
 
 def test_a_pure_tool_is_asked_once(toolbox: Toolbox, tmp_path: Path) -> None:
@@ -198,35 +180,27 @@ def test_a_pure_tool_is_asked_once(toolbox: Toolbox, tmp_path: Path) -> None:
     results = call_all(toolbox, *(attempt("count_runs", path=path) for _ in range(5)))
     results += call_all(toolbox, attempt("count_runs", path=path))
     assert [result.content for result in results] == ["1"] * 6
-    assert sorted(result.cached for result in results) == [False] + [True] * 5
-    (run,) = (result for result in results if not result.cached)
-    assert results[-1].duration_s != run.duration_s  # the time of this answer, not of the call it repeats
+    first, *others = sorted(results, key=lambda result: result.cached)
+    assert not first.cached and all(result.cached for result in others)
+    assert results[-1].duration_s != first.duration_s  # the time of this answer, not of the call it repeats
 
 
-def test_an_episode_that_is_cancelled_leaves_the_tools_in_order(toolbox: Toolbox) -> None:
-    async def run() -> str:
+def test_an_episode_that_is_cancelled_leaves_the_tools_in_order_and_run_tool_works_in_a_loop(toolbox: Toolbox) -> None:
+    async def run() -> list[str]:
         async with toolbox.session({}) as session:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(session.call([attempt("nap", seconds=30)]), 0.05)
             (result,) = await session.call([attempt("add", a=2, b=2)])
-            return result.content
+        return [result.content, run_tool(toolbox, {"name": "add", "arguments": {"a": 1, "b": 1}}).content]
 
-    assert asyncio.run(run()) == "4"
-
-
-def test_a_closed_toolbox_says_so() -> None:
-    box = load_tools([add], workers=1)
-    box.close()
-    box.close()
-    with pytest.raises(ToolExecutorError, match="closed"):
-        run_tool(box, {"name": "add", "arguments": {"a": 1, "b": 1}})
+    assert asyncio.run(run()) == ["4", "2"]
 
 
 def test_a_tool_in_this_process_that_overruns_is_answered_too() -> None:
     @tool(in_process=True, timeout=0.2)
     def slow() -> str:
         """Sleep."""
-        time.sleep(5)
+        time.sleep(1)
         return ""
 
     @tool(in_process=True, timeout=0.2)
@@ -240,21 +214,23 @@ def test_a_tool_in_this_process_that_overruns_is_answered_too() -> None:
     assert [result.error for result in results] == [ToolErrorKind.TIMEOUT] * 2
 
 
-def test_a_file_that_never_finishes_importing_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "slow_tools.py"
-    path.write_text("import time\ntime.sleep(1000)\n")
-    with pytest.raises(PluginError, match=r"slow_tools.py.*0.7"):
-        load_tools(path, load_timeout_s=0.7)
+@pytest.mark.parametrize(
+    ("text", "timeout_s", "says"),
+    [
+        ("import time\ntime.sleep(1000)", 0.7, r"bad_tools.py.*0.7"),
+        ("import os\nprint('goodbye', flush=True)\nos._exit(9)", 60.0, r"(?s)bad_tools.py.*goodbye"),
+    ],
+)
+def test_an_import_that_never_ends_or_ends_all_is_refused(
+    tmp_path: Path, text: str, timeout_s: float, says: str
+) -> None:
+    path = tmp_path / "bad_tools.py"
+    path.write_text(text)
+    with pytest.raises(PluginError, match=says):
+        load_tools(path, load_timeout_s=timeout_s)
 
 
-def test_a_file_whose_import_ends_the_process_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "fatal_tools.py"
-    path.write_text("import os\nprint('goodbye', flush=True)\nos._exit(9)\n")
-    with pytest.raises(PluginError, match=r"(?s)fatal_tools.py.*goodbye"):
-        load_tools(path)
-
-
-def test_a_file_that_starts_a_thread_is_not_forked_but_works(tmp_path: Path) -> None:
+def test_a_file_that_starts_a_thread_is_not_forked_but_works_until_it_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "threaded_tools.py"
     path.write_text(
         "import threading, time, os\n"
@@ -268,6 +244,9 @@ def test_a_file_that_starts_a_thread_is_not_forked_but_works(tmp_path: Path) -> 
         assert run_tool(box, {"name": "threads"}).content == "1"  # a fork would have lost it
         assert run_tool(box, {"name": "die"}).error is ToolErrorKind.DIED
         assert run_tool(box, {"name": "threads"}).content == "1"
+    box.close()  # a second time
+    with pytest.raises(ToolExecutorError, match="closed"):
+        run_tool(box, {"name": "threads"})
 
 
 def test_a_fork_of_the_trainer_is_told_so_instead_of_waiting() -> None:
@@ -308,9 +287,67 @@ def test_unchecked_arguments_reach_the_tool_as_they_were_written(tmp_path: Path)
         call = {"name": "show", "arguments": {"n": "3", "other": [1]}}
         assert run_tool(box, call).content == "{'n': '3', 'other': [1]}"
         assert run_tool(box, {"name": "show", "arguments": {}}).content == "{}"
-        deep: Any = 1
-        for _ in range(500):
-            deep = [deep]
+        deep = json.loads("[" * 500 + "]" * 500)
         assert run_tool(box, {"name": "show", "arguments": {"n": deep}}).error is ToolErrorKind.BAD_ARGUMENTS
     with pytest.raises(PluginError, match=r"unchecked=True\) needs a schema"):
         tool(unchecked=True)
+
+
+# The cache of pure tools' answers: what stays, and what a long run keeps in memory.
+
+
+def ask(cache: ResultCache, number: int, reply: Reply | Exception | None) -> CacheLookup:
+    """A call of a tool; None: it is still running."""
+
+    def run() -> Future[Reply]:
+        future: Future[Reply] = Future()
+        if isinstance(reply, Exception):
+            future.set_exception(reply)
+        elif reply is not None:
+            future.set_result(reply)
+        return future
+
+    return cache.get("double", {"n": number}, run)
+
+
+@pytest.mark.parametrize("bad", [Reply("no", ToolErrorKind.RAISED), RuntimeError("gone")])
+def test_only_good_answers_stay(bad: Reply | Exception) -> None:
+    cache = ResultCache()
+    ask(cache, 1, bad)
+    again = ask(cache, 1, Reply("2"))
+    assert not again.hit and again.future.result(timeout=0).text == "2"
+    cancelled = ask(cache, 3, None)
+    cancelled.future.cancel()
+    assert not ask(cache, 3, Reply("6")).hit
+
+
+def test_the_least_recently_used_answers_go_first_and_their_text_is_bounded() -> None:
+    cache = ResultCache(max_entries=2)
+    for number in (1, 2, 1, 3):
+        ask(cache, number, Reply(str(number)))
+    assert len(cache) == 2
+    assert [ask(cache, number, Reply("")).hit for number in (1, 3, 2)] == [True, True, False]
+    cache = ResultCache(max_chars=1000)
+    for number in range(50):
+        ask(cache, number, Reply("x" * 200))
+    assert len(cache) == 4
+    ask(cache, 50, Reply("x" * 2000))
+    assert len(cache) == 0, "one that is longer than all the room is not kept"
+    ask(cache, 51, Reply("x" * 200))
+    assert ask(cache, 51, Reply("")).hit
+
+
+def test_an_answer_that_stays_keeps_no_event_loop_alive() -> None:
+    """Each rollout has a loop of its own; a run of many steps would keep them all."""
+    cache = ResultCache()
+
+    async def waits_for_a_running_call() -> weakref.ref[asyncio.AbstractEventLoop]:
+        lookup = ask(cache, 1, None)
+        waiting = asyncio.wrap_future(lookup.future)
+        lookup.future.set_result(Reply("2"))
+        assert (await waiting).text == "2"
+        return weakref.ref(asyncio.get_running_loop())
+
+    loop = asyncio.run(waits_for_a_running_call())
+    gc.collect()
+    assert len(cache) == 1 and loop() is None

@@ -14,10 +14,7 @@ from toolgrpo.engines.transformers import ReplicaEngine
 from toolgrpo.errors import ModelError
 from toolgrpo.testing.trainers import tiny_qwen3, tiny_trainer
 
-SENTENCE = (
-    r"engine replica draws from another model than the Qwen3ForCausalLM in float32 that the trainer holds: .* tokens "
-    r"that it drew differ by .* rounding explains 0\.001\. Train with --engine transformers"
-)
+DIFFERS = r"engine replica .* Qwen3ForCausalLM in float32 .* 0\.001.*--engine transformers"
 
 
 class Copy(ReplicaEngine):
@@ -40,18 +37,15 @@ def train(folder: Path, engine: Copy, reward: Any = odd, **changes: Any) -> Any:
     return run_to_end(tiny_trainer(folder, reward, None, parts={"engine": engine}, **options))
 
 
-@pytest.mark.parametrize(
-    "sampling", [{}, {"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 20, "repetition_penalty": 1.1}], ids=str
-)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "top_p": 0.9}, {"top_k": 20, "repetition_penalty": 1.1}])
 def test_an_engine_with_the_trainers_weights_goes_on(tmp_path: Path, sampling: dict[str, Any]) -> None:
-    trainer = train(tmp_path, Copy(tiny_qwen3(1)), **sampling)
-    assert trainer.state.global_step == 2
+    assert train(tmp_path, Copy(tiny_qwen3(1)), **sampling).state.global_step == 2
 
 
 def test_one_that_kept_a_weight_of_its_own_ends_the_run_before_its_first_step(tmp_path: Path) -> None:
     engine = Copy(tiny_qwen3(1))
     engine.forgets = "model.layers.1.mlp.down_proj.weight"
-    with pytest.raises(ModelError, match=SENTENCE):
+    with pytest.raises(ModelError, match=DIFFERS):
         train(tmp_path, engine)
 
 
@@ -65,5 +59,5 @@ def test_it_is_asked_again_when_the_engine_lost_its_weights(tmp_path: Path) -> N
         engine.restores += 1
         return odd(completions)
 
-    with pytest.raises(ModelError, match=SENTENCE):
+    with pytest.raises(ModelError, match=DIFFERS):
         train(tmp_path, engine, loses_them)

@@ -12,17 +12,16 @@ from toolgrpo.errors import ConfigError, PeerError
 from toolgrpo.trainer.stopping import report_first_failure
 
 
-def process(index: int, of: int = 2) -> SimpleNamespace:
+def process(index: int) -> SimpleNamespace:
     """What the block asks of accelerate, in one of several processes."""
-    return SimpleNamespace(
-        num_processes=of, process_index=index, is_main_process=index == 0, wait_for_everyone=lambda: None
-    )
+    here = {"process_index": index, "is_main_process": index == 0}
+    return SimpleNamespace(num_processes=3, wait_for_everyone=lambda: None, **here)
 
 
-@pytest.mark.parametrize("lost", ["gloo: connection closed", "NCCL error", "Connection closed by peer"])
+@pytest.mark.parametrize("lost", ["gloo: timed out", "NCCL error", "Connection closed by peer"])
 def test_a_process_that_lost_its_peer_names_the_one_that_failed(tmp_path: Path, lost: str) -> None:
     with (
-        pytest.raises(PeerError, match="process 1 failed first, so this one cannot go on: ValueError: a broken tool"),
+        pytest.raises(PeerError, match=r"process 1 .*ValueError: a broken tool"),
         report_first_failure(tmp_path, process(0)),
     ):
         with pytest.raises(ValueError, match="a broken tool"), report_first_failure(tmp_path, process(1)):
@@ -32,7 +31,7 @@ def test_a_process_that_lost_its_peer_names_the_one_that_failed(tmp_path: Path, 
 
 def test_an_error_of_ones_own_stays_what_it_is_and_the_first_note_stays(tmp_path: Path) -> None:
     for index, error in ((1, ConfigError("the first")), (2, ValueError("the second"))):
-        with pytest.raises(type(error)), report_first_failure(tmp_path, process(index, of=3)):
+        with pytest.raises(type(error)), report_first_failure(tmp_path, process(index)):
             raise error
     assert json.loads((tmp_path / "failure.json").read_text()) == {"process": 1, "error": "ConfigError: the first"}
 

@@ -29,7 +29,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from tests.support.trainings import CREDIT_BY_TURN, STAGES, stage_file
+from tests.support.trainings import CREDIT_BY_TURN, STAGES, stage_file, step_logs
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.engines.transformers import ReplicaEngine
 from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt
@@ -83,9 +83,7 @@ class Recorded(ToolGRPOTrainer):
         return loss
 
 
-def row_of(
-    prompt: list[int], read: list[int], ids: list[int], there: list[int], mask: list[int], starts: list[int], adv: Any
-) -> dict[str, Any]:
+def row_of(prompt: Any, read: Any, ids: Any, there: Any, mask: Any, starts: Any, adv: Any) -> dict[str, Any]:
     """Return one row of a batch without its padding; `segments` has where later ones begin, and the size of their prompts."""
     n = sum(there)
     return {
@@ -109,32 +107,21 @@ def train(folder: Path, *, rewarded: Callable[..., Any] = reward, **changes: Any
     """Train a tiny model, and return what its loss saw, what was logged, and sums over its weights."""
     parts = {"tools": ScriptedTools({"add": lambda a, b: f"{a + b} " * 8}), **changes.pop("parts", {})}
     settings = {
-        "engine": "transformers",
-        "max_concurrent_episodes": 1,
-        "max_steps": 3,
-        "max_turns": 4,
-        "max_turn_tokens": 16,
-        "max_completion_length": 120,
+        **{"engine": "transformers", "max_concurrent_episodes": 1, "max_steps": 3, "max_turns": 4},
         "optim": "sgd",  # which rounds no gradient of almost zero to a whole step
-        "learning_rate": 0.1,
-        "lr_scheduler_type": "constant",
-        **changes,
+        **{"max_turn_tokens": 16, "learning_rate": 0.1, "lr_scheduler_type": "constant", **changes},
     }
     trainer = tiny_trainer(folder, rewarded, None, chat=RandomChat(), kind=Recorded, parts=parts, **settings)
     if settings["engine"] == "vllm_server":
         trainer._proof._engine = None  # the stand-in's log-probabilities are made up, and no run would begin
     try:
         trainer.train()
-        logs = [log for log in trainer.state.log_history if "loss" in log]
         weights = {name: tensor.detach().double().abs().sum().item() for name, tensor in iter_named_params(trainer)}
     finally:
         trainer.close()
     names = ("loss", "grad_norm", "reward", "rollout/turns")
-    return {
-        "passes": trainer.kept,
-        "logs": [{name: log[name] for name in names if name in log} for log in logs],
-        "weights": weights,
-    }
+    logs = [{name: log[name] for name in names if name in log} for log in step_logs(trainer)]
+    return {"passes": trainer.kept, "logs": logs, "weights": weights}
 
 
 def by_a_server(folder: Path) -> dict[str, Any]:
@@ -169,18 +156,18 @@ def with_stages(folder: Path) -> dict[str, Any]:
     return train(folder, stage_fn=files)
 
 
+SEVERAL: dict[str, Any] = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "num_iterations": 2}
+
+
 def several_steps_with_stages(folder: Path) -> dict[str, Any]:
     files = [stage_file(folder, "length_penalty", WEIGHTS={"calls": 0.2}), *CREDIT_BY_TURN["stage_fn"]]
-    sizes: Any = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 4}
-    return train(folder, advantage="loo", stage_fn=files, **sizes)
+    return train(folder, advantage="loo", stage_fn=files, max_steps=4, **SEVERAL)
 
 
+STAGED = [f"{STAGES}/length_penalty.py", *CREDIT_BY_TURN["stage_fn"]]
 IN_TWO_PROCESSES: dict[str, dict[str, Any]] = {
     "two_processes": {},
-    "stages_in_two_processes": {
-        "per_device_train_batch_size": 2,
-        "stage_fn": [f"{STAGES}/length_penalty.py", *CREDIT_BY_TURN["stage_fn"]],
-    },
+    "stages_in_two_processes": {"per_device_train_batch_size": 2, "stage_fn": STAGED},
 }
 
 
@@ -192,9 +179,8 @@ def in_two_processes() -> dict[str, dict[str, Any]]:
             *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "recipes/accelerate/cpu_ddp.yaml"),
             *("--main_process_port", "0", "-m", "tests.trainer.test_golden_runs", folder),
         ]
-        done = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600
-        )
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
         return {
             name: {f"rank{rank}": json.loads(Path(folder, f"{name}{rank}.json").read_text()) for rank in range(2)}
@@ -206,6 +192,8 @@ ADAPTER = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], tas
 SPOKEN = [
     {"prompt": f"q{i}", "answer": str(i), "user_turns": ["more", "and more"] if i % 2 else None} for i in range(8)
 ]
+LENGTHY = ScriptedTools({"add": lambda a, b: "result " * 13})
+FORGETS: dict[str, Any] = {"context": '{"max_tokens": 210, "keep_last_turns": 1}'}
 RUNS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "synchronous": train,
     "lora": lambda folder: train(folder, parts={"peft_config": ADAPTER}),
@@ -214,15 +202,8 @@ RUNS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "server": by_a_server,
     "agent": by_an_agent,
     "user_turns": lambda folder: train(folder, rows=SPOKEN),
-    "drop_results": lambda folder: train(
-        folder,
-        parts={"tools": ScriptedTools({"add": lambda a, b: "result " * 13})},
-        context='{"max_tokens": 210, "keep_last_turns": 1}',
-        max_completion_length=600,
-    ),
-    "several_steps": lambda folder: train(
-        folder, per_device_train_batch_size=4, steps_per_generation=2, num_iterations=2, max_steps=8
-    ),
+    "drop_results": lambda folder: train(folder, parts={"tools": LENGTHY}, max_completion_length=600, **FORGETS),
+    "several_steps": lambda folder: train(folder, max_steps=8, **SEVERAL),
     "two_processes": lambda folder: in_two_processes()["two_processes"],
     "stage_turn_credit": lambda folder: train(folder, **CREDIT_BY_TURN),
     "stages_lengths_void_turns": with_stages,
@@ -233,10 +214,10 @@ RUNS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_recorded_run_is_replayed(name: str, tmp_path: Path) -> None:
-    found = RUNS[name](tmp_path)
-    expected = json.loads(RECORDED.read_text())[name]
-    for process in ("rank0", "rank1") if "rank0" in expected else (None,):
-        check(found, expected) if process is None else check(found[process], expected[process])
+    found, expected = RUNS[name](tmp_path), json.loads(RECORDED.read_text())[name]
+    of_processes = [(found[one], expected[one]) for one in expected] if "rank0" in expected else [(found, expected)]
+    for pair in of_processes:
+        check(*pair)
 
 
 def check(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

@@ -1,30 +1,35 @@
-"""A flag wins over a launch file, and the engine follows the accelerator, not the flag."""
+"""A flag wins over a launch file, the engine follows the accelerator, and what a machine cannot do is refused.
+
+Real launches of several processes: tests/trainer/test_scale_backends.py.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from accelerate import Accelerator
 
-from toolgrpo.engines.policy import compute_dtype
+from tests.support.trainings import by_length, varied
+from toolgrpo.engines.policy import Backend, compute_dtype
 from toolgrpo.errors import ConfigError
-from toolgrpo.testing import ByteChat
 from toolgrpo.testing.trainers import tiny_trainer
-from toolgrpo.trainer.hardware import (
-    _line_of,
-    bf16_factor,
-    precision_line,
-    refuse_old_driver,
-    settled_cpu,
-    settled_precision,
-    trains_on_cpu,
-)
+from toolgrpo.trainer import hardware
 
 VARIABLE = "ACCELERATE_MIXED_PRECISION"
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_deepspeed = ("ACCELERATE_USE_DEEPSPEED", "LOCAL_RANK", "TORCH_EXTENSIONS_DIR")
+    for name in (VARIABLE, "ACCELERATE_USE_CPU", "WORLD_SIZE", *of_deepspeed):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.parametrize(
@@ -39,158 +44,124 @@ VARIABLE = "ACCELERATE_MIXED_PRECISION"
         (True, "no", False, True, "no"),  # Transformers lets a true flag win by itself
     ],
 )
-def test_precision(
-    bf16: bool | None,
-    launch_file: str | None,
-    on_cpu: bool,
-    settled: bool | None,
-    left: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    if launch_file is not None:
-        monkeypatch.setenv(VARIABLE, launch_file)
-    assert settled_precision(bf16, False, on_cpu=on_cpu) == (settled, False)
-    assert os.environ.get(VARIABLE) == left
-    with pytest.raises(ConfigError, match=r"fp16.*GPU"):
-        settled_precision(bf16, True, on_cpu=True)
+def test_precision(bf16: bool | None, launch_file: str | None, on_cpu: bool, settled: bool | None, left: Any) -> None:
+    with mock.patch.dict(os.environ, {VARIABLE: launch_file} if launch_file else {}):
+        assert hardware.settled_precision(bf16, False, on_cpu=on_cpu) == (settled, False)
+        assert os.environ.get(VARIABLE) == left
+
+
+DEEPSPEED = {"ACCELERATE_USE_DEEPSPEED": "true"}
 
 
 @pytest.mark.parametrize(
-    ("environment", "given", "settled"),
+    ("launch", "given", "settled"),
     [
         ({}, (False, None, False), (False, None)),
         ({}, (False, None, True), (True, None)),  # Transformers takes bf16 on a CPU from nobody else
         ({"WORLD_SIZE": "2"}, (False, None, False), (True, None)),  # accelerate makes it gloo
-        ({"ACCELERATE_USE_DEEPSPEED": "true"}, (False, None, True), (False, None)),
-        ({"ACCELERATE_USE_DEEPSPEED": "true", "WORLD_SIZE": "2"}, (False, None, True), (False, "gloo")),
-        ({"ACCELERATE_USE_DEEPSPEED": "true", "WORLD_SIZE": "2"}, (False, "mpi", False), (False, "mpi")),
+        (DEEPSPEED, (False, None, True), (False, None)),
+        ({**DEEPSPEED, "WORLD_SIZE": "2"}, (False, None, True), (False, "gloo")),
+        ({**DEEPSPEED, "WORLD_SIZE": "2"}, (False, "mpi", False), (False, "mpi")),
     ],
 )
-def test_what_a_cpu_trains_with(
-    environment: dict[str, str],
-    given: tuple[bool, str | None, bool],
-    settled: tuple[bool, str | None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_cpu_trains_with(launch: Any, given: Any, settled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for name in ("WORLD_SIZE", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_CPU"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert settled_cpu(*given) == settled
+    with mock.patch.dict(os.environ, launch):
+        assert hardware.settled_cpu(*given) == settled
 
 
-def test_a_lock_that_deepspeed_waits_for_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    for name in ("LOCAL_RANK", "TORCH_EXTENSIONS_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_lock_that_deepspeed_waits_for_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     of_python = f"py{sys.version_info.major}{sys.version_info.minor}_cpu"
     lock = tmp_path / "torch_extensions" / of_python / "cpu_adam" / "lock"
     lock.parent.mkdir(parents=True)
-
-    def said() -> bool:
-        caplog.clear()
-        settled_cpu(True, None, False)
-        return str(lock) in caplog.text
-
-    assert not said(), "no lock"
     lock.touch()
-    assert said()
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    assert not said(), "another folder"
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(lock.parents[1]))
-    assert said()
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert not said(), "one process says it"
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "false")
-    assert not said()
+    for launch, named in (
+        ({}, True),
+        ({"TORCH_EXTENSIONS_DIR": str(tmp_path)}, False),  # another folder
+        ({"TORCH_EXTENSIONS_DIR": str(lock.parents[1]), "LOCAL_RANK": "0"}, True),
+        ({"LOCAL_RANK": "1"}, False),  # one process says it
+        ({"ACCELERATE_USE_DEEPSPEED": "false"}, False),
+    ):
+        caplog.clear()
+        with mock.patch.dict(os.environ, {**DEEPSPEED, "XDG_CACHE_HOME": str(tmp_path), **launch}):
+            hardware.settled_cpu(True, None, False)
+        assert (str(lock) in caplog.text) is named, launch
 
 
 def test_the_cpu_may_train_on_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
-    assert not trains_on_cpu(False) and trains_on_cpu(True)
+    assert not hardware.trains_on_cpu(False) and hardware.trains_on_cpu(True)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # what cpu.yaml says
-    assert trains_on_cpu(False)
+    assert hardware.trains_on_cpu(False)
 
 
-@pytest.mark.parametrize(
-    ("capabilities", "given", "settled"),
-    [
-        ([(8, 0)], (None, False), (None, False)),  # bf16, by TRL's default
-        ([(7, 5)], (None, False), (None, True)),  # a T4, and nothing is asked for
-        ([(9, 0), (7, 5)], (None, False), (None, True)),  # the weakest decides for all processes
-        ([(7, 5)], (False, False), (False, False)),  # fp32 is asked for
-        ([(7, 5)], (True, False), (True, False)),  # emulated, as asked
-        ([(7, 0)], (None, False), None),  # a V100
-        ([(7, 0)], (False, True), None),
-    ],
-)
-def test_a_gpu_without_bf16_trains_in_fp16(
-    capabilities: list[tuple[int, int]],
-    given: tuple[bool | None, bool],
-    settled: tuple[bool | None, bool] | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv(VARIABLE, "bf16")  # as recipes/accelerate/single_gpu.yaml says for every GPU
+def have_gpus(monkeypatch: pytest.MonkeyPatch, *capabilities: tuple[int, int]) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number=0: capabilities[number or 0])
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda gpu: capabilities[gpu if isinstance(gpu, int) else gpu.index]
+    )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "Tesla V100")
-    if settled is None:
+
+
+def test_a_gpu_without_bf16_trains_in_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "bf16")  # as recipes/accelerate/single_gpu.yaml says for every GPU
+    for capabilities, given, settled in (
+        ([(8, 0)], (None, False), (None, False)),  # bf16, by TRL's default
+        ([(9, 0), (7, 5)], (None, False), (None, True)),  # a T4: the weakest decides for all processes
+        ([(7, 5)], (True, False), (True, False)),  # emulated, as asked
+        ([(7, 5)], (False, False), (False, False)),  # fp32 is asked for
+    ):
+        have_gpus(monkeypatch, *capabilities)
+        assert hardware.settled_precision(*given, on_cpu=False) == settled, (capabilities, given)
+
+
+def test_fp16_needs_a_gpu_that_something_is_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"fp16.*GPU"):
+        hardware.settled_precision(None, True, on_cpu=True)
+    have_gpus(monkeypatch, (7, 0))
+    for fp16 in (False, True):
         with pytest.raises(ConfigError, match=r"Tesla V100.*7\.0.*7\.5"):
-            settled_precision(*given, on_cpu=False)
-    else:
-        assert settled_precision(*given, on_cpu=False) == settled
+            hardware.settled_precision(None, fp16, on_cpu=False)
 
 
-def test_fp16_for_want_of_bf16_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    for capability, said in (((7, 5), True), ((8, 0), False)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
-        line = precision_line(torch.float16, torch.device("cuda", 0))
-        assert (line is not None and "capability 7.5, and bf16 needs 8.0: training is in fp16" in line) is said
-    assert precision_line(torch.bfloat16, torch.device("cuda", 0)) is None
+def test_a_precision_that_costs_time_or_range_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    have_gpus(monkeypatch, (7, 5), (8, 0))
+    assert "7.5" in (hardware.precision_line(torch.float16, torch.device("cuda", 0)) or "")
+    assert hardware.precision_line(torch.float16, torch.device("cuda", 1)) is None
+    assert hardware.precision_line(torch.bfloat16, torch.device("cuda", 0)) is None
+    assert "7.4 times" in (hardware._line_of(7.4) or "")
+    assert hardware._line_of(0.2) is None, "a CPU that has bf16 is quicker in it"
+    n_threads = torch.get_num_threads()
+    assert hardware.bf16_factor() > 0, "measured, whatever it is on this machine"
+    assert torch.get_num_threads() == n_threads
 
 
-def moved_by(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, scale: float | None = None
-) -> tuple[dict[str, torch.Tensor], Any, set[torch.dtype]]:
+def moved_by(folder: Path, scale: float | None = None) -> tuple[dict[str, torch.Tensor], Any, set[torch.dtype]]:
     """Train two steps through the shared pass, with a scale in fp16: how weights moved, the scaler, the dtypes computed in.
 
     accelerate brings autocast and scaler to a GPU only, so they are put where it would put them; the rest is its own.
     """
-
-    def reward(completions: list[Any], **_: Any) -> list[float]:
-        return [float(place % 2) for place in range(len(completions))]
-
     dtypes: set[torch.dtype] = set()
-    script: Any = lambda request, n: ByteChat.say("yes" * (1 + n % 3))  # noqa: E731
-    with tiny_trainer(folder, reward, script, prefix_sharing="on", learning_rate=1e-3) as trainer:
+    with tiny_trainer(folder, by_length, varied, prefix_sharing="on", learning_rate=1e-3) as trainer:
         accelerator = trainer.accelerator
         if scale is not None:
             accelerator.native_amp, accelerator.scaler = True, torch.amp.GradScaler("cpu", init_scale=scale)
-            monkeypatch.setattr(accelerator.state, "_mixed_precision", "fp16")
         projection = trainer.model.model.layers[0].mlp.up_proj
         projection.register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
         before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
-        trainer.train()
-        after = dict(accelerator.unwrap_model(trainer.model).named_parameters())
+        with mock.patch.object(accelerator.state, "_mixed_precision", "no" if scale is None else "fp16"):
+            trainer.train()
+            after = dict(accelerator.unwrap_model(trainer.model).named_parameters())
         return {name: after[name].detach() - weight for name, weight in before.items()}, accelerator.scaler, dtypes
 
 
-def test_fp16_trains_through_the_shared_pass_with_a_scaled_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exact, _, _ = moved_by(tmp_path / "fp32", monkeypatch)
-    half, _, dtypes = moved_by(tmp_path / "fp16", monkeypatch, 2.0**16)
+def test_fp16_trains_through_the_shared_pass_with_a_scaled_loss(tmp_path: Path) -> None:
+    exact, _, _ = moved_by(tmp_path / "fp32")
+    half, _, dtypes = moved_by(tmp_path / "fp16", 2.0**16)
     assert dtypes == {torch.float16}
     for name, moved in half.items():
         assert torch.cosine_similarity(moved.flatten(), exact[name].flatten(), 0) > 0.95, name
-    lost, scaler, _ = moved_by(tmp_path / "overflow", monkeypatch, 2.0**40)
+    lost, scaler, _ = moved_by(tmp_path / "overflow", 2.0**40)
     assert not any(moved.any() for moved in lost.values()), "a step whose gradients overflow is left out"
     assert scaler.get_scale() == 2.0**38, "and the scale is halved, twice"
 
@@ -205,36 +176,37 @@ def test_the_engine_computes_in_what_the_accelerator_says() -> None:
     assert compute_dtype(packed, "no") is torch.bfloat16, "of weights that are packed as bytes"
 
 
-def test_a_cpu_that_emulates_bf16_says_what_it_costs() -> None:
-    assert "takes 7.4 times as long as in fp32" in (_line_of(7.4) or "")
-    assert _line_of(0.2) is None, "a CPU that has bf16 is quicker in it"
-    n_threads = torch.get_num_threads()
-    assert bf16_factor() > 0, "measured, whatever it is on this machine"
-    assert torch.get_num_threads() == n_threads
-
-
-@pytest.mark.parametrize(
-    ("version", "cuda", "visible", "refused"),
-    [
-        ("535.104.05", "13.0", None, True),
-        ("580.65.06", "13.0", None, False),  # something else keeps the GPU away
-        ("535.104.05", None, None, False),  # a PyTorch for CPUs
-        ("535.104.05", "13.0", "", False),  # the GPU is hidden on purpose
-    ],
-)
-def test_a_driver_that_is_too_old_is_no_want_of_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, cuda: str | None, visible: str | None, refused: bool
-) -> None:
+def test_a_driver_that_is_too_old_is_no_want_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver, device = tmp_path / "version", tmp_path / "nvidiactl"
-    driver.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Sat Aug 19 01:15:15 UTC 2023\n")
     device.touch()
-    monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    if refused:
-        with pytest.raises(ConfigError, match=r"driver 535\.104\.05.* needs 580 or newer.*--use_cpu true"):
-            refuse_old_driver(driver, device)
-    else:
-        refuse_old_driver(driver, device)
-    refuse_old_driver(tmp_path / "none", device)
+    for version, cuda, hidden in (
+        ("580.65.06", "13.0", {}),  # something else keeps the GPU away
+        ("535.104.05", None, {}),  # a PyTorch for CPUs
+        ("535.104.05", "13.0", {"CUDA_VISIBLE_DEVICES": ""}),  # the GPU is hidden on purpose
+    ):
+        driver.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Sat Aug 19 01:15:15 UTC 2023\n")
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        with mock.patch.dict(os.environ, hidden):
+            hardware.refuse_old_driver(driver, device)
+    with pytest.raises(ConfigError, match=r"535\.104\.05.*580.*--use_cpu true"):
+        hardware.refuse_old_driver(driver, device)
+    hardware.refuse_old_driver(tmp_path / "none", device)
+
+
+def test_training_on_another_backend_than_was_asked_for_is_refused() -> None:
+    alone = Accelerator(cpu=True)
+    assert hardware.check_backend(alone, {}) == Backend(kind="NO", n_processes=1)
+    asked_for_fsdp, started_two = {"ACCELERATE_USE_FSDP": "true"}, {"WORLD_SIZE": "2"}
+    for launch, named in ((asked_for_fsdp, "FSDP"), (DEEPSPEED, "DeepSpeed"), (started_two, "2 .*one process")):
+        with pytest.raises(ConfigError, match=named):
+            hardware.check_backend(alone, launch)
+
+
+def test_one_process_does_not_spread_the_model_over_several_gpus() -> None:
+    state, device = SimpleNamespace(distributed_type="NO"), SimpleNamespace(type="cuda")
+    alone = SimpleNamespace(state=state, num_processes=1, device=device)
+    assert hardware.check_backend(alone, {}, n_gpus=1).kind == "NO"
+    with pytest.raises(ConfigError, match=r"4 GPUs.*CUDA_VISIBLE_DEVICES=0"):
+        hardware.check_backend(alone, {}, n_gpus=4)
+    assert hardware.check_backend(Accelerator(cpu=True), {}, n_gpus=4).kind == "NO", "the CPU trains, whatever there is"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerState
 
 from tests.support.trainings import run_to_end, same_weights, signalled, varied
 from toolgrpo.errors import ConfigError
@@ -24,20 +23,16 @@ SOLVED_AFTER = {2: 1, 4: 3, 6: 2, 8: 3, 9: 2}  # of four rows, by the step
 ROWS = Dataset.from_list([{"prompt": f"held out {i}", "answer": f"h{i}"} for i in range(4)])
 
 
-def reward(
-    completions: list[Any], answer: list[str], trajectories: list[Any], trainer_state: Any, **_: Any
-) -> list[float]:
+def reward(answer: list[str], trajectories: list[Any], trainer_state: Any, **_: Any) -> list[float]:
     solved = SOLVED_AFTER.get(trainer_state.global_step, 0)
-    return [
-        float(int(of[1:]) < solved) if of.startswith("h") else float(sum(t.ids) % 5)
-        for of, t in zip(answer, trajectories, strict=True)
-    ]
+    sums = [(of, sum(t.ids)) for of, t in zip(answer, trajectories, strict=True)]
+    return [float(int(of[1:]) < solved) if of.startswith("h") else float(ids % 5) for of, ids in sums]
 
 
-def trained(folder: Path, *callbacks: TrainerCallback, resume: str | None = None, **changes: Any) -> Any:
+def trained(folder: Path, *callbacks: Any, rows: Any = ROWS, resume: str | None = None, **changes: Any) -> Any:
     options: dict[str, Any] = {"max_steps": 9, "eval_steps": 2, "save_steps": 3, "save_total_limit": 2}
     options |= {"save_strategy": "steps", "learning_rate": 1e-2, **changes}
-    parts = {"eval_dataset": ROWS, "callbacks": list(callbacks)}
+    parts = {"eval_dataset": rows, "callbacks": list(callbacks)}
     return run_to_end(tiny_trainer(folder, reward, varied, parts=parts, **options), resume)
 
 
@@ -66,22 +61,18 @@ def test_the_best_step_is_kept_though_no_checkpoint_was_due_then(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("rule", "measured", "says"),
+    ("rule", "measured", "ends"),
     [
-        ("solved", [0.5, 1.0], "held-out success is 1"),
-        ("solved", [1.0, 0.9], None),
-        ("plateau:2", [0.5, 0.6, 0.6], None),
-        ("plateau:2", [0.5, 0.6, 0.6, 0.4], "has not risen for 2 evaluations .best: 0.600"),
-        ("plateau:2", [0.6, 0.5, 0.7], None),
-        (None, [1.0, 1.0, 1.0, 1.0], None),
-        ("plateau:1", [], None),
+        ("solved", [0.5, 1.0], True),
+        ("solved", [1.0, 0.9], False),
+        ("plateau:2", [0.6, 0.5, 0.7], False),  # where it has not risen, runs below end
+        ("plateau:1", [], False),
     ],
 )
-def test_when_a_training_is_to_end(rule: str | None, measured: list[float], says: str | None) -> None:
+def test_when_a_training_is_to_end(rule: str, measured: list[float], ends: bool) -> None:
     watch = HeldOutWatch(keeps_best=False, stop_when=rule, say=print)
     logs = [{"eval_success": one, "step": step} for step, one in enumerate(measured)]
-    said = watch.reason(TrainerState(log_history=[{"loss": 0.1}, *logs]))
-    assert said is None if says is None else re.search(says, str(said))
+    assert (watch.reason(TrainerState(log_history=[{"loss": 0.1}, *logs])) is not None) is ends
 
 
 def test_a_training_ends_as_its_evaluations_say_stopped_and_resumed_or_not(tmp_path: Path) -> None:
@@ -112,9 +103,8 @@ def test_a_step_that_a_signal_stops_is_saved_though_another_was_better(tmp_path:
 
 def test_several_data_sets_count_by_their_mean(tmp_path: Path) -> None:
     always = Dataset.from_list([{"prompt": "solved", "answer": "h0"}])
-    parts = {"eval_dataset": {"own": ROWS, "easy": always}}
-    changes: dict[str, Any] = {"keep": "best", "stop_when": "plateau:2", "eval_steps": 2, "max_steps": 9}
-    trainer = run_to_end(tiny_trainer(tmp_path, reward, varied, parts=parts, learning_rate=1e-2, **changes))
+    changes = {"keep": "best", "stop_when": "plateau:2", "save_strategy": "no"}
+    trainer = trained(tmp_path, rows={"own": ROWS, "easy": always}, **changes)
     logs = trainer.state.log_history
     assert [one["eval_easy_success"] for one in logs if "eval_easy_success" in one] == [1.0] * 4, "never rises"
     assert (trainer.state.global_step, trainer.best_step, trainer.state.best_metric) == (8, 4, 0.875)

@@ -15,12 +15,7 @@ from toolgrpo.testing.trainers import tiny_trainer
 
 
 def add(a: int, b: int) -> int:
-    """Add two numbers.
-
-    Args:
-        a: The first.
-        b: The second.
-    """
+    """Add two numbers."""
     return a + b
 
 
@@ -40,21 +35,10 @@ def test_two_steps_with_tools(tmp_path: Path, family: str, engine: str, adapter:
     def by_length(completions: list[Any], **_: Any) -> list[float]:
         return [float(number % 4) for number in range(len(completions))]
 
-    parts: dict[str, Any] = {"tools": [add]}
-    if adapter:
-        parts["peft_config"] = LoraConfig(r=4, target_modules=LORA_TARGETS)
-    trainer = tiny_trainer(
-        tmp_path,
-        by_length,
-        None,
-        model=tiny_family(family),
-        parts=parts,
-        engine=engine,
-        prefix_sharing="on",
-        max_completion_length=24,
-        router_aux_loss_coef=0.0,
-        learning_rate=1e-3,
-    )
+    lora = LoraConfig(r=4, target_modules=LORA_TARGETS) if adapter else None
+    given: dict[str, Any] = {"model": tiny_family(family), "parts": {"tools": [add], "peft_config": lora}}
+    given |= {"max_completion_length": 24, "router_aux_loss_coef": 0.0, "learning_rate": 1e-3}
+    trainer = tiny_trainer(tmp_path, by_length, None, engine=engine, prefix_sharing="on", **given)
     before = [p.detach().clone() for p in trainer.model.parameters() if p.requires_grad]
     trainer.train()
     after = [p.detach() for p in trainer.model.parameters() if p.requires_grad]

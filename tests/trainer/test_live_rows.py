@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
 from tests.support.trainings import LOSSES, STILL, Gradients, run_to_end, step_logs
 from toolgrpo.engines.base import SampleRequest
@@ -19,10 +18,8 @@ from toolgrpo.trainer.trainer import ToolGRPOTrainer
 pytestmark = pytest.mark.contract
 
 SCALES = ("group", "batch", "none")
-SMALL: dict[str, Any] = {
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 4,
-}  # four groups of four in four micro-batches
+# Four groups of four in four micro-batches.
+SMALL: dict[str, Any] = {**STILL, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
 
 
 def script(request: SampleRequest, number: int) -> list[int]:
@@ -36,9 +33,8 @@ def question_of(prompt: Any) -> int:
 
 def some_alike(prompts: list[Any], **_: Any) -> list[float]:
     """Even questions: all get 1.2, which is not quite the mean of such floats. Odd ones differ; two have the mean."""
-    return [
-        1.2 if question_of(prompt) % 2 == 0 else (0.0, 0.5, 1.0, 0.5)[place % 4] for place, prompt in enumerate(prompts)
-    ]
+    differing = (0.0, 0.5, 1.0, 0.5) * len(prompts)
+    return [one if question_of(prompt) % 2 else 1.2 for one, prompt in zip(differing, prompts, strict=False)]
 
 
 def all_alike(prompts: list[Any], **_: Any) -> list[float]:
@@ -46,14 +42,17 @@ def all_alike(prompts: list[Any], **_: Any) -> list[float]:
 
 
 class BothWays(ToolGRPOTrainer):
-    """Computes the loss of every micro-batch over all rows too, and keeps both gradients."""
+    """Computes the loss of every micro-batch over all rows too, and keeps both gradients; each step scales another way."""
 
     args: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.full: list[torch.Tensor] = []
-        self.skipped: list[torch.Tensor] = []
+        self.full, self.skipped = list[torch.Tensor](), list[torch.Tensor]()
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        self.scale_rewards = SCALES[self.state.global_step]
+        return super().training_step(*args, **kwargs)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         asked = self.args
@@ -70,20 +69,11 @@ def gradient(loss: torch.Tensor, model: Any) -> torch.Tensor:
     return torch.cat([part.flatten() for part in parts])
 
 
-class ScaleOfStep(TrainerCallback):
-    """The first step scales rewards by group, the second by batch, the third not at all."""
-
-    trainer: Any = None
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.scale_rewards = SCALES[state.global_step]
-
-
 def trained(folder: Path, reward: Any = some_alike, **changes: Any) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
     """The gradients of the optimizer steps, and what was logged."""
     gradients = Gradients()
     parts = {"callbacks": [gradients]}
-    trainer = run_to_end(tiny_trainer(folder, reward, script, parts=parts, **{**STILL, **SMALL, **changes}))
+    trainer = run_to_end(tiny_trainer(folder, reward, script, parts=parts, **{**SMALL, **changes}))
     return gradients.found, step_logs(trainer)
 
 
@@ -95,22 +85,10 @@ def gap(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_the_gradient_is_that_of_the_full_pass(tmp_path: Path, loss_type: str) -> None:
     """Of every micro-batch, for every way to scale rewards."""
-    callback = ScaleOfStep()
-    callback.trainer = trainer = tiny_trainer(
-        tmp_path,
-        some_alike,
-        script,
-        kind=BothWays,
-        parts={"callbacks": [callback]},
-        **STILL,
-        **SMALL,
-        max_steps=len(SCALES),
-        max_completion_length=20,
-        loss_type=loss_type,
-        importance_sampling_level="sequence" if loss_type == "luspo" else "token",
-        vllm_importance_sampling_correction=False,  # scripted log-probabilities are far from the model's
-    )
-    run_to_end(trainer)
+    changes = {**SMALL, "max_steps": len(SCALES), "max_completion_length": 20, "loss_type": loss_type}
+    changes["importance_sampling_level"] = "sequence" if loss_type == "luspo" else "token"
+    changes["vllm_importance_sampling_correction"] = False  # scripted log-probabilities are far from the model's
+    trainer = run_to_end(tiny_trainer(tmp_path, some_alike, script, kind=BothWays, **changes))
     assert len(trainer.full) == 4 * len(SCALES)
     steps = torch.stack(trainer.full).unflatten(0, (len(SCALES), 4)).sum(1)
     assert steps.abs().amax(dim=1).min() > 1e-2, "each step has something to teach"
@@ -140,8 +118,7 @@ def test_a_run_has_the_gradients_of_the_full_pass(tmp_path: Path, changes: dict[
 @pytest.mark.parametrize("engine_differs", [True, False], ids=["other engine", "two iterations"])
 def test_the_old_policy_reads_live_groups_only(tmp_path: Path, engine_differs: bool) -> None:
     """One row of a batch without any is still read, and rewards are asked once."""
-    read: list[int] = []
-    asked: list[int] = []
+    read, asked = list[int](), list[int]()
 
     class Counting(ToolGRPOTrainer):
         def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -154,14 +131,10 @@ def test_the_old_policy_reads_live_groups_only(tmp_path: Path, engine_differs: b
         asked.append(len(prompts))
         return some_alike(prompts) if len(asked) == 1 else all_alike(prompts)
 
-    changes: dict[str, Any] = {
-        "num_iterations": 1 if engine_differs else 2,
-        "vllm_importance_sampling_correction": engine_differs,
-    }
-    changes |= {**STILL, **SMALL, "max_steps": 2}
+    changes = {**SMALL, "max_steps": 2, "vllm_importance_sampling_correction": engine_differs}
+    changes["num_iterations"] = 1 if engine_differs else 2
     logs = step_logs(run_to_end(tiny_trainer(tmp_path, reward, script, kind=Counting, **changes)))
-    assert asked == ([16, 16] if engine_differs else [16])
-    assert read == ([8, 1] if engine_differs else [8])
+    assert (asked, read) == (([16, 16], [8, 1]) if engine_differs else ([16], [8]))
     if engine_differs:
         assert min(log["sampling/sampling_logp_difference/mean"] for log in logs) > 1, "one row was compared"
 
@@ -172,9 +145,12 @@ def test_a_batch_without_anything_to_teach_has_no_gradient_and_no_entropy(tmp_pa
     assert logs[0]["signal/rows_skipped"] == 1 and logs[0]["entropy"] is None
 
 
-@pytest.mark.parametrize(
-    "changes", [{"beta": 0.1}, {"entropy_coef": 0.01}, {"use_adaptive_entropy": True}, {"top_entropy_quantile": 0.5}]
-)
-def test_what_needs_every_row_is_known(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_what_needs_every_row_is_known(tmp_path: Path) -> None:
     assert why_every_row(tiny_config(tmp_path)) is None
-    assert why_every_row(tiny_config(tmp_path, **changes)) in NEEDS_EVERY_ROW
+    for changes in (
+        {"beta": 0.1},
+        {"entropy_coef": 0.01},
+        {"use_adaptive_entropy": True},
+        {"top_entropy_quantile": 0.5},
+    ):
+        assert why_every_row(tiny_config(tmp_path, **changes)) in NEEDS_EVERY_ROW, changes

@@ -24,12 +24,13 @@ from toolgrpo.trainer.model_card import ModelCard, merged_card
 
 ROOT = Path(toolgrpo.__file__).parent.parent
 BEFORE, AFTER = {"greedy": Share(0.25, 8)}, {"greedy": Share(0.75, 8), "sampled": Share(1 / 3, 8)}
-GSM8K = {
-    "dataset_type": "openai/gsm8k",
-    "dataset_name": "openai/gsm8k",
-    "dataset_config": "main",
-    "dataset_split": "test",
-}
+
+
+def place(kind: str, name: str, config: str | None, split: str | None) -> dict[str, Any]:
+    return {"dataset_type": kind, "dataset_name": name, "dataset_config": config, "dataset_split": split}
+
+
+GSM8K = place("openai/gsm8k", "openai/gsm8k", "main", "test")
 TOOLS = [{"type": "function", "function": {"name": "look"}}]
 TAGS = ["toolgrpo", "trl", "grpo", "tool-use"]
 BARE = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": TAGS}
@@ -49,9 +50,7 @@ OTHER = {"license": "other", "license_name": "mine", "license_link": "https://ex
         ({"success": {"before": BEFORE, "after": {}}, "measured_on": GSM8K}, None, {}),
     ],
 )
-def test_the_head_has_what_is_known(
-    known: dict[str, Any], base_card: str | None, said: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_head_has_what_is_known(known: Any, base_card: str | None, said: Any, tmp_path: Path) -> None:
     if base_card is not None:
         (tmp_path / "README.md").write_text(base_card)
         known = {"base_model": str(tmp_path)}
@@ -60,14 +59,8 @@ def test_the_head_has_what_is_known(
 
 
 def test_what_was_measured_after_the_training_is_the_index_of_the_model() -> None:
-    made = ModelCard(
-        base_model="owner/base",
-        is_adapter=True,
-        tools=TOOLS,
-        chat="qwen3",
-        success={"before": BEFORE, "after": AFTER},
-        measured_on=GSM8K,
-    )
+    measured: dict[str, Any] = {"success": {"before": BEFORE, "after": AFTER}, "measured_on": GSM8K}
+    made = ModelCard(base_model="owner/base", is_adapter=True, tools=TOOLS, chat="qwen3", **measured)
     text = made.text("my: model")
     assert "| before (greedy) | 0.250 [" in text and "| after (sampled) | 0.333 [" in text
     assert "trained on, too" not in text
@@ -96,8 +89,8 @@ def test_the_parsers_that_a_card_names_are_vllms() -> None:
     if vllm is None or vllm.origin is None:
         pytest.skip("vLLM is not installed")
     folder = Path(vllm.origin).parent
-    for place, column in (("tool_parsers", 0), ("reasoning", 1)):
-        known = re.findall(r'"([\w.-]+)": \(', (folder / place / "__init__.py").read_text())
+    for part, column in (("tool_parsers", 0), ("reasoning", 1)):
+        known = re.findall(r'"([\w.-]+)": \(', (folder / part / "__init__.py").read_text())
         assert {parsers[column] for parsers in _VLLM_PARSERS.values()} - {"", *known} == set()
     assert {family.name for family in FAMILIES} >= set(_VLLM_PARSERS)
 
@@ -111,39 +104,31 @@ def test_a_card_cites_this_package_as_its_citation_file_does_and_trl_as_trl_does
     assert "@article{shao2024deepseekmath," in by_rewards and "deepseekmath" not in on_examples
 
 
+MIXTURE = "tasks: [{data: gsm8k}, {data: aime}, {data: arithmetic}, {data: gsm8k}]"
+
+
 @pytest.mark.parametrize(
     ("data", "ids", "flags", "measured"),
     [
-        ("gsm8k", ["openai/gsm8k"], [], GSM8K),
-        ("owner/rows:small", ["owner/rows"], ["--eval_split", "dev"], ("owner/rows", "owner/rows", "small", "dev")),
-        ("gsm8k:recipes/data/gsm8k_30.jsonl", [], ["--eval_split", "train"], ("local", "gsm8k_30.jsonl", None, None)),
-        ("arithmetic", [], [], ("local", "arithmetic", None, "heldout")),
+        ("gsm8k", ["openai/gsm8k"], "", GSM8K),
+        ("owner/rows:small", ["owner/rows"], "--eval_split dev", place("owner/rows", "owner/rows", "small", "dev")),
+        ("gsm8k:recipes/data/gsm8k_30.jsonl", [], "--eval_split train", place("local", "gsm8k_30.jsonl", None, None)),
+        ("arithmetic", [], "", place("local", "arithmetic", None, "heldout")),
+        ("DIR/a.yaml", ["AI-MO/aimo-validation-aime", "openai/gsm8k"], "", place("local", "a.yaml", None, "heldout")),
         (
-            "mixture.yaml",
-            ["AI-MO/aimo-validation-aime", "openai/gsm8k"],
-            [],
-            ("local", "mixture.yaml", None, "heldout"),
-        ),
-        (
-            "gsm8k",
-            ["openai/gsm8k"],
-            ["--eval_dataset_id_or_path", "/home/me/rows.jsonl"],
-            ("local", "rows.jsonl", None, None),
+            *("gsm8k", ["openai/gsm8k"], "--eval_dataset_id_or_path /home/me/rows.jsonl"),
+            place("local", "rows.jsonl", None, None),
         ),
     ],
 )
 def test_data_sets_are_ids_of_the_hub_and_no_folders(
-    data: str, ids: list[str], flags: list[str], measured: Any, tmp_path: Path
+    data: str, ids: list[str], flags: str, measured: Any, tmp_path: Path
 ) -> None:
-    if data == "mixture.yaml":
-        data = str(tmp_path / data)
-        Path(data).write_text("tasks: [{data: gsm8k}, {data: aime}, {data: arithmetic}, {data: gsm8k}]")
+    (tmp_path / "a.yaml").write_text(MIXTURE)
+    data = data.replace("DIR", str(tmp_path))
     assert hub_ids(data, "train") == ids
     given = {"model_name_or_path": "nano", "dataset_id_or_path": data, "reward": "accuracy", "eval_questions": "4"}
     given |= {"output_dir": str(tmp_path / "out"), "use_cpu": "true"}
-    script, config, model = parse_arguments([*(f"--{name}={value}" for name, value in given.items()), *flags])
-    found = Job(script, config, model, Terminal(None, io.StringIO(), quiet=True)).measured_on()
-    if isinstance(measured, tuple):
-        names = ("dataset_type", "dataset_name", "dataset_config", "dataset_split")
-        measured = dict(zip(names, measured, strict=True))
+    arguments = parse_arguments([*(f"--{name}={value}" for name, value in given.items()), *flags.split()])
+    found = Job(*arguments, Terminal(None, io.StringIO(), quiet=True)).measured_on()
     assert found == {**measured, "dataset_args": None}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import pytest
 
@@ -15,11 +14,7 @@ from tests.support.notebook_kernel import NotebookKernel  # noqa: E402
 
 TOOLS = '''
 def look_up(word: str) -> str:
-    """Look a word up.
-
-    Args:
-        word: The word.
-    """
+    """Look a word up."""
     return "{meaning}"
 
 TOOL_FUNCTIONS = [look_up]
@@ -55,34 +50,24 @@ print("ended by", trainer.stopped_by, "after", trainer.state.global_step)
 """
 
 
-@pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NotebookKernel]:
-    folder = tmp_path_factory.mktemp("notebook")
-    (folder / "my_tools.py").write_text(TOOLS.format(meaning="first"))
+def test_cells_run_again_with_an_edited_plugin_give_workers_back_and_can_be_interrupted(tmp_path: Path) -> None:
+    (tmp_path / "my_tools.py").write_text(TOOLS.format(meaning="first"))
     # Under pytest a kernel would leave its descriptors alone, which vLLM wants to have.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    with NotebookKernel(folder, {**inherited, "OMP_NUM_THREADS": "1"}) as kernel:
+    with NotebookKernel(tmp_path, {**inherited, "OMP_NUM_THREADS": "1"}) as kernel:
         kernel.run(SETTINGS)
-        yield kernel
+        assert kernel.run(SCRIPTED).strip().endswith("2")
+        assert set(eval(kernel.run("print(set(seen)); seen.clear()"))) == {"first"}
+        (tmp_path / "my_tools.py").write_text(TOOLS.format(meaning="second, after an edit"))
+        assert kernel.run(SCRIPTED).strip().endswith("2")
+        assert set(eval(kernel.run("print(set(seen)); seen.clear()"))) == {"second, after an edit"}
 
+        workers = "import threading; print(sum(t.name == 'toolgrpo-tools' for t in threading.enumerate()))"
+        kernel.run("gc.collect()")
+        assert kernel.run(workers).strip() == "1", "the trainer of the cell before the last one is gone already"
+        kernel.run("del trainer; gc.collect()")
+        assert kernel.run(workers).strip() == "0"
 
-def test_a_cell_runs_again_and_an_edited_plugin_is_taken_up(kernel: Any) -> None:
-    assert kernel.run(SCRIPTED).strip().endswith("2")
-    assert set(eval(kernel.run("print(set(seen)); seen.clear()"))) == {"first"}
-    (kernel._folder / "my_tools.py").write_text(TOOLS.format(meaning="second, after an edit"))
-    assert kernel.run(SCRIPTED).strip().endswith("2")
-    assert set(eval(kernel.run("print(set(seen)); seen.clear()"))) == {"second, after an edit"}
-
-
-def test_a_trainer_that_nobody_has_gives_its_workers_back(kernel: Any) -> None:
-    workers = "import threading; print(sum(t.name == 'toolgrpo-tools' for t in threading.enumerate()))"
-    kernel.run("gc.collect()")
-    assert kernel.run(workers).strip() == "1", "the trainer of the cell before the last one is gone already"
-    kernel.run("del trainer; gc.collect()")
-    assert kernel.run(workers).strip() == "0"
-
-
-def test_an_interrupted_cell_ends_its_step_and_the_next_trains(kernel: Any) -> None:
-    shown = kernel.run(LONG, interrupt_after="asked for a turn")
-    assert "ended by SIGINT after" in shown
-    assert kernel.run(SCRIPTED).strip().endswith("2")
+        shown = kernel.run(LONG, interrupt_after="asked for a turn")
+        assert "ended by SIGINT after" in shown
+        assert kernel.run(SCRIPTED).strip().endswith("2")

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.e2e
 
 PATIENCE_S = 30.0
 AHEAD: dict[str, Any] = {"max_staleness": 1}
-Reply = list[int] | ScriptedReply | Exception
 
 
 def script(request: SampleRequest, number: int) -> list[int]:
@@ -37,9 +36,10 @@ def reward(completions: list[Any], **_: Any) -> list[float]:
     return [float((len(one[-1]["content"]) + place) % 3) for place, one in enumerate(completions)]
 
 
-def run(
-    folder: Path, *callbacks: Any, says: Any = script, resume: Any = None, **changes: Any
-) -> tuple[Any, KeptBatches]:
+Run = tuple[Any, KeptBatches]
+
+
+def run(folder: Path, *callbacks: Any, says: Any = script, resume: Any = None, **changes: Any) -> Run:
     """Train with these callbacks, which know the trainer; nothing is left behind, however it ends."""
     kept = KeptBatches()
     parts = {"observers": [kept], "callbacks": list(callbacks)}
@@ -68,18 +68,16 @@ def losses(trainer: Any) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def without(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, KeptBatches]:
+def without(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The run in which nothing overlaps."""
     return run(tmp_path_factory.mktemp("plain"))
 
 
-@pytest.mark.parametrize("changes", [{}, {"max_staleness": 3}], ids=str)
-def test_the_steps_have_the_rows_and_the_losses_of_the_run_without(
-    tmp_path: Path, changes: dict[str, Any], without: tuple[Any, KeptBatches]
-) -> None:
+@pytest.mark.parametrize("max_staleness", [1, 3])
+def test_the_steps_have_rows_and_losses_of_the_run_without(tmp_path: Path, max_staleness: int, without: Run) -> None:
     """What the script says depends on no weights, so the losses are equal, too."""
     plain, expected = without
-    ahead, found = run(tmp_path / "ahead", **{**AHEAD, **changes})
+    ahead, found = run(tmp_path, max_staleness=max_staleness)
     assert questions(found) == questions(expected) and len(found.batches) == 5
     assert losses(ahead) == losses(plain)
     assert len(ahead.engine.requests) == 40, "no batch is begun that no step would train on"
@@ -91,7 +89,7 @@ def test_rollouts_go_on_during_the_training_pass(tmp_path: Path) -> None:
     """The pass of the first batch does not end before the second batch has been asked for and answered."""
     seen = threading.Event()
 
-    def says(request: SampleRequest, number: int) -> Reply:
+    def says(request: SampleRequest, number: int) -> list[int]:
         if number == 15:
             seen.set()
         return script(request, number)
@@ -106,10 +104,8 @@ def test_rollouts_go_on_during_the_training_pass(tmp_path: Path) -> None:
     assert weights(batches, 0) == weights(batches, 1) == {(0, 0)}
 
 
-def test_a_rollout_that_fails_ends_the_run_with_its_own_error_and_a_checkpoint(
-    tmp_path: Path, without: tuple[Any, KeptBatches]
-) -> None:
-    def says(request: SampleRequest, number: int) -> Reply:
+def test_a_rollout_that_fails_ends_the_run_with_its_own_error_and_a_checkpoint(tmp_path: Path, without: Run) -> None:
+    def says(request: SampleRequest, number: int) -> list[int]:
         if number >= 24:
             raise AssertionError("the fourth batch meets a bug")
         return script(request, number)
@@ -123,16 +119,14 @@ def test_a_rollout_that_fails_ends_the_run_with_its_own_error_and_a_checkpoint(
     assert losses(resumed) == losses(whole)
 
 
-def test_an_evaluation_between_two_steps_has_the_engine_for_itself(
-    tmp_path: Path, without: tuple[Any, KeptBatches]
-) -> None:
+def test_an_evaluation_between_two_steps_has_the_engine_for_itself(tmp_path: Path, without: Run) -> None:
     class Measure(TrainerCallback):
         trainer: Any = None
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             assert len(self.trainer.measure([{"prompt": "held out", "answer": "1"}])) == 1
 
-    trainer, found = run(tmp_path / "ahead", Measure(), **AHEAD)
+    trainer, found = run(tmp_path, Measure(), **AHEAD)
     _, expected = without
     assert questions(found) == questions(expected) and len(trainer.engine.requests) == 45
 
@@ -143,25 +137,23 @@ def test_an_engine_that_cannot_is_refused() -> None:
     check_engine(ScriptedEngine(script))
 
 
-def rows_of(kept: KeptBatches) -> list[list[int]]:
-    """The rows of each step that was trained on."""
-    return [[one.row["number"] for one in batch.episodes if one.trained][::4] for batch in kept.batches]
+def rows_of(kept: KeptBatches) -> list[int]:
+    """The rows that were trained on, step by step."""
+    return [one.row["number"] for batch in kept.batches for one in batch.episodes if one.trained][::4]
 
 
 def test_a_signal_cancels_what_is_in_line_and_a_resumed_run_draws_it_anew(tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "rows": [{"prompt": f"q{number:02}", "answer": "1", "number": number} for number in range(32)],
-        **{"per_device_train_batch_size": 16, "max_steps": 4, "shuffle_dataset": False, "max_staleness": 1},
-    }
+    options: dict[str, Any] = {"per_device_train_batch_size": 16, "max_steps": 4, "shuffle_dataset": False, **AHEAD}
+    options["rows"] = [{"prompt": f"q{number:02}", "answer": "1", "number": number} for number in range(32)]
 
     def says(request: SampleRequest, number: int) -> ScriptedReply:
         row = int(ByteChat.text(request.ids).partition("q")[2][:2])
         return ScriptedReply(script(request, number), stalls=row == 5)
 
     trainer, kept = run(tmp_path, signalled(1), says=says, **options)
-    assert trainer.stopped_by == "SIGTERM" and rows_of(kept) == [[0, 1, 2, 3]]
+    assert trainer.stopped_by == "SIGTERM" and rows_of(kept) == [0, 1, 2, 3]
     assert trainer.engine.cancelled >= 4
     _, resumed = run(tmp_path, resume="auto", **options)
-    assert [row for rows in rows_of(resumed) for row in rows] == list(range(4, 16)), "none is lost"
+    assert rows_of(resumed) == list(range(4, 16)), "none is lost"
     numbers = [record["metadata"]["episode"] for record in read_episodes(episodes_path(tmp_path, 0))]
     assert sorted(numbers) == list(range(64))

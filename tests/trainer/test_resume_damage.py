@@ -12,28 +12,15 @@ from typing import Any
 
 import pytest
 
+from tests.support.trainings import recorded
 from toolgrpo.errors import ConfigError
-from toolgrpo.observe.records import read_episodes
 from toolgrpo.trainer import checkpoint_files
 
 pytestmark = pytest.mark.e2e
 
 SEAL = "toolgrpo_complete.json"
-FILES = {
-    "model": "model.safetensors",
-    "optimizer": "optimizer.pt",
-    "scheduler": "scheduler.pt",
-    "generators": "rng_state.pth",
-    "state": "trainer_state.json",
-    "place": "toolgrpo_place_0.pt",
-    "seal": SEAL,
-}
-
-
-def changed(path: Path, change: Callable[[bytearray], Any]) -> None:
-    content = bytearray(path.read_bytes())
-    change(content)
-    path.write_bytes(content)
+MODEL = "model.safetensors"
+FILES = (MODEL, "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "toolgrpo_place_0.pt", SEAL)
 
 
 def flip_bit(path: Path, at: float) -> None:
@@ -49,9 +36,7 @@ def other_kind(path: Path, make: Callable[[Path], object]) -> None:
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "a bit at its head": lambda path: flip_bit(path, 0.0),
-    "a bit in its middle": lambda path: flip_bit(path, 0.5),
     "a bit near its end": lambda path: flip_bit(path, 0.9),
-    "numbers that are none": lambda path: changed(path, lambda c: c.__setitem__(slice(-64, None), b"\xff" * 64)),
     "half of it": lambda path: os.truncate(path, path.stat().st_size // 2),
     "nothing in it": lambda path: path.write_bytes(b""),
     "more than it was": lambda path: path.write_bytes(path.read_bytes() + b"x"),
@@ -89,20 +74,19 @@ def resumed_from(out: Path, wanted: str = "auto") -> tuple[str | None, str]:
 
 def test_the_files_of_the_table_are_all_there_are(trained: Path) -> None:
     written = {path.name for path in (trained / "checkpoint-3").iterdir()}
-    assert set(FILES.values()) <= written
+    assert set(FILES) <= written
     assert resumed_from(trained) == ("checkpoint-3", "")
 
 
-@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("what", DAMAGES)
-def test_every_damage_falls_back_to_the_checkpoint_before_and_is_said(run: Path, kind: str, what: str) -> None:
-    file = run / "checkpoint-3" / FILES[kind]
-    DAMAGES[what](file)
+def test_every_damage_falls_back_to_the_checkpoint_before_and_is_said(run: Path, name: str, what: str) -> None:
+    DAMAGES[what](run / "checkpoint-3" / name)
     folder, said = resumed_from(run)
     assert folder == "checkpoint-2"
     (line,) = said.splitlines()
     assert line.startswith(f"passed over {run / 'checkpoint-3'}: ")
-    assert ("seal" if kind == "seal" else file.name) in line
+    assert ("seal" if name == SEAL else name) in line
     with pytest.raises(ConfigError, match=r"cannot resume from .*checkpoint-3.* last complete .*checkpoint-2\."):
         resumed_from(run, str(run / "checkpoint-3"))
 
@@ -112,27 +96,26 @@ def test_every_damage_falls_back_to_the_checkpoint_before_and_is_said(run: Path,
     [
         {"files": None},
         {"files": []},
-        {"files": {"model.safetensors": None}},
-        {"files": {"model.safetensors": {"bytes": None, "digest": ""}}},
-        {"files": {"model.safetensors": {"bytes": float("inf"), "digest": ""}}},
+        {"files": {MODEL: None}},
+        {"files": {MODEL: {"bytes": None, "digest": ""}}},
+        {"files": {MODEL: {"bytes": float("inf"), "digest": ""}}},
         {"files": {"\0": {"bytes": 1, "digest": ""}}},
         {"sealed_at": "yesterday"},
         {"sealed_at": None},
         {"sealed_at": float("nan")},
-        {"sealed_at": float("inf")},
         {"step": []},
         {"n_processes": {}},
     ],
     ids=str,
 )
-@pytest.mark.parametrize("signed", [False, True], ids=["changed", "written so"])
-def test_a_seal_with_odd_values_is_passed_over(run: Path, change: dict[str, Any], signed: bool) -> None:
+def test_a_seal_that_was_written_with_odd_values_is_passed_over(run: Path, change: dict[str, Any]) -> None:
     path = run / "checkpoint-3" / SEAL
-    content = {**json.loads(path.read_text()), **change}
-    if signed:
-        del content["digest"]
-        content["digest"] = checkpoint_files._digest_of_json(content)
-    path.write_text(json.dumps(content))
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "step": 30}))
+    assert resumed_from(run)[0] == "checkpoint-2", "it is not as it was written"
+    content |= change
+    del content["digest"]
+    path.write_text(json.dumps({**content, "digest": checkpoint_files._digest_of_json(content)}))
     folder, said = resumed_from(run)
     assert folder == "checkpoint-2" and "checkpoint-3" in said
 
@@ -146,7 +129,7 @@ def test_a_seal_that_is_no_seal_is_passed_over(run: Path, content: str) -> None:
 
 def test_every_checkpoint_damaged_is_said_before_the_run_begins_anew(run: Path) -> None:
     for step in (1, 2, 3):
-        flip_bit(run / f"checkpoint-{step}" / "model.safetensors", 0.7)
+        flip_bit(run / f"checkpoint-{step}" / MODEL, 0.7)
     folder, said = resumed_from(run)
     assert folder is None
     assert said.count("has changed since it was saved") == 3 and "no checkpoint in" in said
@@ -158,18 +141,14 @@ def test_a_flipped_bit_does_not_change_the_run(
     train_tiny: ModuleType, tiny_model: Path, run: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The whole way: resumed from the checkpoint before, with the results and the recording of the undamaged run."""
-    flip_bit(run / "checkpoint-3" / "model.safetensors", 0.9)
+    flip_bit(run / "checkpoint-3" / MODEL, 0.9)
     whole = json.loads((trained / "rank0.json").read_text())
     resumed = train_tiny.run(train_tiny.Job(**job(run, tiny_model, resume_from_checkpoint="auto")))
     shown = "".join(capsys.readouterr().err.split())
     assert "checkpoint-3:itsfilemodel.safetensorshaschanged" in shown and "resumingfrom" in shown
     for key in ("losses", "rewards", "weights", "n_episodes"):
         assert resumed[key] == whole[key]
-    assert ids(run) == ids(trained)
-
-
-def ids(out: Path) -> list[Any]:
-    return [(line["metadata"]["episode"], line["ids"]) for line in read_episodes(out / "episodes.jsonl")]
+    assert recorded(run) == recorded(trained)
 
 
 def test_files_named_like_checkpoints_disturb_no_run(
@@ -184,7 +163,6 @@ def test_files_named_like_checkpoints_disturb_no_run(
     (out / "checkpoint-8").symlink_to(tmp_path / "nowhere")
     (out / "checkpoint-1-good").mkdir()
     (out / "checkpoint-1-good" / "weights").write_text("mine")
-    (out / "checkpoint-kept").mkdir()
     mine = {path.name for path in out.iterdir()} - {"checkpoint-2"}
     for resume in ("auto", "auto"):
         train_tiny.run(train_tiny.Job(**job(out, tiny_model, save_total_limit=1, resume_from_checkpoint=resume)))

@@ -6,6 +6,7 @@ In one process each, with the scripted engine or the transformers engine, so tha
 from __future__ import annotations
 
 import logging
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,8 @@ STEPS = 6  # of 2 prompts each: 8 rows are an epoch of 4 steps
 
 def script(request: SampleRequest, number: int) -> list[int]:
     """A call first; then an answer that depends on how many requests there were in the whole run."""
-    if ">tool:" not in ByteChat.text(request.ids):
-        return ByteChat.say('call add {"a": 1, "b": 2}')
-    return varied(request, number)
+    answered = ">tool:" in ByteChat.text(request.ids)
+    return varied(request, number) if answered else ByteChat.say('call add {"a": 1, "b": 2}')
 
 
 def reward(completions: list[Any], trajectories: list[Any], **_: Any) -> list[float]:
@@ -60,22 +60,18 @@ class Run:
             **self.changes,
             **changes,
         }
-        scripted = options.pop("scripted", True)
+        tools = ScriptedTools({"add": lambda a, b: str(a + b)})
         return tiny_trainer(
             self.out,
             reward,
-            script if scripted else None,
+            None if options.get("engine") else script,
             rows=[{"prompt": f"{'x' * 40} question {i}"} for i in range(8)],
-            parts={"tools": ScriptedTools({"add": lambda a, b: str(a + b)}), "callbacks": list(callbacks)},
-            engine="auto" if scripted else "transformers",
+            parts={"tools": tools, "callbacks": list(callbacks), "eval_dataset": options.pop("eval_dataset", None)},
             **options,
         )
 
     def train(self, *callbacks: TrainerCallback, resume: str | None = None, **changes: Any) -> Any:
         return run_to_end(self.trainer(*callbacks, **changes), resume)
-
-    def stop_after(self, step: int) -> None:
-        assert self.train(signalled(step)).state.global_step == step
 
     def episodes(self) -> list[Any]:
         return recorded(self.out, "mask", "logprobs", *(["turn_advantages"] if "stage_fn" in self.changes else []))
@@ -83,11 +79,8 @@ class Run:
 
 def assert_same(resumed: ToolGRPOTrainer, whole: ToolGRPOTrainer) -> None:
     def logged(trainer: ToolGRPOTrainer) -> list[dict[str, Any]]:
-        timed = ("time", "seconds", "runtime", "per_second", "idle", "latency")
-        return [
-            {key: value for key, value in log.items() if not any(word in key for word in timed)}
-            for log in step_logs(trainer)
-        ]
+        timed = re.compile("time|seconds|per_second|idle|latency")
+        return [{key: log[key] for key in log if not timed.search(key)} for log in step_logs(trainer)]
 
     assert logged(resumed) == logged(whole) and same_weights(resumed, whole)
 
@@ -96,7 +89,7 @@ def assert_same(resumed: ToolGRPOTrainer, whole: ToolGRPOTrainer) -> None:
     "changes",
     [
         pytest.param({}, id="scripted"),
-        pytest.param({"scripted": False, "temperature": 1.0}, id="drawn"),
+        pytest.param({"engine": "transformers", "temperature": 1.0}, id="drawn"),
         pytest.param(
             {"num_iterations": 2, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, **CREDIT_BY_TURN},
             id="each batch twice, with credit by turn",
@@ -113,7 +106,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path, changes: di
     whole = Run(tmp_path / "whole", **changes)
     stopped = Run(tmp_path / "stopped", **changes)
     never_stopped = whole.train()
-    stopped.stop_after(3)
+    assert stopped.train(signalled(3)).state.global_step == 3
     again = stopped.train(signalled(5), resume="auto")
     assert again.state.global_step == 5 and again.stopped_by == "SIGTERM"
     resumed = stopped.train(resume="auto")
@@ -127,23 +120,23 @@ def test_the_first_signal_finishes_the_step_saves_and_leaves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """SIGTERM ends the runs of the tests above, and of `test_run_life.py`."""
-    number = signal.SIGINT
-    before = signal.getsignal(number)
-    trainer = Run(tmp_path, save_strategy="no", max_steps=3).train(signalled(2, number))
-    assert trainer.stopped_by == number.name and trainer.state.global_step == 2
+    before = signal.getsignal(signal.SIGINT)
+    trainer = Run(tmp_path, save_strategy="no", max_steps=3).train(signalled(2, signal.SIGINT))
+    assert trainer.stopped_by == "SIGINT" and trainer.state.global_step == 2
     assert [c.step for c in complete_checkpoints(tmp_path)] == [2], "saved although nothing else is"
     shown = " ".join(capsys.readouterr().err.split())
-    assert f"{number.name}: the current step is finished and saved first" in shown
-    assert f"stopped by {number.name} after step 2" in shown and "--resume_from_checkpoint auto" in shown
-    assert signal.getsignal(number) == before, "outside of training the signal does what it did"
+    assert "SIGINT: the current step is finished and saved first" in shown
+    assert "stopped by SIGINT after step 2" in shown and "--resume_from_checkpoint auto" in shown
+    assert signal.getsignal(signal.SIGINT) == before, "outside of training the signal does what it did"
 
 
-def test_a_signal_in_the_last_step_is_remembered_and_asks_for_nothing_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("saves", "saved"), [("no", []), ("epoch", [2])])
+def test_a_signal_in_the_last_step_is_remembered_saves_what_is_due_and_asks_for_nothing_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], saves: str, saved: list[int]
 ) -> None:
-    trainer = Run(tmp_path, save_strategy="no", max_steps=2).train(signalled(2))
+    trainer = Run(tmp_path, save_strategy=saves, max_steps=2).train(signalled(2))
     assert trainer.stopped_by == "SIGTERM" and trainer.state.global_step == 2
-    assert complete_checkpoints(tmp_path) == []
+    assert [c.step for c in complete_checkpoints(tmp_path)] == saved
     assert "go on with --resume_from_checkpoint" not in capsys.readouterr().err
 
 
@@ -170,22 +163,19 @@ def test_another_number_of_processes_goes_on_with_the_recording_and_the_order(
 
 def test_a_signal_in_the_middle_of_an_epoch_is_no_end_of_it(tmp_path: Path) -> None:
     """Transformers takes it for one: it would evaluate, delete what was just saved, and save once more."""
-    held_out = [{"prompt": f"held out {i}", "answer": "1"} for i in range(2)]
     epochs: dict[str, Any] = {"save_strategy": "epoch", "eval_strategy": "epoch", "max_steps": 6}
-    parts = {"tools": ScriptedTools({"add": lambda a, b: str(a + b)}), "eval_dataset": Dataset.from_list(held_out)}
-    rows = [{"prompt": f"question {i}"} for i in range(8)]
+    held_out = Dataset.from_list([{"prompt": f"held out {i}", "answer": "1"} for i in range(2)])
     saves: list[int] = []
 
     class Saves(TrainerCallback):
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             saves.append(state.global_step)
 
-    given = {**parts, "callbacks": [Saves(), signalled(2)]}
-    trainer = run_to_end(tiny_trainer(tmp_path, reward, script, rows=rows, parts=given, **epochs))
+    run = Run(tmp_path, **epochs)
+    trainer = run.train(Saves(), signalled(2), eval_dataset=held_out)
     assert (trainer.state.global_step, saves) == (2, [2])
     assert not any("eval_success" in log for log in trainer.state.log_history)
-    given = {**parts, "callbacks": [Saves()]}
-    resumed = run_to_end(tiny_trainer(tmp_path, reward, script, rows=rows, parts=given, **epochs), "auto")
+    resumed = run.train(resume="auto", eval_dataset=held_out)
     assert [log["step"] for log in resumed.state.log_history if "eval_success" in log] == [4, 6]
 
 
@@ -197,47 +187,35 @@ def test_weights_alone_are_no_run_to_go_on_with(tmp_path: Path) -> None:
         run.train(resume="auto", max_steps=3)
 
 
-def test_a_checkpoint_is_pushed_when_it_is_whole_and_a_push_that_fails_costs_nothing(
+def test_a_checkpoint_is_pushed_when_it_is_whole_and_what_fails_after_that_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A push, and the deletion of an old one."""
     whole: list[bool] = []
 
     def push(trainer: Any, folder: str) -> None:
         whole.append(checkpoint_files.why_incomplete(Path(folder)) is None)
         raise OSError(28, "No space left on device")
 
-    trainer = Run(tmp_path, max_steps=4).trainer()
-    monkeypatch.setattr(GRPOTrainer, "_push_from_checkpoint", push)
-    monkeypatch.setattr(trainer.args, "push_to_hub", True)
-    run_to_end(trainer)
-    assert whole == [True, True] and [c.step for c in complete_checkpoints(tmp_path)] == [2, 4]
-    assert "checkpoint-4 could not be pushed" in " ".join(capsys.readouterr().err.split())
-
-
-def test_an_old_checkpoint_that_cannot_be_deleted_costs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
+    trainer = Run(tmp_path, max_steps=4, save_total_limit=1).trainer()
+    monkeypatch.setattr(GRPOTrainer, "_push_from_checkpoint", push)
+    monkeypatch.setattr(trainer.args, "push_to_hub", True)
     monkeypatch.setattr(checkpoint_files, "rotate", refuse)
-    Run(tmp_path, max_steps=4, save_total_limit=1).train()
-    assert [c.step for c in complete_checkpoints(tmp_path)] == [2, 4]
-    assert "could not be deleted, and stays" in capsys.readouterr().err
-
-
-def test_a_signal_in_the_last_step_leaves_it_what_is_due_at_the_end_of_an_epoch(tmp_path: Path) -> None:
-    trainer = Run(tmp_path, save_strategy="epoch", max_steps=2).train(signalled(2))
-    assert trainer.stopped_by == "SIGTERM" and [c.step for c in complete_checkpoints(tmp_path)] == [2]
+    run_to_end(trainer)
+    assert whole == [True, True] and [c.step for c in complete_checkpoints(tmp_path)] == [2, 4]
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "checkpoint-4 could not be pushed" in shown and "could not be deleted, and stays" in shown
 
 
 def test_auto_starts_from_the_beginning_where_there_is_nothing(tmp_path: Path) -> None:
     run = Run(tmp_path, max_steps=1, save_strategy="no")
     assert run.train(resume="auto").state.global_step == 1
-    with pytest.raises(ConfigError, match="there is no complete checkpoint in"):
-        run.train(resume="true")
-    with pytest.raises(ConfigError, match="there is no such folder"):
-        run.train(resume=str(tmp_path / "checkpoint-12"))
+    for wanted in ("true", str(tmp_path / "checkpoint-12")):
+        with pytest.raises(ConfigError, match=r"there is no (complete checkpoint in|such folder)"):
+            run.train(resume=wanted)
 
 
 def test_a_run_whose_reference_model_moves_is_not_resumed_with_another_one(tmp_path: Path) -> None:

@@ -48,33 +48,27 @@ def test_trls_trainer_trains_on_what_the_model_said(tmp_path: Path) -> None:
         seen: list[dict[str, Any]] = []
         scored = one._generate_and_score_completions
 
-        def keep(inputs: Any) -> dict[str, Any]:
+        def watched(inputs: Any) -> dict[str, Any]:
             seen.append(scored(inputs))
             return seen[-1]
 
-        one._generate_and_score_completions = keep
+        one._generate_and_score_completions = watched
         one.train()
     assert len(heard) == 8 and any(call.ok for episode in heard for call in episode.calls)
-    for output, episodes_of_step in zip(seen, (heard[:4], heard[4:]), strict=True):
-        masks = [[int(x) for x in row] for row in output["tool_mask"]]
-        assert [row[: len(episode.mask)] for row, episode in zip(masks, episodes_of_step, strict=True)] == [
-            list(episode.mask) for episode in episodes_of_step
-        ]
+    masks = [[int(x) for x in row] for output in seen for row in output["tool_mask"]]
+    for row, episode in zip(masks, heard, strict=True):
+        assert row[: len(episode.mask)] == list(episode.mask)
     assert all(0 in episode.mask for episode in heard if episode.calls), "results of calls are not trained on"
     logs = [log for log in one.state.log_history if "loss" in log]
     assert len(logs) == 2 and logs[0]["grad_norm"] > 0
 
 
-def test_an_episode_of_several_sequences_is_refused(tmp_path: Path) -> None:
-    episodes = toolgrpo.rollout_func(tools=[add], context={"max_tokens": 64})
+@pytest.mark.parametrize(("context", "says"), [({"max_tokens": 64}, "several sequences"), (None, "use_vllm")])
+def test_an_episode_of_several_sequences_and_a_second_engine_are_refused(
+    tmp_path: Path, context: Any, says: str
+) -> None:
+    episodes = toolgrpo.rollout_func(tools=[add], context=context)
     one = trainer(tmp_path, lambda completions, **kwargs: [0.0] * len(completions), episodes)
-    with pytest.raises(ConfigError, match="context makes an episode several sequences"):
-        episodes([[{"role": "user", "content": "q"}]], one)
-
-
-def test_a_second_engine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    episodes = toolgrpo.rollout_func(tools=[add])
-    one = trainer(tmp_path, lambda completions, **kwargs: [0.0] * len(completions), episodes)
-    one.use_vllm = True
-    with pytest.raises(ConfigError, match="use_vllm"):
+    one.use_vllm = context is None
+    with pytest.raises(ConfigError, match=says):
         episodes([[{"role": "user", "content": "q"}]], one)

@@ -48,20 +48,22 @@ class Launch:
 def launch(
     launcher: Any, out: Path, model: Path, file: str, jobs: dict[str, dict[str, Any]], timeout_s: int = TIMEOUT_S
 ) -> Launch:
-    asked = [
-        {"out": str(out / job.get("into", name)), "model": str(model), **job_of(job)} for name, job in jobs.items()
-    ]
+    asked = [{**job, "out": str(out / job.get("out", name)), "model": str(model)} for name, job in jobs.items()]
     return Launch(launcher.run(file, asked, timeout_s), out)
 
 
-def episodes_of(runs: Launch, name: str, process: int) -> list[Any]:
-    """The recording of a run, without clock times."""
-    records = read_episodes(episodes_path(runs.out / name, process))
-    return [(r["step"], r["metadata"]["episode"], r["row"], r["ids"], r["reward_given"]) for r in records]
+def assert_as_whole(runs: Launch, name: str, *more: str) -> None:
+    """A run went on as if nothing had happened to it: results and recording, without clock times, of each process."""
 
+    def episodes(name: str, process: int) -> list[Any]:
+        records = read_episodes(episodes_path(runs.out / name, process))
+        return [(r["step"], r["metadata"]["episode"], r["row"], r["ids"], r["reward_given"]) for r in records]
 
-def job_of(job: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in job.items() if key != "into"}
+    for process in (0, 1):
+        whole, found = runs.result("whole", process), runs.result(name, process)
+        for key in ("steps", "losses", "grad_norms", "rewards", "weights", "n_episodes", *more):
+            assert found[key] == whole[key], key
+        assert episodes(name, process) == episodes("whole", process)
 
 
 SAVING = {"max_steps": 5, "save_strategy": "steps", "save_steps": 2}
@@ -75,28 +77,22 @@ JOBS: dict[str, dict[str, Any]] = {
     "ahead": {"engine": "transformers", "config": {"max_staleness": 1, "max_steps": 4}},
     "whole": {"config": SAVING},
     "stopped": {"config": SAVING, "stop_after": 3},
-    "resumed": {"into": "stopped", "config": {**SAVING, "resume_from_checkpoint": "auto"}},
+    "resumed": {"out": "stopped", "config": {**SAVING, "resume_from_checkpoint": "auto"}},
 }
-
-
-GRADIENTS: dict[str, dict[str, Any]] = {
-    loss_type: {"engine": "scripted_of_group", "keep_gradients": True, "config": {**STILL, "loss_type": loss_type}}
-    for loss_type in ("dapo", "grpo", "dr_grpo")
-} | {"seeded": {"engine": "seeded", "keep_gradients": True, "config": STILL}}
-DROPPING: dict[str, Any] = {"engine": "scripted_of_group", "drops": True, "keep_gradients": True}
-DROPPING_JOBS: dict[str, dict[str, Any]] = {
-    "dropping": {**DROPPING, "config": {**STILL, "max_dropped_share": 1.0}},
-    # a group a step: process 0 runs it, and each process trains on a half
-    "dropping_drawn": {
-        **DROPPING,
-        "config": {**STILL, "max_dropped_share": 1.0, "per_device_train_batch_size": 2, "dynamic_sampling": "backfill"},
-    },
-}
-BY_TURN = {"engine": "scripted_of_group", "keep_gradients": True}
+OF_GROUP: dict[str, Any] = {"engine": "scripted_of_group", "keep_gradients": True}
 SPLIT = {**STILL, "num_generations": 8, "max_steps": 1}  # half of the one group is in each process
-GRADIENTS |= {
-    "turns": {**BY_TURN, "config": {**STILL, **CREDIT_BY_TURN}},
-    "turns_of_split_groups": {**BY_TURN, "config": {**SPLIT, **CREDIT_BY_TURN}},
+GRADIENTS: dict[str, dict[str, Any]] = {
+    **{name: {**OF_GROUP, "config": {**STILL, "loss_type": name}} for name in ("dapo", "grpo", "dr_grpo")},
+    "seeded": {"engine": "seeded", "keep_gradients": True, "config": STILL},
+    "turns": {**OF_GROUP, "config": {**STILL, **CREDIT_BY_TURN}},
+    "turns_of_split_groups": {**OF_GROUP, "config": {**SPLIT, **CREDIT_BY_TURN}},
+}
+DROPPED = {**STILL, "max_dropped_share": 1.0}
+DRAWN = {"per_device_train_batch_size": 2, "dynamic_sampling": "backfill"}
+DROPPING_JOBS: dict[str, dict[str, Any]] = {
+    "dropping": {**OF_GROUP, "drops": True, "config": DROPPED},
+    # a group a step: process 0 runs it, and each process trains on a half
+    "dropping_drawn": {**OF_GROUP, "drops": True, "config": {**DROPPED, **DRAWN}},
 }
 VLLM: dict[str, dict[str, Any]] = {"vllm": {"engine": "vllm_colocate", "config": {"vllm_max_model_length": 256}}}
 MORE_JOBS = {
@@ -104,7 +100,7 @@ MORE_JOBS = {
         **GRADIENTS,
         **DROPPING_JOBS,
         "refused": {"drops_all_in": 3, "config": {"max_steps": 5}},
-        "mended": {"into": "refused", "config": {"max_steps": 5, "resume_from_checkpoint": "auto"}},
+        "mended": {"out": "refused", "config": {"max_steps": 5, "resume_from_checkpoint": "auto"}},
         **(VLLM if vllm_is_for_cpu() else {}),
         "slow": {"slow_tool_s": 14.0, "collective_s": 10.0, "config": {"max_steps": 1}},
         "killed": {"config": SAVING, "kill_in": 2, "pause_s": 0.2},
@@ -141,30 +137,18 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(TIMEOUT_S + 80)]
 
 
 def test_it_is_the_backend_that_was_asked_for(backend: tuple[str, Launch]) -> None:
-    check_backend(*backend)
-
-
-def check_backend(name: str, runs: Launch) -> None:
-    kind, zero_stage, fsdp_version = BACKENDS[name]
+    name, runs = backend
     parts = []
     for process in (0, 1):
         got = runs.result("decoded", process)
-        assert (got["kind"], got["zero_stage"], got["fsdp_version"], got["n_processes"]) == (
-            kind,
-            zero_stage,
-            fsdp_version,
-            2,
-        )
+        assert (got["kind"], got["zero_stage"], got["fsdp_version"]) == BACKENDS[name] and got["n_processes"] == 2
         parts.append(got["local_parameters"])
     whole = 94_656
     assert parts == ([whole / 2] * 2 if name in ("fsdp2", "zero3") else [whole] * 2), "what each process holds"
 
 
 def test_all_processes_train_one_model_on_episodes_of_their_own(backend: tuple[str, Launch]) -> None:
-    check_one_model(backend[1])
-
-
-def check_one_model(runs: Launch) -> None:
+    _, runs = backend
     first, second = runs.result("decoded", 0), runs.result("decoded", 1)
     assert first["weights"] == second["weights"] and first["losses"] == second["losses"]
     assert min(first["grad_norms"]) > 0
@@ -204,11 +188,7 @@ def test_a_run_whose_process_was_killed_goes_on_as_if_nothing_had_happened(
     asked = {"out": str(runs.out / "killed"), "model": str(tiny_model)}
     done = launcher.run("cpu_ddp", [{**asked, "config": {**SAVING, "resume_from_checkpoint": "auto"}}])
     assert done.returncode == 0, done.stderr[-4000:]
-    for process in (0, 1):
-        whole, killed = runs.result("whole", process), runs.result("killed", process)
-        for key in ("steps", "losses", "grad_norms", "rewards", "weights", "n_episodes"):
-            assert killed[key] == whole[key], key
-        assert episodes_of(runs, "killed", process) == episodes_of(runs, "whole", process)
+    assert_as_whole(runs, "killed")
 
 
 def test_only_one_process_prints(launches: Callable[[str], Launch]) -> None:
@@ -218,10 +198,7 @@ def test_only_one_process_prints(launches: Callable[[str], Launch]) -> None:
 
 
 def test_shared_prompts_give_the_losses_and_gradients_of_the_padded_pass(backend: tuple[str, Launch]) -> None:
-    check_shared_prompts(backend[1])
-
-
-def check_shared_prompts(runs: Launch) -> None:
+    _, runs = backend
     padded, shared = runs.result("padded"), runs.result("shared")
     assert max(abs(loss) for loss in padded["losses"]) > 1e-3
     assert shared["losses"] == pytest.approx(padded["losses"], rel=1e-3, abs=1e-6)
@@ -230,10 +207,7 @@ def check_shared_prompts(runs: Launch) -> None:
 
 def test_a_process_without_live_rows_keeps_step_with_the_others(backend: tuple[str, Launch]) -> None:
     """The old policy's pass and the training pass, in two steps over one batch each."""
-    check_live_rows(backend[1])
-
-
-def check_live_rows(runs: Launch) -> None:
+    _, runs = backend
     whole, live = runs.result("every_row"), runs.result("live_rows")
     assert min(whole["skipped"]) == max(whole["skipped"]) == 0 and max(live["skipped"]) >= 0.5
     assert live["losses"] == pytest.approx(whole["losses"], rel=1e-3, abs=1e-6)
@@ -249,21 +223,14 @@ def test_a_process_with_episodes_of_several_segments_keeps_step_with_the_others(
     assert cut["weights"] == pytest.approx(whole["weights"], rel=1e-5)
 
 
-def test_a_signal_to_one_process_stops_all_after_the_same_step(backend: tuple[str, Launch]) -> None:
+def test_a_signal_to_one_process_stops_all_after_the_same_step_and_the_run_is_resumed_as_if_it_had_not_stopped(
+    backend: tuple[str, Launch],
+) -> None:
     _, runs = backend
     log = (runs.out / "stopped" / "steps0.txt").read_text().split()
     assert log == (runs.out / "stopped" / "steps1.txt").read_text().split() == ["1", "2", "3", "4", "5"]
     assert (runs.out / "stopped" / "checkpoint-3").is_dir(), "the step of the signal was saved"
-
-
-def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(backend: tuple[str, Launch]) -> None:
-    _, runs = backend
-    for process in (0, 1):
-        whole, resumed = runs.result("whole", process), runs.result("stopped", process)
-        assert resumed["steps"] == 5 and resumed["losses"] == whole["losses"]
-        assert resumed["weights"] == whole["weights"] and resumed["n_episodes"] == whole["n_episodes"]
-        assert resumed["next_random"] == whole["next_random"], "Python's, NumPy's and PyTorch's, of each process"
-        assert episodes_of(runs, "stopped", process) == episodes_of(runs, "whole", process)
+    assert_as_whole(runs, "stopped", "next_random")  # Python's, NumPy's and PyTorch's, of each process
     assert runs.result("whole", 0)["next_random"] != runs.result("whole", 1)["next_random"], "each has its own"
 
 
@@ -286,14 +253,14 @@ def test_every_backend_has_the_losses_of_ddp(backend: tuple[str, Launch], launch
 def test_two_processes_of_four_have_the_gradient_of_one_process_of_eight(
     launches: Callable[[str], Launch], name: str, train_tiny: Any, tiny_model: Path, tmp_path: Path
 ) -> None:
-    job = (GRADIENTS | DROPPING_JOBS)[name]
+    job, in_two = (GRADIENTS | DROPPING_JOBS)[name], launches("cpu_ddp")
     n_rows = 2 * job["config"].get("per_device_train_batch_size", 4)
     job = {**job, "config": {**job["config"], "per_device_train_batch_size": n_rows, "use_cpu": True}}
     alone = train_tiny.run(train_tiny.Job(out=str(tmp_path), model=str(tiny_model), **job))
     for key in ("dropped", "drawn", "rewards", "n_episodes"):
-        assert alone[key] == launches("cpu_ddp").result(name)[key] == launches("cpu_ddp").result(name, 1)[key], key
+        assert alone[key] == in_two.result(name)[key] == in_two.result(name, 1)[key], key
     expected = torch.load(tmp_path / "gradients.pt")
-    found = torch.load(launches("cpu_ddp").out / name / "gradients.pt")
+    found = torch.load(in_two.out / name / "gradients.pt")
     assert found.shape == expected.shape and len(expected) == job["config"].get("max_steps", 3)
     most = 1e-5 if name in GRADIENTS else 1e-4  # few rows are left there, which nearly cancel each other
     for mine, other in zip(found, expected, strict=True):
@@ -318,13 +285,7 @@ def test_a_batch_that_one_process_could_not_score_is_refused_by_both_and_the_ste
 ) -> None:
     runs = launches("cpu_ddp")
     assert (runs.out / "refused" / "checkpoint-3").is_dir()
-    for process in (0, 1):
-        whole, mended = runs.result("whole", process), runs.result("refused", process)
-        for key in ("steps", "losses", "weights", "n_episodes", "next_random"):
-            assert mended[key] == whole[key], key
-        assert mended["refused"] is None and episodes_of(runs, "refused", process) == episodes_of(
-            runs, "whole", process
-        )
+    assert_as_whole(runs, "refused", "next_random", "refused")
 
 
 @pytest.mark.slow
@@ -378,7 +339,10 @@ def test_a_process_that_fails_ends_the_run_with_its_own_error(launches: Callable
 
     The other process says whose fault it was (`test_failures`), unless the launcher ends it before it can.
     """
-    check_failure(launches("fsdp2"))
+    done = launches("fsdp2").done
+    assert done.returncode not in (0, None)
+    assert "ValueError: the plugin of one process is broken" in done.stderr
+    assert not re.search(r"(?i)timed out|TimeoutError", done.stderr)
 
 
 def test_a_rollout_may_take_longer_than_a_collective_call(launches: Callable[[str], Launch]) -> None:
@@ -392,17 +356,10 @@ def test_zero_in_short(launcher: Any, name: str, tiny_model: Path, tmp_path: Pat
     pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
     jobs = {**{job: JOBS[job] for job in IN_SHORT[name]}, **MORE_JOBS[name]}
     runs = launch(launcher, tmp_path, tiny_model, name, jobs)
-    check_backend(name, runs)
-    check_one_model(runs)
-    check_failure(runs)
+    test_it_is_the_backend_that_was_asked_for((name, runs))
+    test_all_processes_train_one_model_on_episodes_of_their_own((name, runs))
+    test_a_process_that_fails_ends_the_run_with_its_own_error(lambda _: runs)
     assert "built successfully" not in runs.done.stdout, "DeepSpeed compiles nothing"
     if "shared" in jobs:
-        check_shared_prompts(runs)
-        check_live_rows(runs)
-
-
-def check_failure(runs: Launch) -> None:
-    done = runs.done
-    assert done.returncode not in (0, None)
-    assert "ValueError: the plugin of one process is broken" in done.stderr
-    assert not re.search(r"(?i)timed out|TimeoutError", done.stderr)
+        test_shared_prompts_give_the_losses_and_gradients_of_the_padded_pass((name, runs))
+        test_a_process_without_live_rows_keeps_step_with_the_others((name, runs))

@@ -35,19 +35,11 @@ def cut(whole: Trajectory) -> Trajectory:
 
 
 class Cutting(LossInputs):
-    """Trains on episodes that were cut, if `cuts`."""
-
-    cuts = True
+    """Trains on episodes that were cut."""
 
     def rollout(self, *args: Any, **kwargs: Any) -> RolloutBatch:
         batch = super().rollout(*args, **kwargs)
-        if not self.cuts:
-            return batch
         return replace(batch, episodes=tuple(replace(one, trajectory=cut(one.trajectory)) for one in batch.episodes))
-
-
-class Whole(Cutting):
-    cuts = False
 
 
 class ByLoss(Gradients):
@@ -66,17 +58,18 @@ class ByLoss(Gradients):
 
 def trained(folder: Path, kind: type, losses: tuple[str, ...] = (), **changes: Any) -> tuple[Any, list[torch.Tensor]]:
     gradients = ByLoss(losses)
-    tools = ScriptedTools({"look": lambda at: f"r{at}"})
+    parts = {"callbacks": [gradients], "tools": ScriptedTools({"look": lambda at: f"r{at}"})}
     given = {**STILL, **SMALL, **({"max_steps": len(losses)} if losses else {}), **changes}
-    run = tiny_trainer(
-        folder, some_alike, of_several_turns, kind=kind, parts={"callbacks": [gradients], "tools": tools}, **given
-    )
+    run = tiny_trainer(folder, some_alike, of_several_turns, kind=kind, parts=parts, **given)
     gradients.trainer = run
     run.model.double()
     return run_to_end(run), gradients.found
 
 
-def check_alike(cut_run: Any, whole_run: Any, found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+def check_alike(folder: Path, losses: tuple[str, ...] = (), **changes: Any) -> None:
+    whole_run, expected = trained(folder / "whole", LossInputs, losses, **changes)
+    cut_run, found = trained(folder / "cut", Cutting, losses, **changes)
+    assert [one.keys() for one in cut_run.state.log_history] == [one.keys() for one in whole_run.state.log_history]
     assert any("segment_prompts" in inputs for inputs in cut_run.seen)
     assert not any("segment_prompts" in inputs for inputs in whole_run.seen), "a run without segments is what it was"
     assert len(found) == len(expected) > 0 and max(one.abs().max().item() for one in expected) > 1e-4
@@ -88,11 +81,7 @@ def check_alike(cut_run: Any, whole_run: Any, found: list[torch.Tensor], expecte
 
 @pytest.mark.parametrize("prefix_sharing", ["off", "on"])
 def test_the_gradient_of_every_loss_is_that_of_the_whole_episode(tmp_path: Path, prefix_sharing: str) -> None:
-    changes = {"vllm_importance_sampling_correction": False, "prefix_sharing": prefix_sharing}
-    whole_run, expected = trained(tmp_path / "whole", Whole, LOSSES, **changes)
-    cut_run, found = trained(tmp_path / "cut", Cutting, LOSSES, **changes)
-    assert [one.keys() for one in cut_run.state.log_history] == [one.keys() for one in whole_run.state.log_history]
-    check_alike(cut_run, whole_run, found, expected)
+    check_alike(tmp_path, LOSSES, vllm_importance_sampling_correction=False, prefix_sharing=prefix_sharing)
 
 
 @pytest.mark.parametrize(
@@ -107,23 +96,16 @@ def test_the_gradient_of_every_loss_is_that_of_the_whole_episode(tmp_path: Path,
 )
 def test_a_run_over_segments_has_the_gradients_of_whole_episodes(tmp_path: Path, changes: dict[str, Any]) -> None:
     """With the old policy's and the reference's pass, the engine's correction, and micro-batches in another order."""
-    whole_run, expected = trained(tmp_path / "whole", Whole, **changes)
-    cut_run, found = trained(tmp_path / "cut", Cutting, **changes)
-    check_alike(cut_run, whole_run, found, expected)
+    check_alike(tmp_path, **changes)
 
 
 def test_a_run_resumes_in_the_middle_of_a_batch_of_segments(tmp_path: Path) -> None:
     """The second step takes what the checkpoint keeps of the batch of the first."""
-    changes = {
-        **SMALL,
-        "gradient_accumulation_steps": 1,
-        "steps_per_generation": 4,
-        "learning_rate": 1e-3,
-        "lr_scheduler_type": "constant",
-    }
+    steps = {"gradient_accumulation_steps": 1, "steps_per_generation": 4, "max_steps": 4}
+    rate = {"learning_rate": 1e-3, "lr_scheduler_type": "constant"}
 
     def run(folder: Path, resume: bool = False, **more: Any) -> Any:
-        options = {**changes, "max_steps": 4, **more}
+        options = {**SMALL, **steps, **rate, **more}
         return run_to_end(tiny_trainer(folder, some_alike, of_several_turns, kind=Cutting, **options), resume)
 
     whole = run(tmp_path / "whole")
@@ -140,7 +122,7 @@ def test_what_is_more_than_text_has_no_segments() -> None:
         rows.score(lambda *_, **__: (ids, None, None), ids, ids, 3, token_type_ids=ids)
 
 
-def test_every_process_makes_as_many_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_process_makes_as_many_passes() -> None:
     """A row with nothing to read, and fewer segments than another process has."""
     asked: list[torch.Size] = []
 

@@ -50,10 +50,8 @@ def test_the_chosen_episodes_have_what_the_loss_was_made_of(tmp_path: Path) -> N
 
 @pytest.mark.lock
 def test_recording_changes_nothing_that_is_trained(tmp_path: Path) -> None:
-    losses = []
-    for name, changes in (("all", {"record_tokens": 8}), ("none", {"record_episodes": False})):
-        running = trained(tmp_path / name, **changes)
-        losses.append([log["loss"] for log in step_logs(running)])
+    runs = trained(tmp_path / "all", record_tokens=8), trained(tmp_path / "none", record_episodes=False)
+    losses = [[log["loss"] for log in step_logs(run)] for run in runs]
     assert losses[0] == losses[1]
     assert not (tmp_path / "none" / "episodes.jsonl").exists() and not (tmp_path / "none" / "tokens.jsonl").exists()
 

@@ -29,72 +29,47 @@ TEXTS = [{"prompt": text} for text in ("Beautiful is", "Explicit is", "Simple is
 QUESTIONS = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in TEXTS]
 
 # One run each: what TRL's cases change in the config, put together where it goes together. `test_live_rows.py` has every loss.
+OFF_POLICY = {"delta": 2.0, "off_policy_mask_threshold": 0.5}
+OF_TERMS = {"use_bias_correction_kl": True, "multi_objective_aggregation": "normalize_then_sum"}
 RUNS: dict[str, dict[str, Any]] = {
-    "dapo": {
-        "loss_type": "dapo",
-        "scale_rewards": "group",
-        "top_entropy_quantile": 0.5,
-        "gradient_accumulation_steps": 2,
-    },
-    "sapo": {"loss_type": "sapo", "beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1},
-    "vespo": {"loss_type": "vespo", "entropy_coef": 0.01},
-    "grpo": {
-        "loss_type": "grpo",
-        "delta": 2.0,
-        "off_policy_mask_threshold": 0.5,
-        "num_generations": 8,
-        "pad_to_multiple_of": 8,
-    },
+    "quantile": {"scale_rewards": "group", "top_entropy_quantile": 0.5, "gradient_accumulation_steps": 2},
+    "synced": {"loss_type": "sapo", "beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1},
+    "entropy": {"loss_type": "vespo", "entropy_coef": 0.01, "cast_lm_head_to_fp32": True},
     "adaptive": {"use_adaptive_entropy": True, "entropy_target": 0.1, "dataloader_num_workers": 2},
-    "kl": {
-        "beta": 0.1,
-        "mask_truncated_completions": True,
-        "use_bias_correction_kl": True,
-        "multi_objective_aggregation": "normalize_then_sum",
-    },
-    "cast_lm_head": {"cast_lm_head_to_fp32": True, "loss_type": "luspo", "entropy_coef": 0.01},
+    "off_policy": {**OFF_POLICY, "loss_type": "grpo", "num_generations": 8, "pad_to_multiple_of": 8},
+    "kl": {**OF_TERMS, "beta": 0.1, "mask_truncated_completions": True},
     "peft_checkpointing": {"learning_rate": 1.0, "gradient_checkpointing": True},
     "sampling": {"top_p": 0.9, "top_k": 10, "min_p": 0.01, "repetition_penalty": 1.1, "engine": "transformers"},
-    "eval": {
-        "loss_type": "grpo",
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "eval_on_start": True,
-        "num_generations_eval": 2,
-    },
+    "eval": {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True, "num_generations_eval": 2},
 }
 
-PICTURES = [{**row, "image": b"a picture"} for row in QUESTIONS]
-SEEN = [{"prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}]}] * 4
+
+class Silent:
+    def reset(self, **row: Any) -> str:
+        return "Guess."
+
+
+PICTURES = Dataset.from_list([{**row, "image": b"a picture"} for row in QUESTIONS])
+IN_PROMPTS = Dataset.from_list([{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}] * 4)
+UNKNOWN = Dataset.from_list([{**row, "environment": "unknown"} for row in QUESTIONS])
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "images": ({}, {"train_dataset": Dataset.from_list(PICTURES)}, "a column 'image', .* Keep TRL's GRPOTrainer"),
-    "images in the prompt": ({}, {"train_dataset": Dataset.from_list(SEEN)}, "a prompt with an image, and episodes"),
-    "images to evaluate on": ({}, {"eval_dataset": {"a": Dataset.from_list(PICTURES)}}, "a column 'image'"),
+    "images": ({}, {"train_dataset": PICTURES}, "a column 'image', .* Keep TRL's GRPOTrainer"),
+    "images in the prompt": ({}, {"train_dataset": IN_PROMPTS}, "a prompt with an image, and episodes"),
+    "images to evaluate on": ({}, {"eval_dataset": {"a": PICTURES}}, "a column 'image'"),
     "multimodal logs": ({"log_multimodal": False}, {}, "episodes are text"),
     "num_beams": ({"generation_kwargs": {"do_sample": True, "num_beams": 2}}, {}, "generation_kwargs has num_beams"),
     "rollout_func": ({}, {"rollout_func": print}, "write what it does as tools or as an environment"),
-    "several environments": (
-        {"max_steps": 1},
-        {"environment_factory": {"a": dict, "b": dict}},
-        r"here all rows have one\. Write a class whose reset",
-    ),
+    "several environments": ({}, {"environment_factory": {"a": dict, "b": dict}}, r"here all rows have one\. Write"),
     "an unknown environment": (
         {},
-        {
-            "environment_factory": {"counter": Counter},
-            "train_dataset": Dataset.from_list([{**row, "environment": "unknown"} for row in QUESTIONS]),
-        },
+        {"environment_factory": {"counter": Counter}, "train_dataset": UNKNOWN},
         "'unknown', not among the environments",
     ),
-    "no questions": ({"max_steps": -1}, {"environment_factory": "Counter", "train_dataset": None}, "set max_steps"),
-    "a method": ({}, {"environment_factory": "Silent"}, "has no public methods besides reset"),
-    "continuous batching": (
-        {"use_transformers_continuous_batching": True},
-        {},
-        "the transformers engine batches as it goes",
-    ),
+    "no questions": ({"max_steps": -1}, {"environment_factory": Counter, "train_dataset": None}, "set max_steps"),
+    "a method": ({}, {"environment_factory": Silent}, "has no public methods besides reset"),
+    "continuous batching": ({"use_transformers_continuous_batching": True}, {}, "engine batches as it goes"),
     "no reward": ({}, {}, "No reward source provided"),
-    "a reward of instances": ({"max_steps": 1}, {"environment_factory": "Counter"}, "live in the tool workers"),
+    "a reward of instances": ({}, {"environment_factory": Counter}, "live in the tool workers"),
     "structured outputs": ({"vllm_structured_outputs_regex": "x"}, {}, "malformed calls are answered"),
 }
 
@@ -158,7 +133,7 @@ def test_a_run_trains(name: str, tmp_path: Path) -> None:
         assert len([line for line in trainer.state.log_history if "eval_reward" in line]) >= 2
     else:
         assert closing["reward"] is not None and "rewards/by_length/mean" in closing
-    if name in ("vespo", "adaptive"):
+    if name in ("entropy", "adaptive"):
         assert {"entropy_coef", "policy_loss"} <= closing.keys(), "people's scripts read them in the closing line"
 
 
@@ -168,13 +143,7 @@ def of_instances(completions: list[Any], environments: list[Any], **_: Any) -> l
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refusal_names_the_alternative(name: str, tmp_path: Path) -> None:
-    class Silent:
-        def reset(self, **row: Any) -> str:
-            return "Guess."
-
     changes, parts, says = REFUSED[name]
-    named = {"Silent": Silent, "Counter": Counter}
-    parts = {key: named[value] if isinstance(value, str) else value for key, value in parts.items()}
     reward = {"no reward": None, "a reward of instances": of_instances}.get(name, by_length)
     with pytest.raises((ValueError, ImportError), match=says):
         job(tmp_path, reward, parts=parts, **changes).close()
@@ -198,15 +167,9 @@ def test_rewards_get_text_prompts_columns_and_messages(tmp_path: Path) -> None:
     assert all(TEXTS[label]["prompt"] == text for text, _, label in seen)
     for request in engine.requests:
         assert TOKENIZER.decode(request.ids).startswith("<|im_start|>user")
-    assert trainer_measure(tmp_path / "again", reward) == [len("word ")]
-
-
-def trainer_measure(folder: Path, reward: Any) -> list[float | None]:
-    trainer = job(folder, reward, [{**TEXTS[0], "label": 0}] * 4)
-    try:
-        return [episode.total for episode in trainer.measure([{**TEXTS[0], "label": 0}]).episodes]
-    finally:
-        trainer.close()
+    with job(tmp_path / "again", reward, [{**TEXTS[0], "label": 0}] * 4) as trainer:
+        measured = trainer.measure([{**TEXTS[0], "label": 0}])
+    assert [episode.total for episode in measured.episodes] == [len("word ")]
 
 
 def add(a: int, b: int) -> int:
@@ -220,10 +183,8 @@ def test_a_function_for_plain_text_is_warned_of(tmp_path: Path, known: str, capl
     rows: Any = QUESTIONS if known == "conversations" else [{**row, "answer": "x"} for row in TEXTS]
     if known == "more turns":
         rows = [{**row, "user_turns": ["Go on."]} for row in rows]
-    more: dict[str, Any] = {"parts": {"tools": [add]}} if known == "tools" else {}
-    if known == "a model":
-        more["parts"] = {"reward_processing_classes": TOKENIZER}
-    job(tmp_path, rewards, rows, **more).close()
+    parts = {"tools": {"tools": [add]}, "a model": {"reward_processing_classes": TOKENIZER}}
+    job(tmp_path, rewards, rows, parts=parts.get(known)).close()
     assert ("reward by_length gets lists of messages" in caplog.text) == (known == "a function")
 
 
@@ -231,9 +192,8 @@ def test_a_reward_that_wants_strings_is_told_of_messages(tmp_path: Path) -> None
     def reward(completions: list[Any], **_: Any) -> list[float]:
         return [float(len(completion.strip())) for completion in completions]
 
-    trainer = job(tmp_path, reward)
     with pytest.raises(RewardError) as caught:
-        trained(trainer)
+        trained(job(tmp_path, reward))
     assert "use TRL's GRPOTrainer" in "".join(caught.value.__notes__)
 
 
@@ -241,7 +201,6 @@ def test_a_reward_that_wants_strings_is_told_of_messages(tmp_path: Path) -> None
 def test_a_reward_model_judges_groups_as_they_end(tmp_path: Path, mode: str) -> None:
     """Of the first question all answers are alike: with backfill the run is one that never drew it."""
     rows = QUESTIONS if mode == "conversation" else TEXTS
-    changes: dict[str, Any] = {"shuffle_dataset": False}
 
     def run(folder: Path, rows: Sequence[Mapping[str, Any]], **more: Any) -> tuple[dict[str, Any], Any]:
         asked: dict[str, int] = {}
@@ -254,7 +213,7 @@ def test_a_reward_model_judges_groups_as_they_end(tmp_path: Path, mode: str) -> 
 
         parts = {"reward_processing_classes": [None, TOKENIZER]}
         rewards = [by_length, reward_model()]
-        trainer = job(folder, rewards, rows, script=answer, parts=parts, **changes, **more)
+        trainer = job(folder, rewards, rows, script=answer, parts=parts, shuffle_dataset=False, **more)
         return trained(trainer), list(trainer.model.parameters())
 
     drawn, weights = run(tmp_path / "drawn", rows, dynamic_sampling="backfill")
@@ -304,7 +263,6 @@ def test_template_arguments_reach_the_template(tmp_path: Path) -> None:
 
 def test_an_environment_factory_is_an_environment(tmp_path: Path) -> None:
     call = '<tool_call>\n{"name": "increment", "arguments": {"step": 1}}\n</tool_call>'
-
     first_turns = itertools.count()
 
     def counting(request: Any, number: int) -> list[int]:
@@ -313,11 +271,8 @@ def test_an_environment_factory_is_an_environment(tmp_path: Path) -> None:
         answered = "<tool_response>" in asked.rpartition("Count to one.")[2]
         return [*TOKENIZER("Done" if answered or next(first_turns) % 2 else call)["input_ids"], END]
 
-    config = tiny_config(tmp_path, max_steps=1, logging_steps=10, learning_rate=0.1, reward_weights=[0.5])
-    trainer = ToolGRPOTrainer(
-        tiny_qwen3(), by_length, config, processing_class=TOKENIZER, engine=ScriptedEngine(counting),
-        environment_factory=Counter,
-    )  # fmt: skip
+    parts = {"train_dataset": None, "environment_factory": Counter}
+    trainer = job(tmp_path, by_length, script=counting, parts=parts, reward_weights=[0.5])
     assert trainer.reward_func_names == ["by_length", "Counter"]
     assert trainer.reward_weights.tolist() == [0.5, 1.0]
     assert trainer.toolbox is not None and trainer.toolbox.names == ["increment"]

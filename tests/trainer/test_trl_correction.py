@@ -53,9 +53,8 @@ class Passes(LossInputs):
 def trained(folder: Path, kind: type, **changes: Any) -> tuple[Passes, list[dict[str, Any]], list[str]]:
     """The trainer, what it logged, and what it said."""
     said: list[str] = []
-    trainer = tiny_trainer(
-        folder, half, None, kind=Passes, parts={"engine": kind(tiny_qwen3())}, **{**SMALL, **changes}
-    )
+    parts = {"engine": kind(tiny_qwen3())}
+    trainer = tiny_trainer(folder, half, None, kind=Passes, parts=parts, **{**SMALL, **changes})
     trainer.model.register_forward_hook(lambda *_: setattr(trainer, "told", trainer.told + 1))
     trainer._off_policy._warn = said.append
     return run_to_end(trainer), step_logs(trainer), said
@@ -75,13 +74,10 @@ def test_the_old_policy_is_still_read_before_rewards_are_asked_and_when_we_think
     assert "self.use_vllm and self.vllm_importance_sampling_correction" in condition, "see reads_old_policy"
 
 
-def test_nan_stays_what_nobody_could_score() -> None:
+def test_trl_reads_and_weights_as_we_think_and_nan_is_what_nobody_could_score() -> None:
     assert "torch.nan_to_num(per_token_logps_diff, nan=0.0)" in SCORED
     assert "delta[mask & ~torch.isnan(delta)]" in SCORED
     assert "math.isnan" in inspect.getsource(GRPOTrainer.log), "see mean_entropy_of_live"
-
-
-def test_trl_reads_and_weights_as_we_think() -> None:
     both = "self.use_vllm and self.vllm_importance_sampling_correction"
     assert SCORED.count(both) == 4, "see correct_by"
     assert LOSS.count(both) == 1 and 'per_token_loss * inputs["importance_sampling_ratio"]' in LOSS
@@ -100,11 +96,9 @@ def test_trl_reads_and_weights_as_we_think() -> None:
 def test_an_engine_with_the_trainers_weights_is_corrected_where_the_two_round_apart(
     tmp_path: Path, bf16: bool, method: str
 ) -> None:
-    trainer = tiny_trainer(
-        tmp_path, half, None, engine="transformers", bf16=bf16, **{**SMALL, "max_steps": 1, "max_completion_length": 40}
-    )
+    changes = {**SMALL, "max_steps": 1, "max_completion_length": 40}
+    trainer = run_to_end(tiny_trainer(tmp_path, half, None, engine="transformers", bf16=bf16, **changes))
     assert trainer.correction.method == method
-    run_to_end(trainer)
     assert ("sampling/sampling_logp_difference/mean" in step_logs(trainer)[0]) is bf16
 
 
@@ -112,11 +106,8 @@ def test_rounded_log_probabilities_weigh_long_episodes_by_chance_with_trl_and_no
     _, of_trl, _ = trained(tmp_path / "trl", RoundedEngine, rollout_correction="trl", max_steps=1)
     trainer, ours, said = trained(tmp_path / "default", RoundedEngine, max_steps=1)
     assert trainer.correction.method == "bypass" and "one update" in trainer.correction.why
-    trap, log = of_trl[0], ours[0]
-    assert 0.002 < log["sampling/sampling_logp_difference/mean"] < 0.02
-    assert log["sampling/sampling_logp_difference/mean"] == pytest.approx(
-        trap["sampling/sampling_logp_difference/mean"], rel=1e-3
-    )
+    trap, log, difference = of_trl[0], ours[0], "sampling/sampling_logp_difference/mean"
+    assert 0.002 < log[difference] < 0.02 and log[difference] == pytest.approx(trap[difference], rel=1e-3)
     assert 1 - trap["correction/ess/q4"] > 10 * (1 - trap["correction/ess/q1"]), "the longer, the more by chance"
     assert 1 - trap["correction/ess/q4"] > 50 * (1 - log["correction/ess/q4"])
     assert log["correction/masked_episodes"] == 0 and log["correction/masked_tokens"] == 0
@@ -125,9 +116,8 @@ def test_rounded_log_probabilities_weigh_long_episodes_by_chance_with_trl_and_no
 
 def test_bypass_makes_the_engine_the_old_policy(tmp_path: Path) -> None:
     """Also where TRL would read it, since the batch gets several updates."""
-    trainer, logs, _ = trained(
-        tmp_path, RoundedEngine, rollout_correction="bypass", num_iterations=2, learning_rate=1e-3
-    )
+    changes = {"rollout_correction": "bypass", "num_iterations": 2, "learning_rate": 1e-3}
+    trainer, logs, _ = trained(tmp_path, RoundedEngine, **changes)
     assert trainer.without_gradient == 0 and len(trainer.seen) == 2
     for inputs in trainer.seen:
         assert "importance_sampling_ratio" not in inputs
@@ -136,9 +126,8 @@ def test_bypass_makes_the_engine_the_old_policy(tmp_path: Path) -> None:
 
 
 def test_geo_tis_counts_episodes_near_the_policy_by_truncated_ratios(tmp_path: Path) -> None:
-    trainer, logs, _ = trained(
-        tmp_path, LateEngine, num_iterations=2, max_steps=4, learning_rate=3e-4, correction_band=[0.999, 1.001]
-    )
+    changes = {"num_iterations": 2, "max_steps": 4, "learning_rate": 3e-4, "correction_band": [0.999, 1.001]}
+    trainer, logs, _ = trained(tmp_path, LateEngine, **changes)
     assert trainer.correction.method == "geo_tis" and trainer.without_gradient == 2
     inputs = trainer.seen[2]
     mask = inputs["completion_mask"] * inputs["tool_mask"]

@@ -42,9 +42,8 @@ class Seen(LossInputs):
         self.logps: list[torch.Tensor] = []
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        output = super()._generate_and_score_completions(inputs)
-        self.batches.append(output)
-        return output
+        self.batches.append(super()._generate_and_score_completions(inputs))
+        return self.batches[-1]
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         scored = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
@@ -143,16 +142,14 @@ def test_what_is_recorded_is_what_is_trained_on(tmp_path: Path) -> None:
     rows = {tuple(record["ids"]): record for record in read_episodes(tmp_path)}
     (batch,) = run.batches
     seen = 0
-    for ids, mask, advantages in zip(
-        batch["completion_ids"], batch["completion_mask"], batch["advantages"], strict=True
-    ):
+    of_rows = (batch[name] for name in ("completion_ids", "completion_mask", "advantages"))
+    for ids, mask, advantages in zip(*of_rows, strict=True):
         record = rows[tuple(ids[mask.bool()].tolist())]
         assert len(record["turn_rewards"]) == len(record["turn_advantages"]) == len(record["turns"])
         for turn, value in zip(record["turns"], record["turn_advantages"], strict=True):
             seen += 1
-            assert advantages[turn["start"] : turn["end"]].tolist() == pytest.approx(
-                [value] * (turn["end"] - turn["start"]), abs=1e-6
-            )
+            of_turn = advantages[turn["start"] : turn["end"]]
+            torch.testing.assert_close(of_turn, torch.full_like(of_turn, value), rtol=0, atol=1e-6)
     assert seen > len(rows)
     log = run.state.log_history[0]
     assert log["credit/spread_within_episode"] > 0 and "credit/turn_1/mean" in log

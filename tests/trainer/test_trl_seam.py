@@ -10,7 +10,7 @@ import io
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from inspect import getsource as source
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, patch
@@ -23,37 +23,36 @@ from transformers import GenerationMixin, GraniteMoeHybridConfig, GraniteMoeHybr
 from trl import GRPOTrainer
 from trl.distributed import DistributedBackend
 from trl.generation.vllm_generation import VLLMGeneration
-from trl.trainer.utils import RepeatSampler, add_fused_lm_head
+from trl.kernels import chunked_logprob
+from trl.trainer import utils
 
-from toolgrpo import ToolGRPOTrainer
 from toolgrpo.episode.token_ledger import Ledger
-from toolgrpo.episode.trajectory import StopReason
+from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.errors import ConfigError
-from toolgrpo.testing import ByteChat, ScriptedEngine, numbered_tokenizer, tiny_config, tiny_trainer
+from toolgrpo.testing import ByteChat, tiny_trainer
 from toolgrpo.trainer.trl import trainer as trl_trainer
 from toolgrpo.trainer.trl.batch import as_trl
 
 pytestmark = pytest.mark.contract
 
 
-def source(function: object) -> str:
-    return inspect.getsource(function)  # type: ignore[arg-type]
-
-
 def test_the_installed_trl_is_a_tested_one() -> None:
-    assert trl.__version__ in trl_trainer.TESTED_VERSIONS, (
-        "add the version to TESTED_VERSIONS once all tests pass with it"
-    )
+    assert trl.__version__ in trl_trainer.TESTED_VERSIONS, "add it to TESTED_VERSIONS once all tests pass with it"
+
+
+def of_one_token(logprobs: list[float] | None, **said: Any) -> Trajectory:
+    ledger = Ledger([1], expects_logprobs=logprobs is not None)
+    ledger.sampled([2], logprobs)
+    if said:
+        ledger.say(said)
+    return ledger.finish(StopReason.FINISHED)
 
 
 def test_generate_still_returns_the_same_eight_things() -> None:
     returned = re.findall(r"return (.+)$", source(GRPOTrainer._generate), re.M)[-1]
     expected = "prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images, tool_images"
     assert returned == expected, f"`_generate` now returns ({returned}); adapt as_trl"
-    ledger = Ledger([1])
-    ledger.sampled([2], [-1.0])
-    output = as_trl([ledger.finish(StopReason.FINISHED)], pad_id=0)
-    assert len(output) == len(expected.split(", "))
+    assert len(as_trl([of_one_token([-1.0])], pad_id=0)) == len(expected.split(", "))
 
 
 @pytest.mark.parametrize(
@@ -80,18 +79,10 @@ def test_the_weight_walker_needs_nothing_we_do_not_give_it() -> None:
     assert data <= {"model", "accelerator", "_dist"}, f"`_iter_named_params` now also reads {data}"
 
 
-def test_an_empty_completion_becomes_one_untrained_token() -> None:
+def test_an_empty_completion_becomes_one_untrained_token_and_log_probabilities_are_given_whole_or_not_at_all() -> None:
     output = as_trl([Ledger([1, 2]).finish(StopReason.CONTEXT_FULL)], pad_id=7)
     assert output[1:3] == ([[7]], [[0]]) and output[4] == [[0.0]]
-
-
-def test_log_probabilities_are_given_whole_or_not_at_all() -> None:
-    with_logprobs = Ledger([1])
-    with_logprobs.sampled([2], [-1.0])
-    without = Ledger([1], expects_logprobs=False)
-    without.sampled([2], None)
-    both = [with_logprobs.finish(StopReason.FINISHED), without.finish(StopReason.FINISHED)]
-    assert as_trl(both, pad_id=0)[4] is None
+    assert as_trl([of_one_token([-1.0]), of_one_token(None)], pad_id=0)[4] is None
 
 
 def test_another_version_of_trl_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,11 +92,8 @@ def test_another_version_of_trl_is_said_in_one_sentence(monkeypatch: pytest.Monk
 
 
 def test_a_reward_that_changes_messages_changes_no_trajectory() -> None:
-    ledger = Ledger([1])
-    ledger.sampled([2], [-1.0])
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-    ledger.say({"role": "assistant", "content": "so", "tool_calls": [call]})
-    trajectory = ledger.finish(StopReason.FINISHED)
+    trajectory = of_one_token([-1.0], role="assistant", content="so", tool_calls=[call])
     (messages,) = as_trl([trajectory], pad_id=0)[3]
     messages[0]["content"] = "forged"
     messages[0]["tool_calls"][0]["function"]["arguments"]["a"] = 2
@@ -115,24 +103,16 @@ def test_a_reward_that_changes_messages_changes_no_trajectory() -> None:
 
 
 def test_the_fused_head_reads_where_we_tune_it() -> None:
-    from trl.kernels import chunked_logprob
-    from trl.trainer import utils
-
     assert source(chunked_logprob.ChunkedLogProbFunction).count("range(0, N, TOKEN_CHUNK_SIZE)") == 2
     assert re.findall(r".*_use_triton\(.*", source(utils)) == ["        compact = _use_triton(hidden_states.device)"], (
         "`_use_triton` decides about something else now; see tune_fused_head"
     )
-    assert "                _CHUNKED_LOGPROB_CHUNK_SIZE,\n" in source(utils), (
-        "the head takes its tiles from elsewhere now"
-    )
+    assert "                _CHUNKED_LOGPROB_CHUNK_SIZE,\n" in source(utils), "the tiles come from elsewhere now"
 
 
 def test_a_tuned_head_scores_the_same_in_small_tiles_without_what_has_no_label(
     monkeypatch: pytest.MonkeyPatch, tiny_qwen3: Any
 ) -> None:
-    from trl.kernels import chunked_logprob
-    from trl.trainer import utils
-
     ids = torch.randint(0, 320, (2, 700), generator=torch.Generator().manual_seed(0))
     labels = ids.clone()
     labels[:, :300] = -100
@@ -168,9 +148,6 @@ def test_a_tuned_head_scores_the_same_in_small_tiles_without_what_has_no_label(
 
 
 def test_a_head_for_supervised_training_has_trls_tiles(tiny_qwen3: Any) -> None:
-    from trl.kernels import chunked_logprob
-    from trl.trainer import utils
-
     trl_trainer.tune_fused_head(torch.device("cpu"))
     trl_trainer.add_fused_head(tiny_qwen3(0))
     assert (chunked_logprob.TOKEN_CHUNK_SIZE, utils._CHUNKED_LOGPROB_CHUNK_SIZE) == (4096, 32768)
@@ -179,8 +156,11 @@ def test_a_head_for_supervised_training_has_trls_tiles(tiny_qwen3: Any) -> None:
         assert f"\n{line}\n" in source(file), "TRL's tile has changed; see trl_trainer._TRL_TILE"
 
 
-def say_end(request: Any, number: int) -> list[int]:
-    return ByteChat.say("end")
+def ending_trainer(folder: Path, **changes: Any) -> Any:
+    def alternating(completions: list[Any], **_: Any) -> list[float]:
+        return [float(place % 2) for place in range(len(completions))]
+
+    return tiny_trainer(folder, alternating, lambda request, number: ByteChat.say("end"), max_steps=1, **changes)
 
 
 def dense_granite() -> Any:
@@ -195,18 +175,12 @@ def dense_granite() -> Any:
 def test_a_load_balancing_loss_without_experts_is_refused_before_the_training(tmp_path: Path) -> None:
     """Granite 4 asks for that loss by its configuration, in its dense sizes too."""
     model, ids = dense_granite(), torch.ones(1, 4, dtype=torch.long)
-    add_fused_lm_head(model)
+    utils.add_fused_lm_head(model)
     with pytest.raises(AttributeError, match="num_experts"):  # if not, `check_router_loss` can go
         model(input_ids=ids, labels=ids, fused_lm_head=True, output_router_logits=True)
 
     def train(**changes: Any) -> None:
-        parts: dict[str, Any] = {"processing_class": numbered_tokenizer(), "chat": ByteChat()}
-        config = tiny_config(tmp_path, max_steps=1, **changes)
-        engine = ScriptedEngine(say_end)
-        rows = [{"prompt": "q"}] * 8
-        with ToolGRPOTrainer(
-            dense_granite(), lambda completions, **_: [0.0, 1.0] * 4, config, rows, engine=engine, **parts
-        ) as trainer:
+        with ending_trainer(tmp_path, model=dense_granite(), **changes) as trainer:
             trainer.train()
 
     with pytest.raises(ConfigError, match=r"GraniteMoeHybridForCausalLM .* \(num_experts: None\); set router_aux"):
@@ -214,16 +188,11 @@ def test_a_load_balancing_loss_without_experts_is_refused_before_the_training(tm
     train(router_aux_loss_coef=0.0)
 
 
-@pytest.mark.parametrize("kind", ["mocked", "a function", "mocked for all models"])
-def test_a_replaced_generate_is_refused(kind: str, tmp_path: Path) -> None:
-    with tiny_trainer(tmp_path, lambda completions, **_: [1.0] * 8, say_end, max_steps=1) as trainer:
-        replaced: dict[str, Callable[[], Any]] = {
-            "mocked": lambda: patch.object(trainer.model, "generate", side_effect=print),
-            "a function": lambda: patch.object(trainer.model, "generate", new=print),
-            "mocked for all models": lambda: patch.object(GenerationMixin, "generate", new=MagicMock()),
-        }
-        with replaced[kind](), pytest.raises(ConfigError, match=r"`generate`.*\(`engine=`"):
-            trainer.train()
+def test_a_replaced_generate_is_refused(tmp_path: Path) -> None:
+    with ending_trainer(tmp_path) as trainer:
+        for of, by in ((trainer.model, MagicMock()), (trainer.model, print), (GenerationMixin, MagicMock())):
+            with patch.object(of, "generate", new=by), pytest.raises(ConfigError, match=r"`generate`.*\(`engine=`"):
+                trainer.train()
         trainer.train()  # taken off again
         assert trainer.state.global_step == trainer.state.max_steps
 
@@ -237,19 +206,16 @@ def test_the_place_in_a_generation_batch_is_still_two_attributes() -> None:
 
 def test_the_sampler_still_has_one_generator_for_all_epochs() -> None:
     """If TRL learns to start in a later epoch by itself, `skip_epochs` must go."""
-    assert not hasattr(RepeatSampler, "set_epoch")
-    first = RepeatSampler(list(range(20)), mini_repeat_count=1, batch_size=2, seed=5)
+    assert not hasattr(utils.RepeatSampler, "set_epoch")
+    first, second = (utils.RepeatSampler(list(range(20)), 1, batch_size=2, seed=5) for _ in range(2))
     epochs = [list(first), list(first)]
-    second = RepeatSampler(list(range(20)), mini_repeat_count=1, batch_size=2, seed=5)
     torch.randperm(second.num_samples, generator=second.generator)
     assert list(second) == epochs[1] != epochs[0]
 
 
 def test_checkpoints_are_still_written_and_rotated_in_one_call() -> None:
     text = source(Trainer._save_checkpoint)
-    assert "save_total_limit=self.args.save_total_limit" in text, (
-        "rotation is put off through this; see Checkpoints.save"
-    )
+    assert "save_total_limit=self.args.save_total_limit" in text, "see Checkpoints.save, which puts rotation off so"
     assert text.index("_save_rng_state") < text.index("rotate_checkpoints(")
 
 

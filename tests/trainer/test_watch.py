@@ -29,20 +29,24 @@ def never_calls(request: SampleRequest, number: int) -> list[int]:
     return ByteChat.say('{"name": "add", "arguments": {"a": 1, "b": 2}}' if number % 2 else "4")
 
 
+def spread(dead: float, **more: float) -> dict[str, Any]:
+    """What is logged of a step in which nothing succeeds."""
+    return {"reward": 0.0, "success": 0.0, "reward/groups_without_spread": dead, **more}
+
+
 def test_the_summary_tells_what_still_holds_from_what_is_over() -> None:
     from toolgrpo.commands.train import doctor_summary
 
     watch = DoctorWatch(lambda said: None)
     for step in range(1, 9):
-        dead = 1.0 if step <= 3 else 0.0
-        log = {"reward": 0.0, "success": 0.0, "reward/groups_without_spread": dead, "turns/void": 0.5}
+        log = spread(1.0 if step <= 3 else 0.0, **{"turns/void": 0.5})
         watch.on_log(None, TrainerState(global_step=step, is_world_process_zero=True), TrainerControl(), log)
     held = {one["rule"]: one["still_holds"] for one in doctor_summary(watch)["findings"]}
     assert held == {"groups_all_failed": False, "void_turns": True}
 
 
 def test_a_run_that_learnt_before_it_was_resumed_has_not_learnt_nothing() -> None:
-    live, dead = ({"reward": 0.0, "reward/groups_without_spread": share} for share in (0.5, 1.0))
+    live, dead = spread(0.5), spread(1.0)
     for before in ([live, {"loss": 0.0}], [dead]):
         watch, state = DoctorWatch(lambda said: None), TrainerState(log_history=before)
         watch.on_train_begin(None, state, TrainerControl())
@@ -73,8 +77,10 @@ def learns_nothing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str, 
     return trainer, shown, folder
 
 
-def test_a_run_that_learns_nothing_says_so_while_it_runs(learns_nothing: tuple[Any, str, Path]) -> None:
-    trainer, shown, _ = learns_nothing
+def test_a_run_that_learns_nothing_says_so_while_it_runs_and_records_it(
+    learns_nothing: tuple[Any, str, Path],
+) -> None:
+    trainer, shown, folder = learns_nothing
     lines = shown.splitlines()
     (first, *later) = [number for number, line in enumerate(lines) if "so nothing is learned" in line]
     assert "3/5" in "".join(lines[:first]) and "4/5" not in "".join(lines[:first]), "as soon as three logs say so"
@@ -83,10 +89,6 @@ def test_a_run_that_learns_nothing_says_so_while_it_runs(learns_nothing: tuple[A
     assert "docs/how-to/troubleshooting.md#the-model-does-not-call-tools" in lines[first]
     assert "4 turns of a rollout look like calls in another form: bare JSON (4)" in shown
     assert trainer.doctor.learned_nothing and {one.rule for one in trainer.doctor.at_end()} >= {"no_tool_calls"}
-
-
-def test_what_is_told_is_recorded(learns_nothing: tuple[Any, str, Path]) -> None:
-    trainer, _, folder = learns_nothing
     events = [line for line in iter_steps(folder) if line["kind"] == "event" and line["what"] == "finding"]
     assert [event["rule"] for event in events] == [one.rule for one in trainer.doctor.told]
     assert {event["section"] for event in events} >= {"the-model-does-not-call-tools"}
@@ -128,14 +130,11 @@ def test_logging_shows_the_run(level: int, tmp_path: Path, caplog: pytest.LogCap
     assert any("tool_use: built in, " in line and "rewards/tool_use.py:" in line for line in start)
     assert len(lines) == len(kept.batches) == 2
     for line, batch in zip(lines, kept.batches, strict=True):
-        totals = [total for total in batch.totals if total is not None]
-        own = [value for one in batch.episodes if (value := one.rewards["by_number"]) is not None]
-        use = [value for one in batch.episodes if (value := one.rewards["tool_use"]) is not None]
-        for name, values in (("reward", totals), ("by_number", own), ("tool_use", use)):
-            spread = (fmean(values), pstdev(values), min(values), max(values))
-            assert (
-                f"; {name} mean {spread[0]:.4g}, std {spread[1]:.4g}, min {spread[2]:.4g}, max {spread[3]:.4g}" in line
-            )
+        for name in ("reward", "by_number", "tool_use"):
+            given = batch.totals if name == "reward" else [one.rewards[name] for one in batch.episodes]
+            values = [value for value in given if value is not None]
+            middle = f"; {name} mean {fmean(values):.4g}, std {pstdev(values):.4g}, "
+            assert f"{middle}min {min(values):.4g}, max {max(values):.4g}" in line
 
 
 def test_failures_of_the_world_stop_the_run_before_it_trains_on_the_rest(tmp_path: Path) -> None:
@@ -158,7 +157,5 @@ def test_every_other_process_is_silent() -> None:
     watch = DoctorWatch(said.append)
     state = TrainerState(global_step=3, is_world_process_zero=False)
     for _ in range(4):
-        watch.on_log(
-            None, state, TrainerControl(), {"reward": 0.0, "success": 0.0, "reward/groups_without_spread": 1.0}
-        )
+        watch.on_log(None, state, TrainerControl(), spread(1.0))
     assert said == [] and watch.learned_nothing

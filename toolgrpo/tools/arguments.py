@@ -223,7 +223,8 @@ def _inside_the_fitting_branch(error: ValidationError) -> ValidationError | None
     """Return what is wrong inside the one branch whose type the value has, if it is one."""
     branches: dict[Any, list[ValidationError]] = {}
     for sub in error.context or ():
-        branches.setdefault(sub.relative_schema_path[0], []).append(sub)
+        if sub.relative_schema_path:  # a branch that is `false` has none, and nothing fits it
+            branches.setdefault(sub.relative_schema_path[0], []).append(sub)
     fitting = [
         errors for errors in branches.values() if not any(e.validator == "type" and not e.relative_path for e in errors)
     ]

@@ -95,7 +95,7 @@ def probe(rung: Rung) -> str | None:
 
 
 def _of_interpreter(*names: str) -> dict[str, str]:
-    """Return what an interpreter of ours may need of this process's environment; no run sees it."""
+    """Return what an interpreter may need of this process's environment; of runs only an unconfined one, which is one too, sees it."""
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
