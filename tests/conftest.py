@@ -181,7 +181,7 @@ def launcher() -> Launcher:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with whole commands and real engines where several processes share the files, so that they end together.
 
-    Between each two of these stands a file of the sandbox, which waits more than it computes: the cores are never idle.
+    Between each two of these stands a file of the sandbox, which waits more than it computes, and leaves a core to them.
     """
     if config.getoption("dist", "no") == "no" and not hasattr(config, "workerinput"):
         return

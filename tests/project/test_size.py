@@ -41,7 +41,7 @@ LINES = {
     "shared_pass": 1360,
     "support": 1390,
     "testing": 970,
-    "tools": 5328,
+    "tools": 5329,
     "trainer": 5211,
     "(itself)": 800,
 }
@@ -57,7 +57,7 @@ MOST = {
     "lines of pages": 4_105,
     "words of pages": 30_900,
 }
-SANDBOX = {"lines": 3_980, "lines of tests": 2_881}  # of confined-python, which is counted by itself
+SANDBOX = {"lines": 3_980, "lines of tests": 2_882}  # of confined-python, which is counted by itself
 
 
 def lines_of(path: Path) -> int:
