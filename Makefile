@@ -22,7 +22,7 @@ UV := uv==0.13.9
 HAVE_PIP = $(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null 2>&1 || \
 	uv pip install --quiet --python $(BIN)/python pip || { echo "$(VENV) has no pip, and neither ensurepip nor uv could bring one; remove $(VENV), and make makes its own"; exit 2; }
 
-WORKERS = $(BIN)/python -c 'import psutil; print(3 if psutil.virtual_memory().total > 20 * 2**30 else 2)'
+WORKERS = $(BIN)/python -c 'import psutil; print(max(2, min(4, psutil.virtual_memory().total // (5 * 2**30))))'
 CORES = $(BIN)/python -c 'import psutil; print(psutil.cpu_count(logical=False) or 1)'
 
 # Triton compiles with it when vLLM's first kernel runs, which is too late to hear of it.
@@ -62,8 +62,8 @@ install:
 train: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS="$${OMP_NUM_THREADS:-$$($(CORES))}" accelerate launch --config_file recipes/accelerate/cpu.yaml recipes/train.py --config recipes/configs/nano.yaml $(ARGS)
 
-# Two processes share the test files, or three where there is memory for them, which fills the waits of two; each file runs
-# whole in one of them. Real tokenizers are fetched once, as far as 60 s allow.
+# Two processes share the test files, or up to four where there are 5 GiB for each, which fills the waits of two; each file
+# runs whole in one of them. Real tokenizers are fetched once, as far as 60 s allow.
 test: setup
 	@$(BIN)/python tests/real_tokenizers/fetch.py --fewer --limit 60 || true
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -m "not slow" --numprocesses $$($(WORKERS)) --dist loadfile --no-loadscope-reorder $(ARGS)

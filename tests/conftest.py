@@ -7,6 +7,7 @@ passes. `--hypothesis-profile=default` draws others.
 from __future__ import annotations
 
 import atexit
+import gc
 import getpass
 import importlib.util
 import json
@@ -190,7 +191,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     waiting = [path for path in files if SANDBOX in path.parents]
     place: dict[Path, float] = {path: float(number) for number, path in enumerate(p for p in files if p in long_files)}
     place |= {path: 2 * number + 1.5 for number, path in enumerate(waiting)}
-    items.sort(key=lambda item: place.get(item.path, len(items)))
+    items.sort(key=lambda item: place.get(item.path, float("inf")))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of all later collections of garbage, of which each training makes some."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

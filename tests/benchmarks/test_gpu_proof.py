@@ -115,7 +115,7 @@ def test_without_a_gpu_the_script_says_so(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("lengths", ["spread", pytest.param("full", marks=pytest.mark.slow)])
 def test_one_attention_call_a_layer_asks_a_host_for_a_tenth_more_than_trls_pass_at_most(lengths: str) -> None:
     """Of twelve layers; `pytest -s` shows the number."""
-    model, ids, mask = build(Case(60, 10, 8, lengths, hidden=256, layers=12, vocabulary=97))
+    model, ids, mask = build(Case(60, 10, 8, lengths, hidden=128, layers=12, vocabulary=97))
     with torch.autocast("cpu", torch.bfloat16), attending("flash"):
         padded, shared = (host_calls(partial(one_pass, way, model, ids, mask, 10)) for way in ("padded", "shared"))
     print(f"{lengths}: {shared} host calls, {shared / padded:.3f} of the padded pass's {padded}")

@@ -42,14 +42,14 @@ LINES = {
     "support": 1390,
     "testing": 970,
     "tools": 5329,
-    "trainer": 5211,
+    "trainer": 5230,
     "(itself)": 800,
 }
 MOST = {
     "modules": 235,
     "modules with one importer": 44,
     "modules that a trainer imports": 129,
-    "lines that a trainer imports": 23_617,
+    "lines that a trainer imports": 23_635,
     "files that import TRL": 5,
     "fields of our own": 39,
     "lines of tests": 38_250,

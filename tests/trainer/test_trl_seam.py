@@ -245,7 +245,7 @@ def test_the_backend_of_trl_says_what_the_walker_asks() -> None:
         assert hasattr(DistributedBackend, name), f"DistributedBackend.{name} is gone; see iter_named_params"
 
 
-def test_a_trainer_imports_vllm_only_when_it_is_used_and_without_a_warning() -> None:
+def test_a_trainer_imports_vllm_and_trackers_only_when_they_are_used_and_without_a_warning() -> None:
     """In a process of its own: TRL imports all of it otherwise, would warn five times of a vLLM that is newer than its
     own list, and its own generation must still find it.
     """
@@ -256,10 +256,12 @@ import toolgrpo
 toolgrpo.ToolGRPOTrainer
 import toolgrpo.commands.sft
 from trl.generation import vllm_client, vllm_generation
+from trl.trainer import base_trainer
 print("-- all is imported --", file=sys.stderr)
-print([name for name in sys.modules if name.split(".")[0] == "vllm"], vllm_client._HAS_STATEFUL_TRAINER_ENGINE)
-print(vllm_generation.SamplingParams(n=3).n, vllm_generation.LLM.__name__, "." in vllm_client.get_ip())
+loaded = {name.split(".")[0] for name in sys.modules}
+print(loaded & {"vllm", "wandb", "trackio"}, vllm_client._HAS_STATEFUL_TRAINER_ENGINE, base_trainer.wandb.run)
+print(vllm_generation.SamplingParams(n=3).n, vllm_generation.LLM.__name__, "." in vllm_client.get_ip(), base_trainer.wandb.Table.__name__)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=True)
-    assert done.stdout.splitlines()[-2:] == ["[] True", "3 LLM True"]
+    assert done.stdout.splitlines()[-2:] == ["set() True None", "3 LLM True Table"]
     assert "vLLM" not in done.stderr.split("-- all is imported --")[0]

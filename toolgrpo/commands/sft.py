@@ -20,7 +20,7 @@ from typing import Any, Self
 from datasets import Dataset
 from rich.console import Console
 from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
-from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
+from trl import ModelConfig, SFTConfig, get_peft_config
 
 from toolgrpo.build import load_tokenizer, markers_line
 from toolgrpo.commands.given import Given
@@ -53,6 +53,7 @@ from toolgrpo.trainer.hardware import precision_line, settled_device
 from toolgrpo.trainer.memory import PassShape
 from toolgrpo.trainer.model_card import ModelCard, SavesWithCard
 from toolgrpo.trainer.stopping import GracefulStop
+from toolgrpo.trainer.trl.grpo import SFTTrainer
 from toolgrpo.trainer.trl.trainer import sharing_model, tune_fused_head
 
 

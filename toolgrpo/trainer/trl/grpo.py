@@ -1,7 +1,7 @@
-"""Import TRL's `GRPOTrainer` without vLLM.
+"""Import TRL's trainers without vLLM and the trackers.
 
-`trl.trainer.grpo_trainer` imports vLLM wherever it is installed, which takes seconds, and only TRL's own generation uses
-it. So it is imported first here, with stand-ins for vLLM's modules: what TRL took from them imports vLLM when it is used.
+They import these wherever they are installed, which takes seconds, and only TRL's own generation uses vLLM. So they are
+imported first here, with stand-ins: what TRL took from vLLM or a tracker is imported when it is used.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ _TAKEN_BY_TRL = (  # modules of vLLM that `trl.generation` imports from
     "vllm.distributed.weight_transfer.nccl_engine",
     "vllm.distributed.weight_transfer.packed_tensor",
 )
+
+_TRACKERS = ("wandb", "trackio")
 
 
 class _Later:
@@ -46,12 +48,29 @@ class _StandIn(ModuleType):
         return _Later(self.__name__, name)
 
 
-def _import_trl_without_vllm() -> None:
-    spec = None if "vllm" in sys.modules or "trl.trainer.grpo_trainer" in sys.modules else find_spec("vllm")
-    if spec is None:
+class _TrackerLater(ModuleType):
+    """A tracker that is imported when it is asked for something else than its run: nobody has begun one before."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name == "run" and sys.modules.get(self.__name__) in (None, self):
+            return None
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def _import_trl() -> None:
+    if "trl.trainer.grpo_trainer" in sys.modules:
         return
-    stand_ins = {name: _StandIn(name) for name in _TAKEN_BY_TRL}
-    stand_ins["vllm"].__spec__ = spec  # by which TRL finds that it is installed
+    stand_ins: dict[str, ModuleType] = {}
+    for package, modules, kind in (
+        ("vllm", _TAKEN_BY_TRL, _StandIn),
+        *((one, (one,), _TrackerLater) for one in _TRACKERS),
+    ):
+        spec = None if package in sys.modules else find_spec(package)
+        if spec is not None:
+            stand_ins |= {name: kind(name) for name in modules}
+            stand_ins[package].__spec__ = spec  # by which TRL finds that it is installed
     sys.modules.update(stand_ins)
     try:
         importlib.import_module("trl.trainer.grpo_trainer")
@@ -60,5 +79,6 @@ def _import_trl_without_vllm() -> None:
             del sys.modules[name]
 
 
-_import_trl_without_vllm()
+_import_trl()
 GRPOTrainer = importlib.import_module("trl.trainer.grpo_trainer").GRPOTrainer
+SFTTrainer = importlib.import_module("trl.trainer.sft_trainer").SFTTrainer

@@ -40,7 +40,6 @@ import torch
 import trl
 from accelerate.utils import send_to_device
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from trl import SFTTrainer
 from trl.trainer.utils import generate_model_card
 
 from toolgrpo.engines.adapters import merged_parameters, merges_exactly, persistent_buffers
@@ -50,7 +49,7 @@ from toolgrpo.rollout.batch import Mode
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.row_order import Training
-from toolgrpo.trainer.trl.grpo import GRPOTrainer
+from toolgrpo.trainer.trl.grpo import GRPOTrainer, SFTTrainer
 
 if TYPE_CHECKING:
     from toolgrpo.trainer.checkpointing import Checkpoints
