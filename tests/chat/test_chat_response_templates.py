@@ -96,6 +96,7 @@ GOOD = '{"name": "f", "arguments": {}}'
     [
         ("qwen3", f"<tool_call>{GOOD}</tool_call>\n<tool_call>{{</tool_call>a", [OK, INVALID]),
         ("qwen3", f"<tool_call>{GOOD}\n<tool_call>{GOOD}</tool_call><tool_call>", [UNCLOSED, OK, UNCLOSED]),
+        ("qwen3", f"<tool_call>{'[' * 9000}</tool_call>", [INVALID]),
         ("qwen3_5_think", f"<tool_call>{GOOD}</tool_call>", [INVALID]),
         ("qwen3_5_think", "<tool_call><function=f><parameter=a>1</function></tool_call>", [INVALID]),
         ("qwen3_5_think", "<tool_call><function=f><parameter=a>1</parameter>", [UNCLOSED]),
@@ -115,7 +116,7 @@ def test_malformed_calls_are_attempts_in_order(name: str, said: str, expected: l
 def test_what_is_wrong_is_said_with_the_form_the_template_prints() -> None:
     chat = described("qwen3")
     (attempt,) = chat.parse(chat.encode("<tool_call>{</tool_call>")).attempts
-    assert '{"name": "NAME", "arguments": ' in attempt.detail
+    assert "Expecting property name" in attempt.detail and '{"name": "NAME", "arguments": ' in attempt.detail
     chat = described("qwen3_5_think")
     (cut,) = chat.parse(chat.encode("<tool_call>\n<function=f>")).attempts
     assert "</tool_call>" in cut.detail and cut.name == "f"

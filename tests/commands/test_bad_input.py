@@ -186,6 +186,7 @@ WRONG_EVALUATIONS: dict[type[ToolGRPOError], str] = {
         --samples 4 --ks 8
         --baseline '' => --baseline
         --fail_if worse => fail_if --baseline
+        --fail_if better --baseline nano => fail_if 'better' 'worse'
         --base_url http://localhost:1/v1 => base_url chat_api
         --report DIR/folder
         --report DIR/plain/in/a/file.json"""

@@ -62,9 +62,12 @@ TABLE = [
     ("train --model", "--model_name_or_path"),
     ("sft --model nano", "--output_dir"),
     ("chat", "--model_name_or_path"),
+    ("check", "--model_name_or_path look: recipes/configs/nano.yaml"),
+    ("evaluate", "--model_name_or_path look: recipes/configs/nano.yaml"),
     ("gateway", "--model_name_or_path"),
     ("data", "rows"),
     ("replay", "folder episode"),
+    ("replay empty", "EPISODE (or --all)"),
     # plugin files
     ("check --tools_script none.py", "none.py"),
     (f"train {JOB} --tools_script syntax.py", "syntax.py 1"),

@@ -130,13 +130,13 @@ def test_a_check_lets_the_endpoint_play_alone(server: ScriptedEndpoint, job: lis
     assert {"step", "weights", "memory"}.isdisjoint(numbers)
     server.says = lambda body: (401, b"who are you")
     report = CheckRun(*check_arguments(given), terminal).run()
-    assert report.exit_code == 1 and KEY_VARIABLE in report.lines[-1].said
+    assert report.exit_code == 1 and "refuses the key in TOOLGRPO_CHAT_KEY" in report.lines[-1].said
 
 
 AT = "--engine chat_api --base_url http://h/v1"
 BAD = [
     (f"train --model big {AT}", NO_TOKENS),
-    ("train --model nano --base_url http://h/v1", "base_url http://h/v1"),
+    ("train --model nano --base_url http://h/v1", "is asked by `toolgrpo evaluate` and `check` alone"),
     (f"gateway --model big {AT} --port 0", NO_TOKENS),
     (f"chat big {AT}", NO_TOKENS),
     ("evaluate --model big --engine chat_api", "add --base_url"),

@@ -144,6 +144,7 @@ BAD = {
     "99": "there is no episode 99 .* the last one is 7",
     "--step 9": "is of step 9; there are steps 1 to 2",
     "--worst 1 --best 1": "exclude each other",
+    "--worst 0": "worst must be at least 1, got 0",
     "seven": r"EPISODE.*'seven'.*DIR",
     "--as_examples x.jsonl": "--successes",
 }
@@ -216,6 +217,7 @@ def test_calls_and_rewards_are_the_same_again_or_shown_then_and_now(folder: Path
     differs, shown = replay(folder, "4")
     assert not differs, shown
     assert "same     turn 1: add(a=1, b=2) -> 3" in shown and "same     reward accuracy 1" in shown
+    assert "differs  reward together 1, now 0.5" in replay(folder, "4", "--reward_weights", "0.5")[1]
     differs, shown = replay(folder, "5")
     assert differs and "differs  turn 1: divide(a=1, b=0)" in shown
     assert "then  [timeout] Error: divide: gave up" in shown and "now   [raised] Error: divide" in shown
@@ -241,9 +243,9 @@ def test_to_show_and_to_replay_without_a_model_needs_no_torch(folder: Path) -> N
     code = """
 import sys
 from toolgrpo.commands.main import main
-for words in (["show"], ["show", "4"], ["replay", "4"], ["replay", "--all"]):
-    main([words[0], sys.argv[1], *words[1:]])
-sys.exit(bool({"torch", "transformers", "datasets"} & set(sys.modules)))
+calls = (["show"], ["show", "4"], ["replay", "4"], ["replay", "--all"])
+codes = [main([words[0], sys.argv[1], *words[1:]]) for words in calls]
+sys.exit(2 in codes or bool({"torch", "transformers", "datasets"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code, str(folder)], timeout=200, capture_output=True)
     assert done.returncode == 0 and b"loading" not in done.stdout, done.stdout + done.stderr

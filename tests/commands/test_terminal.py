@@ -93,6 +93,15 @@ print("a library prints")
 """
 
 
+HELD = """
+import os, subprocess
+claim = "import sys; from pathlib import Path; from toolgrpo.support.run_lock import claim_folder; "
+claim += "claim_folder(Path(sys.argv[1]), int(sys.argv[2]), patience_s=0.0)"
+second = subprocess.run([sys.executable, "-c", claim, sys.argv[1], os.environ["RANK"]], stderr=subprocess.PIPE)
+assert b"another run writes into" in second.stderr, "the folder is kept while the command runs"
+"""
+
+
 @pytest.mark.parametrize(("rank", "log"), [("0", "train.log"), ("3", "train.rank3.log")])
 def test_a_command_logs_into_its_folder_alone_unless_another_run_has_it(tmp_path: Path, rank: str, log: str) -> None:
     out, elsewhere = tmp_path / "out", tmp_path / "tmp"
@@ -104,7 +113,7 @@ def test_a_command_logs_into_its_folder_alone_unless_another_run_has_it(tmp_path
         assert refused.stderr.startswith("ConfigError: ") and "traceback" not in refused.stderr
         assert (out / log).read_text() == "of the first\n"
         (out / log).unlink()
-    done = python(COMMAND, out, RANK=rank, TMPDIR=str(elsewhere))
+    done = python(COMMAND + HELD, out, RANK=rank, TMPDIR=str(elsewhere))
     assert done.returncode == 0, "after kill -9 of the first the folder is free at once"
     assert ("toolgrpo: loading" in done.stdout) == (rank == "0")
     content = (out / log).read_text()
@@ -335,7 +344,13 @@ logging.getLogger("toolgrpo").warning("after it")
 @pytest.mark.parametrize("piped", [True, False], ids=["piped", "on a terminal with a live bar"])
 def test_each_line_of_a_run_is_shown_and_logged_once_and_a_plugin_prints_in_few(tmp_path: Path, piped: bool) -> None:
     """The table of steps needs no standard output."""
-    shown = python(HEAD + WARNED, tmp_path).stdout if piped else on_a_terminal(WARNED, tmp_path).terminal
+    if piped:
+        done = python(HEAD + WARNED, tmp_path)
+        code, shown = done.returncode, done.stdout
+    else:
+        seen = on_a_terminal(WARNED, tmp_path)
+        code, shown = seen.code, seen.terminal
+    assert code == 0
     logged = (tmp_path / "train.log").read_text()
     for text in (shown, logged):
         once = ("wandb is switched off", "above the bars", " 1/3   0.50", "score 4", "after it")

@@ -74,6 +74,7 @@ def said_of(path: Path, row: str, problem: str) -> None:
         ({"prompt": "q", "a\ud800": 1}, r"'a.ud800'"),
         ({"prompt": "q", 5: 1}, "the column name 5 must be text"),
         ({"prompt": "q", "n": 10**5000}, r"'n'.*JSON"),
+        ({"prompt": "q", "n": {("a", "b"): 1}}, r"'n'.*JSON"),
         ({"prompt": "q", "answer": 10**5000}, "the answer cannot be written as JSON"),
         ({"prompt": [10**5000]}, "the prompt cannot be written as JSON"),
     ],
@@ -115,6 +116,7 @@ def test_a_folder_has_a_file_for_each_split(tmp_path: Path) -> None:
         (["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "train_small.jsonl"], 2),
         ([f"train-0000{n}-of-00002-a3ecf92756993583.jsonl" for n in range(2)], 2),
         (["train_small.jsonl", "test.jsonl"], 1),
+        (["train_small.jsonl", "train_old.jsonl"], "several files"),
         (["train.jsonl", "train.ndjson"], "several files for the split 'train': train.jsonl, train.ndjson"),
     ],
 )

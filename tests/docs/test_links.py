@@ -31,7 +31,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert led_to.exists(), f"{page.name}: {target}"
         assert not section or section in sections(led_to), f"{page.name}: {target}"
     named = r"(?<![\w/.-])((?:recipes|rewards|tools_funcs|toolgrpo|benchmarks|tests)/[\w./]+\.\w+)\b(?!` at commit)"
-    for name in re.findall(named, words):
+    for name in re.findall(named, page.read_text()):
         places = (ROOT, ROOT / "toolgrpo", page.parent)
         assert "CONFIG" in name or any((place / name).exists() for place in places), f"{page.name}: {name}"
 

@@ -83,6 +83,8 @@ def test_values_are_written_as_people_write_them() -> None:
     ("said", "shown"),
     [
         ("Rate in percent a year.", "0.05 %"),
+        ("The discount, in %", "0.05 %"),
+        ("annual rate as a decimal (0.05 means 5 percent)", "0.05"),
         ("Interest rate in percent (5 for 5%)", "0.05 %"),
         ("Discount as a fraction, e.g. 0.15 for 15 percent.", "0.05"),
         ("A share, not a percentage: 0.1 is 10 %", "0.05"),

@@ -93,6 +93,7 @@ def test_an_endpoint_that_is_lost_later_costs_no_row(
     ("words", "said"),
     [
         ("--writer {url}", "--writer URL and --writer_model NAME belong together"),
+        ("--writer_model large", "--writer URL and --writer_model NAME belong together"),
         ("--writer 127.0.0.1:8000 --writer_model large", "writer must be an address such as https://HOST/v1"),
         ("--writer {url} --writer_model large", "does not know the model 'large', or --writer is not its address"),
     ],

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from toolgrpo.engines.vllm_options import VLLMOptions, config_folder, served_config
+from toolgrpo.engines.vllm_options import CPU_BLOCK_SIZE, VLLMOptions, config_folder, served_config
 from toolgrpo.engines.vllm_seam import _prepare_environment
 
 
@@ -27,7 +27,9 @@ def test_a_step_on_an_accelerator_has_room_for_a_prompt_with_many_tools(max_num_
     assert arguments["block_size"] is None and arguments["enforce_eager"] is False
     assert arguments["max_cudagraph_capture_size"] == (8192 if max_num_seqs > 512 else None)
     assert asked(on_cpu=False, max_num_seqs=600, enforce_eager=True)["max_cudagraph_capture_size"] is None
-    assert asked(on_cpu=True)["max_num_batched_tokens"] is None, "its own on a CPU"
+    here = asked(on_cpu=True, dtype=torch.bfloat16)
+    assert here["max_num_batched_tokens"] is None, "its own on a CPU"
+    assert (here["dtype"], here["enforce_eager"], here["block_size"]) == ("bfloat16", True, CPU_BLOCK_SIZE)
     backends = [asked(on_cpu=True, shares_group=shared)["distributed_executor_backend"] for shared in (True, False)]
     assert backends == ["external_launcher", None], "where there is a group of the trainer's"
 

@@ -60,8 +60,10 @@ class Wire:
     def held(self) -> Iterator[None]:
         """Nobody takes what is broadcast."""
         self.blocked = threading.Event()
-        yield
-        self.blocked.set()
+        try:
+            yield
+        finally:
+            self.blocked.set()
 
     def meet(self, init_info: Any) -> Group:
         self.groups.append(Group(init_info, self.library_found))

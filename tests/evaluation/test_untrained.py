@@ -1,9 +1,12 @@
-"""What episodes of an untrained model say (of made-up ones: tests/commands/test_check.py)."""
+"""What episodes of an untrained model and made-up ones say."""
 
 from __future__ import annotations
 
+import pytest
+
 from toolgrpo.episode.trajectory import Trajectory
-from toolgrpo.evaluation.before_training import spread, untrained_facts
+from toolgrpo.evaluation.before_training import WRITINGS, nonsense, score_made_up, spread, untrained_facts
+from toolgrpo.rewards import get_reward
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
 
@@ -21,6 +24,15 @@ NONE = ("3",)
 def batch(*episodes: tuple[tuple[str, ...], float]) -> RolloutBatch:
     made = RolloutBatch(episodes=tuple(Scored({"prompt": "q"}, episode(*turns)) for turns, _ in episodes))
     return made.graded([Grade({}, total) for _, total in episodes], lambda one: one.total == 1.0)
+
+
+@pytest.mark.parametrize(
+    ("reward", "writing", "answer"), [("exact_match", "alone", "42"), ("math", "in a box", "x^2+1")]
+)
+def test_gold_answers_score_full_marks_and_nonsense_none(reward: str, writing: str, answer: str) -> None:
+    rows, rewards = [{"prompt": "q", "answer": answer}], [get_reward(reward)]
+    assert score_made_up(rows, WRITINGS[writing], rewards, None, 1.0).totals == (1.0,)
+    assert score_made_up(rows, nonsense, rewards, None, 1.0).totals == (0.0,)
 
 
 def test_calls_groups_and_pass_at_k() -> None:

@@ -157,6 +157,7 @@ def names_in(text: str) -> set[str]:
         (("mask",), [1], "mask has 1 entries for"),
         (("row",), {"n": float("nan")}, "row: a number in it is too large, or none"),
         (("logprobs", 0), float("-inf"), "logprobs[0] should be"),
+        (("reward_given",), float("nan"), "reward_given should be"),
         (("ids", 0), -1, "ids[0] should be greater than or equal to 0, got -1"),
     ],
 )

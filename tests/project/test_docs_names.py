@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,11 @@ def test_every_flag_exists(guide: str) -> None:
     assert named and named - known - NOT_OURS == set()
 
 
+def test_the_short_form_of_the_tests_names_files_that_are_there() -> None:
+    named = [word for word in runpy.run_path(str(ROOT / ".ci" / "pythons"))["TESTS"] if "tests/" in word]
+    assert named and [path for path in named if not (ROOT / path).exists()] == []
+
+
 def test_every_metric_exists() -> None:
     """Its name stands in the code, or what a longer one is put together from."""
     code = TRL_SOURCE + "".join(path.read_text() for path in (ROOT / "toolgrpo").rglob("*.py"))
@@ -43,7 +49,7 @@ def test_every_metric_exists() -> None:
     assert len(named) > 30
     for name in named:
         stem, head, last = re.split(r"[A-Z\d]", name)[0], name.partition("/")[0], name.rpartition("/")[2]
-        put_together = f"{head}/" in code and re.search(rf"\b{last}\b", code)
+        put_together = f'"{head}/{{' in code and re.search(rf"\b{last}\b", code)
         assert f'"{name}"' in code or (stem != name and stem in code) or put_together, name
 
 

@@ -34,6 +34,7 @@ PUBLIC = {
     *("torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor"),
     *("transformers.trainer_utils", "transformers.cache_utils", "transformers.integrations", "transformers.utils"),
 }
+CONFIGS = {"args", "config", "script", "script_args", "model_config", "evaluation"}
 ROOTS = ("trl", "vllm", "torch", "transformers", "accelerate", "peft")
 PRIVATE = re.compile(
     r"\b(?:torch\.ops\.aten\._\w+|torch\._\w+|\w+\._attn_implementation|Variable\._\w+|(?:trainer|accelerator|args)\._[a-z]\w+)"
@@ -75,6 +76,7 @@ def test_a_file_imports_public_modules_only_unless_it_is_the_seam() -> None:
 
 
 def test_private_names_and_endpoints_stand_in_their_seams() -> None:
+    assert all((PACKAGE / file).is_file() for file in (*TRL, *VLLM, *VLLM_HTTP, *TORCH, *TRANSFORMERS))
     for file, source in modules():
         if file not in (*TORCH, *TRL):
             assert PRIVATE.findall(source) == [], f"toolgrpo/{file}: a private name; its seam is {TORCH} or {TRL}"
@@ -87,3 +89,30 @@ def test_the_trainer_itself_touches_nothing_private_of_trl() -> None:
     own = set(re.findall(r"(?:self\.|def )(_[a-z]\w*)", source))  # what TRL's trainer and that below it name so
     touched = set(re.findall(r"(?:self|super\(\))\.(_[A-Za-z]\w*)", (PACKAGE / "trainer/trainer.py").read_text()))
     assert own and touched & own == set(), f"make it a method in one of {TRL}"
+
+
+def is_field_of_a_config(target: ast.expr) -> bool:
+    """`config.x`, `self.config.x`, `parts.config.x`."""
+    if not isinstance(target, ast.Attribute):
+        return False
+    owner = target.value
+    return (owner.id if isinstance(owner, ast.Name) else getattr(owner, "attr", None)) in CONFIGS
+
+
+def test_no_config_is_changed_after_it_was_made() -> None:
+    """TRL and Transformers read three fields only from the config itself; those are put back.
+
+    The configs of `models/` and `shared_pass/` are those of transformers models.
+    """
+    found = {
+        (name, target.attr)
+        for name, source in modules()
+        if not name.startswith(("models/", "shared_pass/"))
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Assign)
+        for one in node.targets
+        for target in (one.elts if isinstance(one, ast.Tuple) else [one])
+        if isinstance(target, ast.Attribute) and is_field_of_a_config(target)
+    }
+    of_checkpointing = {("trainer/checkpointing.py", name) for name in ("save_total_limit", "eval_on_start")}
+    assert found == {("trainer/trl/trainer.py", "use_vllm"), *of_checkpointing}

@@ -39,11 +39,21 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 ON_A_CPU = ("--bf16", "false", "--use_cpu", "true")
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
-# What is published elsewhere and repeated by financial.yaml; a number here changes only together with its file.
-PUBLISHED = {
-    **{"model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct", "learning_rate": 5e-7, "num_train_epochs": 3},
-    **{"tools_script": "tools_funcs/financial_tools_complex.py", "reward_fn": "rewards/financial_tools_reward.py"},
-    **{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, "max_completion_length": 512},
+# What is published elsewhere and repeated by these recipes; a number here changes only together with its file.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "financial": {
+        **{"model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct", "learning_rate": 5e-7, "num_train_epochs": 3},
+        **{"tools_script": "tools_funcs/financial_tools_complex.py", "reward_fn": "rewards/financial_tools_reward.py"},
+        **{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, "max_completion_length": 512},
+    },
+    "gsm8k_qwen3_1.7b": {
+        **{"lora_r": 16, "lora_alpha": 32, "learning_rate": 1e-5, "num_generations": 4, "beta": 0.1},
+        **{"enable_thinking": True, "tools_script": "tools_funcs/calculator_tools.py", "reward": ["gsm8k"]},
+    },
+    "aime_qwen2.5_0.5b": {
+        **{"lora_r": 128, "engine": "vllm_colocate", "report_to": "wandb"},
+        **{"tools_script": "tools_funcs/python_tools.py", "reward": ["math", "tool_use"]},
+    },
 }
 
 
@@ -94,8 +104,7 @@ def roomy_nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_recipe_keeps_its_promise(path: Path, tmp_path: Path) -> None:
-    if path.stem == "financial":
-        assert flat(path) | PUBLISHED == flat(path)
+    assert flat(path) | PUBLISHED.get(path.stem, {}) == flat(path)
     _, config, _ = parse_arguments(["--config", str(path), *ON_A_CPU, "--output_dir", str(tmp_path)])
     assert config.generation_batch_size // config.num_generations >= 2, "a batch of several tasks"
 

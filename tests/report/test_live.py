@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 import threading
@@ -40,17 +41,23 @@ def get(port: int, path: str, host: str | None = None, **headers: str) -> tuple[
     return answer, answer.read()
 
 
+def state_of(port: int) -> str:
+    answer, body = get(port, "/state")
+    assert answer.status == 200
+    return str(json.loads(body)["state"])
+
+
 def test_it_shows_what_was_recorded_since(tmp_path: Path) -> None:
     run = record_run(tmp_path / "run", steps=1)
     with served(run) as port:
         first, page = get(port, "/")
-        state = get(port, "/state")[1]
+        state = state_of(port)
         assert first.status == 200 and first.getheader("Content-Type") == "text/html; charset=utf-8"
         assert b"connect-src &#x27;self&#x27;" in page
         assert get(port, "/")[1] == page, "nothing was recorded, so nothing is made"
         with (run / "episodes.jsonl").open("a") as file:
             file.write((run / "episodes.jsonl").read_text().splitlines()[0].replace('"step": 0', '"step": 1') + "\n")
-        assert get(port, "/state")[1] != state and get(port, "/")[1] != page
+        assert state_of(port) != state and get(port, "/")[1] != page
     assert not (run / "report.html").exists(), "the page of a live report lies elsewhere"
 
 

@@ -81,6 +81,8 @@ def test_what_is_no_right_program_scores_nothing() -> None:
     other_name, other_language = "```python\ndef g(x):\n    return 2 * x\n```", f"```text\n{F}```"
     worse_after = f"{FENCED}\nBetter:\n```python\ndef f(x):\n    return x\n```"
     assert scores_of([other_name, other_language, worse_after, "I would double it."], **TESTS_OF_F) == [0.0] * 4
+    with pytest.raises(RewardError, match="tests of row 1 must be"):
+        score(["x = 1"] * 2, [TESTS_OF_F, {"tests": []}])
 
 
 @pytest.mark.parametrize("name", ["mbpp_full_10", "mbpp_sanitized_30"])

@@ -85,6 +85,11 @@ def test_a_replacement_begins_when_a_group_is_dead_and_waits_for_no_other() -> N
     assert drawn.times.duration_s == 100.0
 
 
+def test_at_the_bound_it_goes_on_with_what_is_there() -> None:
+    drawn = World(live=lambda group: group == 5).take(2)
+    assert drawn.admitted == (0, 5) and len(drawn.sets) == 8
+
+
 def test_judges_of_several_groups_wait_side_by_side() -> None:
     world = World(judge_s=lambda group: 10.0)
     world.take(4)

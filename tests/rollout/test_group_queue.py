@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch
 from process_tree import wait_for
 
 from tests.rollout.test_rollouts import Listener
@@ -188,6 +187,7 @@ def test_all_rollouts_together_keep_to_the_most_episodes_at_a_time() -> None:
 
 
 def test_the_thread_computes_on_the_device_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
     devices: list[tuple[str, int]] = []
     on_thread = threading.current_thread
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -16,6 +16,7 @@ from recipes.nano.tokenizer import build_tokenizer
 from recipes.nano.toolsets import CANONICAL
 from tests.support.chat_families import template_names, trl_tokenizer
 from tests.support.chat_samples import LOOK_UP, calling
+from toolgrpo.chat import resolve_format
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.errors import ChatFormatError, DataError
@@ -43,10 +44,12 @@ class Taught:
     def __init__(self, family: Any, *messages: Any, schemas: Any = (LOOK_UP,), n_prompt: int = 0) -> None:
         self.tokenizer = trl_tokenizer(family) if isinstance(family, str) else family
         try:
-            encode = ConversationEncoder(self.tokenizer)
+            self.chat = resolve_format(self.tokenizer)
         except ChatFormatError as refused:
+            if not isinstance(family, str):
+                raise
             pytest.skip(f"toolgrpo does not train this family: {str(refused)[:80]}")
-        self.chat = encode.chat
+        encode = ConversationEncoder(self.tokenizer, self.chat)
         example = encode(messages, schemas, n_prompt)
         self.ids, self.mask = example.ids, example.mask
         changes = [at for at, (one, other) in enumerate(pairwise((0, *self.mask, 0))) if one != other]

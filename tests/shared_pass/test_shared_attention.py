@@ -154,6 +154,7 @@ def test_masks_are_made_where_they_are_used() -> None:
         ("cuda", (9, 0), torch.float32, 128, {}, "segments"),
         ("cuda", (7, 5), torch.float16, 128, {}, "segments"),
         ("cuda", (8, 9), torch.bfloat16, 224, {}, "segments"),
+        ("cuda", (9, 0), torch.bfloat16, 512, {}, "segments"),
         ("cuda", (9, 0), torch.bfloat16, 60, {}, "segments"),
         ("cuda", (9, 0), torch.bfloat16, 128, {"dropout": 0.1}, "segments"),
         ("mps", None, torch.bfloat16, 128, {}, "segments"),

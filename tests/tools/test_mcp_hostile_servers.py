@@ -52,6 +52,7 @@ def one_tool(schema: dict[str, Any], name: str = "t") -> str:
         ("tools", one_tool({"properties": {"a": {"$ref": "#/$defs/none"}}}), "which is not in the schema"),
         ("tools", one_tool({"type": "string"}), "its tools cannot be listed (tools.0.inputSchema.type: "),
         ("tools", one_tool({}, name="<|im_end|>"), "A model must be able to write a name"),
+        ("tools", one_tool({}, name="a tool"), "A model must be able to write a name"),
         ("tools", one_tool({}, name="x" * 200), "A model must be able to write a name"),
         ("tools", json.dumps(json.loads(one_tool({})) * 2), "it is listed twice"),
         ("tools", "5", "its tools cannot be listed"),

@@ -7,7 +7,6 @@ import json
 import sys
 from pathlib import Path
 
-from tests.support.tool_calls import attempt, call_all
 from toolgrpo.commands.arguments import parse_arguments
 from toolgrpo.commands.job import Job
 from toolgrpo.commands.terminal import Terminal
@@ -49,5 +48,6 @@ def test_servers_beside_functions_and_an_environment(tmp_path: Path) -> None:
         assert {"add", "bump", "far_add"} <= set(box.names)
         for name in ("add", "far_add"):
             assert run_tool(box, {"name": name, "arguments": {"a": 1, "b": 2}}).content == "3"
-        lost, kept = call_all(box, attempt("die"), attempt("add"))
+        with box.session({}) as session:
+            lost, kept = session.run({"name": "die"}), session.run({"name": "add"})
         assert lost.error is ToolErrorKind.DIED and kept.error is ToolErrorKind.BAD_ARGUMENTS

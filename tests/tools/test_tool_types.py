@@ -81,8 +81,12 @@ def test_a_function_of_few_words_is_called_as_it_is_written_and_its_user_warned(
         """Show them."""
         return f"{a} {b} {c}"
 
-    def total(prices: list[float]) -> str:
-        """Add up."""
+    def total(prices: list[float], shares: int = 0) -> str:
+        """Add up.
+
+        Args:
+            prices: What each costs.
+        """
         return f"{prices}"
 
     with pytest.warns(UserWarning) as caught:
@@ -93,4 +97,4 @@ def test_a_function_of_few_words_is_called_as_it_is_written_and_its_user_warned(
         assert said == [f"{2**53 + 1} 1 9", "5.0 1 2", "5 6 2"]
         assert run_tool(box, {"name": "total", "arguments": {"prices": [1, 2.5]}}).content == "[1, 2.5]"
     (notice,) = box.notices
-    assert "p(a, b, c), total(prices)" in notice and notice in [str(one.message) for one in caught]
+    assert "p(a, b, c), total(shares)." in notice and notice in [str(one.message) for one in caught]

@@ -200,7 +200,7 @@ def test_a_tool_in_this_process_that_overruns_is_answered_too() -> None:
     @tool(in_process=True, timeout=0.2)
     def slow() -> str:
         """Sleep."""
-        time.sleep(1)
+        time.sleep(5)
         return ""
 
     @tool(in_process=True, timeout=0.2)

@@ -181,7 +181,7 @@ def test_groups_that_lie_in_two_slices_are_dealt_out_whole(n_processes: int, n_r
             [v for batch in taken for v, *_ in batch.answers.values],
         )
         assert numbers == [number for number in numbers[::4] for _ in range(4)], "a group's rows stand together"
-        assert values == [0.0, 1.0, 0.0, 1.0] * (len(values) // 4), "all of them live"
+        assert values == [0.0, 1.0, 0.0, 1.0] * (len(numbers) // 4), "all of them live"
         assert len({(batch.reward, str(batch.metrics_of_all)) for batch in taken}) == 1
         seen += [one.row["number"] for batch in taken for one in batch.ran.episodes[::4]]
     episodes = [t.metadata["episode"] for batches, _ in results for one in batches for t in one.ran.trajectories]

@@ -160,6 +160,7 @@ def test_nothing_of_another_run_is_gone_on_from(tmp_path: Path) -> None:
         saved(tmp_path, step, run=run)
     assert files.to_resume(tmp_path, "auto", said.append) == tmp_path / "checkpoint-14"
     assert len(said) == 2 and "checkpoint-20: " in min(said) and "checkpoint-30: " in max(said)
+    assert all(line.endswith(": it belongs to another run") for line in said)
     shutil.rmtree(tmp_path / "checkpoint-14")
     assert files.to_resume(tmp_path, "auto", said.append) is None
     with pytest.raises(ConfigError, match="there is no complete checkpoint in"):

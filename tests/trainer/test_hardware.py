@@ -126,7 +126,8 @@ def test_fp16_needs_a_gpu_that_something_is_built_for(monkeypatch: pytest.Monkey
 
 def test_a_precision_that_costs_time_or_range_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     have_gpus(monkeypatch, (7, 5), (8, 0))
-    assert "7.5" in (hardware.precision_line(torch.float16, torch.device("cuda", 0)) or "")
+    line = hardware.precision_line(torch.float16, torch.device("cuda", 0)) or ""
+    assert "capability 7.5, and bf16 needs 8.0" in line
     assert hardware.precision_line(torch.float16, torch.device("cuda", 1)) is None
     assert hardware.precision_line(torch.bfloat16, torch.device("cuda", 0)) is None
     assert "7.4 times" in (hardware._line_of(7.4) or "")
@@ -198,7 +199,8 @@ def test_training_on_another_backend_than_was_asked_for_is_refused() -> None:
     alone = Accelerator(cpu=True)
     assert hardware.check_backend(alone, {}) == Backend(kind="NO", n_processes=1)
     asked_for_fsdp, started_two = {"ACCELERATE_USE_FSDP": "true"}, {"WORLD_SIZE": "2"}
-    for launch, named in ((asked_for_fsdp, "FSDP"), (DEEPSPEED, "DeepSpeed"), (started_two, "2 .*one process")):
+    wanted = ((asked_for_fsdp, "asked for FSDP"), (DEEPSPEED, "asked for DeepSpeed"), (started_two, "2 .*one process"))
+    for launch, named in wanted:
         with pytest.raises(ConfigError, match=named):
             hardware.check_backend(alone, launch)
 

@@ -72,13 +72,17 @@ def test_the_best_step_is_kept_though_no_checkpoint_was_due_then(tmp_path: Path)
 def test_when_a_training_is_to_end(rule: str, measured: list[float], ends: bool) -> None:
     watch = HeldOutWatch(keeps_best=False, stop_when=rule, say=print)
     logs = [{"eval_success": one, "step": step} for step, one in enumerate(measured)]
-    assert (watch.reason(TrainerState(log_history=[{"loss": 0.1}, *logs])) is not None) is ends
+    reason = watch.reason(TrainerState(log_history=[{"loss": 0.1}, *logs]))
+    assert reason == ("held-out success is 1" if ends else None)
 
 
-def test_a_training_ends_as_its_evaluations_say_stopped_and_resumed_or_not(tmp_path: Path) -> None:
+def test_a_training_ends_as_its_evaluations_say_stopped_and_resumed_or_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     changes: dict[str, Any] = {"stop_when": "plateau:2", "keep": "best"}
     whole = trained(tmp_path / "whole", **changes)
     assert (whole.state.global_step, whole.best_step, whole.stopped_by) == (8, 4, None)
+    assert "has not risen for 2 evaluations (best: 0.750)" in " ".join(capsys.readouterr().err.split())
     trained(tmp_path / "parts", signalled(5), **changes)
     for again in ("goes on", "has nothing left to do"):
         resumed = trained(tmp_path / "parts", resume="auto", **changes)

@@ -250,6 +250,7 @@ def test_a_trainer_imports_vllm_and_trackers_only_when_they_are_used_and_without
     own list, and its own generation must still find it.
     """
     pytest.importorskip("vllm", reason="vLLM is not installed")
+    pytest.importorskip("wandb", reason="wandb is not installed")
     script = """
 import sys
 import toolgrpo
@@ -261,7 +262,10 @@ print("-- all is imported --", file=sys.stderr)
 loaded = {name.split(".")[0] for name in sys.modules}
 print(loaded & {"vllm", "wandb", "trackio"}, vllm_client._HAS_STATEFUL_TRAINER_ENGINE, base_trainer.wandb.run)
 print(vllm_generation.SamplingParams(n=3).n, vllm_generation.LLM.__name__, "." in vllm_client.get_ip(), base_trainer.wandb.Table.__name__)
+import wandb
+wandb.run = "begun"
+print(base_trainer.wandb.run)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=True)
-    assert done.stdout.splitlines()[-2:] == ["set() True None", "3 LLM True Table"]
+    assert done.stdout.splitlines()[-3:] == ["set() True None", "3 LLM True Table", "begun"]
     assert "vLLM" not in done.stderr.split("-- all is imported --")[0]

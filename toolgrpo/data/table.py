@@ -56,7 +56,8 @@ def write_rows(rows: Callable[[bool], Iterable[Row]]) -> Dataset | None:
     `rows(first)` gives them anew; `first` is True the first time.
     """
     kinds: dict[str, str] = {}
-    for batch in _batches(rows(True)):
+    first, second = iter(rows(True)), iter(rows(False))
+    while batch := list(islice(first, _BATCH)):
         for column in dict.fromkeys(key for row in batch for key in row):
             kinds[column] = _widen(kinds.get(column, "null"), _kind([row.get(column) for row in batch]))
     if not kinds:
@@ -69,16 +70,10 @@ def write_rows(rows: Callable[[bool], Iterable[Row]]) -> Dataset | None:
         pyarrow.OSFile(str(path), "wb") as file,
         pyarrow.ipc.new_stream(file, schema) as writer,
     ):
-        for batch in _batches(rows(False)):
+        while batch := list(islice(second, _BATCH)):
             arrays = [_array([row.get(column) for row in batch], kind, types[column]) for column, kind in kinds.items()]
             writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
     return Dataset.from_file(str(path))
-
-
-def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    iterator = iter(rows)
-    while batch := list(islice(iterator, _BATCH)):
-        yield batch
 
 
 def _kind(values: list[Any]) -> str:
