@@ -18,6 +18,7 @@ from tests.support.chat_families import template_names, trl_tokenizer
 from tests.support.chat_samples import LOOK_UP, calling
 from toolgrpo.chat import resolve_format
 from toolgrpo.chat.base import ParsedTurn
+from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.errors import ChatFormatError, DataError
 from toolgrpo.sft.encoder import ConversationEncoder, read_conversations
@@ -44,12 +45,14 @@ class Taught:
     def __init__(self, family: Any, *messages: Any, schemas: Any = (LOOK_UP,), n_prompt: int = 0) -> None:
         self.tokenizer = trl_tokenizer(family) if isinstance(family, str) else family
         try:
-            self.chat = resolve_format(self.tokenizer)
+            chat = resolve_format(self.tokenizer)
         except ChatFormatError as refused:
             if not isinstance(family, str):
                 raise
             pytest.skip(f"toolgrpo does not train this family: {str(refused)[:80]}")
-        encode = ConversationEncoder(self.tokenizer, self.chat)
+        assert isinstance(chat, TemplateFormat)
+        self.chat = chat
+        encode = ConversationEncoder(self.tokenizer, chat)
         example = encode(messages, schemas, n_prompt)
         self.ids, self.mask = example.ids, example.mask
         changes = [at for at, (one, other) in enumerate(pairwise((0, *self.mask, 0))) if one != other]
