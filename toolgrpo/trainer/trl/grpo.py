@@ -63,14 +63,13 @@ def _import_trl() -> None:
     if "trl.trainer.grpo_trainer" in sys.modules:
         return
     stand_ins: dict[str, ModuleType] = {}
-    for package, modules, kind in (
-        ("vllm", _TAKEN_BY_TRL, _StandIn),
-        *((one, (one,), _TrackerLater) for one in _TRACKERS),
-    ):
+    for package in ("vllm", *_TRACKERS):
         spec = None if package in sys.modules else find_spec(package)
-        if spec is not None:
-            stand_ins |= {name: kind(name) for name in modules}
-            stand_ins[package].__spec__ = spec  # by which TRL finds that it is installed
+        if spec is None or spec.origin is None:  # not installed: wandb's own folder of runs has that name, too
+            continue
+        of_vllm = {name: _StandIn(name) for name in _TAKEN_BY_TRL}
+        stand_ins |= of_vllm if package == "vllm" else {package: _TrackerLater(package)}
+        stand_ins[package].__spec__ = spec  # by which TRL finds that it is installed
     sys.modules.update(stand_ins)
     try:
         importlib.import_module("trl.trainer.grpo_trainer")
