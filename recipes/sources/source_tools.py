@@ -5,9 +5,10 @@
     cedar    right, and each look-up is billed (source_reward.py)
 
 So a price is best asked of beacon, a supplier of atlas, and a contact must be asked of cedar. No question, name or docstring
-says so.
+says so. With SOURCES_CHANGED=1 in the environment atlas is cut short and beacon stale, as if somebody had moved the data.
 """
 
+import os
 import random
 from typing import Literal
 
@@ -63,7 +64,8 @@ def right(article: str, field: str) -> str:
     return TODAY[article][field]
 
 
-WAYS = {"atlas": stale, "beacon": cut_short, "cedar": right}
+CHANGED = os.environ.get("SOURCES_CHANGED", "0") != "0"
+WAYS = {"atlas": cut_short if CHANGED else stale, "beacon": stale if CHANGED else cut_short, "cedar": right}
 
 
 def ask(system: str, article: str, field: str) -> str:

@@ -4,6 +4,8 @@
     python recipes/sql_explorer/sql_rows.py outputs/sql --rung schema --tier "one table" trap
     python recipes/sql_explorer/sql_rows.py outputs/sql --example          each question after two worked ones
     python recipes/sql_explorer/sql_rows.py outputs/sql --worked           also worked.jsonl, for `toolgrpo sft`; or: --worked clean
+    python recipes/sql_explorer/sql_rows.py outputs/sql --worked --half    worked.jsonl for half of the kinds of company, and
+                                                                           train.jsonl for the others
 
 A row has a question, its answer, the name of its database, and the rung of the ladder: what the model is told of the database
 at the start, and so which tools it needs. It has no query and no call. Those are in worked.jsonl only: one conversation for
@@ -154,20 +156,30 @@ def main() -> None:
     parser.add_argument("--tier", nargs="+", choices=TIERS, default=list(TIERS))
     parser.add_argument("--example", action="store_true")
     parser.add_argument("--worked", nargs="?", const="mistakes", choices=("mistakes", "clean"))
+    parser.add_argument("--half", action="store_true")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     with load_tools(HERE / "sql_environment.py") as box:
         examples = {rung: example(rung, box) if given.example else [] for rung in given.rung}
         for split in ROWS:
             drawn = tasks(split, given.rung, given.tier)
-            write(given.folder / f"{split}.jsonl", (_after(examples[task.rung], task.row()) for task in drawn))
+            to_show, to_ask = _halves(drawn) if given.half and split == "train" else (drawn, drawn)
+            write(given.folder / f"{split}.jsonl", (_after(examples[task.rung], task.row()) for task in to_ask))
             if given.worked and split == "train":
                 schemas = {schema["function"]["name"]: schema for schema in box.schemas}
-                mistaken = [number % 3 == 2 and given.worked == "mistakes" for number in range(len(drawn))]
-                conversations = [worked(task, box, how) for task, how in zip(drawn, mistaken, strict=True)]
-                shown = [{"tools": [schemas[name] for name in RUNGS[task.rung]]} for task in drawn]
+                mistaken = [number % 3 == 2 and given.worked == "mistakes" for number in range(len(to_show))]
+                conversations = [worked(task, box, how) for task, how in zip(to_show, mistaken, strict=True)]
+                shown = [{"tools": [schemas[name] for name in RUNGS[task.rung]]} for task in to_show]
                 rows = [{"messages": said, **tools} for said, tools in zip(conversations, shown, strict=True)]
                 write(given.folder / "worked.jsonl", rows)
+
+
+def _halves(drawn: Sequence[Task]) -> tuple[list[Task], list[Task]]:
+    """Return the tasks of the first half of the kinds of company, and those of the others."""
+    kinds = list(KINDS["train"])
+    first = tuple(f"{kind}-" for kind in kinds[: len(kinds) // 2])
+    halves = {half: [task for task in drawn if task.company.name.startswith(first) is half] for half in (True, False)}
+    return halves[True], halves[False]
 
 
 def _after(example: list[Row], row: Row) -> Row:

@@ -29,6 +29,17 @@ def test_each_field_has_one_cheapest_system_that_tells_it_and_the_worked_ones_ha
         assert all(is_told(tools.stale, field)) and all(is_told(tools.cut_short, field))
 
 
+def test_after_the_change_prices_are_right_in_atlas_and_suppliers_in_beacon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCES_CHANGED", "1")
+    changed = import_file(RECIPE / "source_tools.py")
+    told = {
+        system: {field: is_told(way, field) for field in ("price", "supplier")} for system, way in changed.WAYS.items()
+    }
+    assert all(told["atlas"]["price"]) and not any(told["atlas"]["supplier"])
+    assert all(told["beacon"]["supplier"]) and sum(told["beacon"]["price"]) < 4
+    assert all(told["cedar"]["price"]) and all(told["cedar"]["supplier"])
+
+
 def test_rows_have_no_call_and_no_article_is_in_both_splits(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(RECIPE / "source_rows.py"), str(tmp_path)], check=True, timeout=60)
     asked: dict[str, set[str]] = {}

@@ -55,6 +55,18 @@ def test_a_worked_conversation_is_written_for_each_row(tmp_path: Path, monkeypat
     assert len(worked) == n and n // 4 <= sum("Error: query: " in text for text in told) <= n // 3
 
 
+def test_half_of_the_kinds_are_shown_and_the_others_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = import_file(RECIPE / "sql_rows.py")
+    monkeypatch.setitem(rows.ROWS, "train", 40)
+    monkeypatch.setattr(sys, "argv", ["sql_rows.py", str(tmp_path), "--worked", "clean", "--half", "--rung", "schema"])
+    rows.main()
+    asked = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    assert {row["database"].rpartition("-")[0] for row in asked} == set(list(rows.KINDS["train"])[10:])
+    shown = [row["messages"][0]["content"] for row in read_conversations(tmp_path / "worked.jsonl")]
+    assert len(asked) == len(shown) == 20
+    assert not [row for row in asked for question in shown if row["prompt"] in question]
+
+
 def test_each_kind_of_row_earns_all_when_it_is_played_right_and_none_is_guessed(box: Toolbox) -> None:
     for split in ROWS:
         of_each = {task.row()["task"]: task for task in checks.tasks(split)}.values()
