@@ -42,19 +42,19 @@ LINES = {
     "support": 1390,
     "testing": 970,
     "tools": 5329,
-    "trainer": 5230,
+    "trainer": 5227,
     "(itself)": 800,
 }
 MOST = {
     "modules": 235,
-    "modules with one importer": 44,
+    "modules with one importer": 42,
     "modules that a trainer imports": 129,
-    "lines that a trainer imports": 23_635,
+    "lines that a trainer imports": 23_627,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 38_360,
+    "lines of tests": 38_383,
     "lines of benchmarks": 5_779,
-    "lines of pages": 4_105,
+    "lines of pages": 4_100,
     "words of pages": 30_900,
 }
 SANDBOX = {"lines": 3_980, "lines of tests": 2_882}  # of confined-python, which is counted by itself

@@ -26,7 +26,8 @@ from toolgrpo.trainer.memory import Device, PassShape, RunShape, estimate, free_
 
 GIB = 2**30
 LORA = 366_592  # weights of rank 16 in a layer of Qwen2.5-0.5B
-QWEN = PassShape(layers=24, width=896, heads=1152, inner=4864, n_trained=24 * LORA, itemsize=4, checkpointing=True)
+OF_QWEN: Any = {"layers": 24, "width": 896, "heads": 1152, "inner": 4864, "n_trained": 24 * LORA, "itemsize": 4}
+QWEN = PassShape(**OF_QWEN, bytes_of_weights=12 * 24 * LORA, checkpointing=True)
 
 
 @pytest.mark.parametrize("case", ["fp32", "bf16 by autocast", "bf16, adapters", "bf16, adapters with dropout"])
@@ -61,11 +62,13 @@ def test_what_a_pass_keeps_is_what_its_shape_says(tmp_path: Path, case: str) -> 
     assert 0.8 * 600 * of_layers < counted < 1.15 * 600 * of_layers
 
 
-def test_what_a_step_holds_is_what_the_model_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_a_step_holds_is_what_the_model_says(tmp_path: Path, dtype: torch.dtype) -> None:
     """Counted: weights, gradients and averages of a real step."""
-    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=320, hidden_size=64, intermediate_size=128, num_hidden_layers=2))
+    sizes: Any = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    model = Qwen2ForCausalLM(Qwen2Config(**sizes)).to(dtype)
     frozen = model.model.embed_tokens.weight.requires_grad_(False)
-    run = RunShape.of(model, ToolGRPOConfig(str(tmp_path), beta=0.1), dtype=torch.float32, context=9, **COLOCATED)
+    run = RunShape.of(model, ToolGRPOConfig(str(tmp_path), beta=0.1), dtype=dtype, context=9, **COLOCATED)
     optimizer = torch.optim.AdamW(weight for weight in model.parameters() if weight.requires_grad)
     ids = torch.arange(12).reshape(2, 6)
     model(ids, labels=ids).loss.backward()
@@ -75,9 +78,11 @@ def test_what_a_step_holds_is_what_the_model_says(tmp_path: Path) -> None:
         return sum(one.numel() * one.element_size() for one in tensors if one is not None and one.dim())
 
     weights = list(model.parameters())
-    assert run.weights == run.reference == held(weights) and run.n_weights * 4 == run.weights
-    assert run.gradients == held(weight.grad for weight in weights) == run.weights - 4 * frozen.numel()
+    assert run.weights == run.reference == held(weights) and run.n_weights * dtype.itemsize == run.weights
+    assert run.gradients == held(weight.grad for weight in weights) == run.weights - held([frozen])
     assert run.optimizer == held(state for one in optimizer.state.values() for state in one.values())
+    assert run.passes is not None
+    assert run.passes.bytes_of_weights == run.gradients + run.optimizer + 4 * model.lm_head.weight.numel()
 
 
 COLOCATED: Any = {"engine": "vllm_colocate", "at_a_time": 16}
@@ -170,7 +175,7 @@ def test_a_pass_is_cut_where_the_machine_is_too_small() -> None:
     [
         (QWEN, "--max_completion_length"),
         (replace(QWEN, checkpointing=False), "--gradient_checkpointing"),
-        (replace(QWEN, n_trained=494_032_768), "--use_peft"),
+        (replace(QWEN, n_trained=494_032_768, bytes_of_weights=6 * 494_032_768), "--use_peft"),
     ],
 )
 def test_a_row_that_does_not_fit_is_refused_with_the_flag_that_helps(shape: PassShape, helpful: str) -> None:

@@ -45,6 +45,7 @@ class PassShape:
     heads: int  # width of a token's queries, keys and values together
     inner: int  # width of the MLP
     n_trained: int  # weights that are trained
+    bytes_of_weights: int  # gradients, what Adam keeps, and the head's gradient in float32
     itemsize: int  # bytes of an activation
     checkpointing: bool
     residual: int | None = None  # bytes of what goes from layer to layer; None: the same
@@ -66,6 +67,7 @@ class PassShape:
             inner = experts * (getattr(config, "moe_intermediate_size", None) or inner)
         head = getattr(config, "head_dim", None) or width // heads
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        out = model.get_output_embeddings().weight
         key_value_heads = getattr(config, "num_key_value_heads", None) or heads
         return cls(
             layers=layers,
@@ -73,14 +75,10 @@ class PassShape:
             heads=head * (heads + 2 * key_value_heads),
             inner=inner,
             n_trained=sum(parameter.numel() for parameter in trained),
+            bytes_of_weights=3 * sum(map(_n_bytes, trained)) + 4 * out.numel() * out.requires_grad,
             itemsize=max((parameter.element_size() for parameter in trained), default=4),
             checkpointing=checkpointing,
         )
-
-    @property
-    def bytes_of_weights(self) -> int:
-        """Gradients, and the two averages that Adam keeps, in float32."""
-        return 12 * self.n_trained
 
     @property
     def bytes_per_token(self) -> int:
