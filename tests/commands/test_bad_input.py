@@ -85,6 +85,7 @@ WRONG: dict[type[ToolGRPOError], str] = {
         ! --eval_share 1
         ! --num_generations 3 => num_generations 3 per_device_train_batch_size 9
         ! --num_generations 1
+        ! --reward exact_match --reward accuracy => --reward twice
         --per_device_train_batch_size 0
         --max_completion_length 0
         --max_grpo_completion_length -5 => max_completion_length -5

@@ -75,6 +75,17 @@ def test_a_model_and_a_spoilt_one_side_by_side(adapter: Path, tmp_path: Path, mo
     assert lines[-1] == f"objective eval_success {successes / 36:.6g}"
 
 
+def test_any_k_and_any_name_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    rows = [{"prompt": "What is 2 + 2?", "answer": "4", "task": task} for task in ("sums [easy]", "sums [/b]")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = ("--eval_dataset_id_or_path", str(tmp_path / "rows.jsonl"))
+    _, shown = evaluate(tmp_path / "out", *data, "--eval_questions", "2", "--samples", "2", "--ks", "2")
+    assert "[easy]" in shown and "[/b]" in shown
+    assert json.loads((tmp_path / "out/evaluation.json").read_text())["model"]["pass@2"]
+    assert shown.splitlines()[-1].startswith("objective eval_success ")
+
+
 def test_users_who_speak_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script of the row, on a real tokenizer; `replay` and `show` read the same recording."""
     from transformers import AutoTokenizer

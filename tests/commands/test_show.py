@@ -196,6 +196,14 @@ def test_a_worked_question_of_a_prompt_is_not_learnt_again(folder: Path, tmp_pat
     assert row["n_prompt"] == 3 and row["messages"][1]["content"] == "4"
 
 
+def test_examples_whose_episodes_had_tools_of_their_own_are_taken_from_the_run(folder: Path, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    changed = [{**line, "row": {**line.get("row", {}), "tools": ["add"]}} for line in lines]
+    (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+    shown = show(tmp_path, "--successes", "--as_examples", tmp_path / "rows.jsonl").replace("\n", " ")
+    assert "were shown tools of their own" in shown and f"--from_run {tmp_path} --output_dir" in shown
+
+
 def test_a_folder_whose_name_is_no_text_has_a_report(folder: Path, tmp_path: Path) -> None:
     place = Path(os.fsdecode(os.fsencode(tmp_path) + b"/run\xff"))
     shutil.copytree(folder, place)

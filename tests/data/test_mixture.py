@@ -59,6 +59,9 @@ def test_a_task_may_hide_the_tools_that_its_prompts_do_not_show(tmp_path: Path) 
     text = "tasks:\n- {data: DIR/a.jsonl, name: a, tools: [], hidden_tools: [add]}\n- {data: DIR/b.jsonl, name: b}\n"
     for row in load_tasks(mixture(tmp_path, text)):
         assert (row["tools"], row["hidden_tools"]) == (([], ["add"]) if row["task"] == "a" else (None, None))
+    (tmp_path / "b.jsonl").write_text(json.dumps({"prompt": "q", "answer": 1, "tools": ["sub"]}) + "\n")
+    rows = load_tasks(mixture(tmp_path, text))
+    assert [row["tools"] for row in rows if row["task"] == "b"] == [["sub"]], "a row's own, where its task says nothing"
 
 
 @pytest.mark.parametrize(

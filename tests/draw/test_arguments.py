@@ -88,6 +88,16 @@ def test_numbers_are_of_the_size_and_the_kind_that_their_text_and_schema_mean() 
         assert low <= min(found) and max(found) <= high and len(set(found)) > 5
     assert all(type(one) is int and one > 3 for one in values("", "integer", exclusiveMinimum=3, maximum=9))
     assert all(isinstance(one, int) or one != int(one) for one in values("Price."))
+    for kind, bounds in (
+        ("number", {"exclusiveMinimum": 0, "exclusiveMaximum": 1}),
+        ("number", {"minimum": 0, "exclusiveMaximum": 1}),
+        ("integer", {"multipleOf": 5}),
+        ("integer", {"multipleOf": 5, "minimum": 1, "maximum": 100}),
+    ):
+        one = spec({"q": {"type": kind, **bounds}})
+        some = drawn(one)
+        assert len({arguments["q"] for arguments in some}) > 5, bounds
+        assert not [one for one in map(ArgumentChecker("tool", one.parameters).check, some) if one.complaint], bounds
 
 
 def test_registered_values_win_over_guessing() -> None:
@@ -122,6 +132,7 @@ def test_values_of_earlier_results_fit_a_parameter_by_their_name() -> None:
     nested = '{"results": [{"id": 5, "name": "x"}, {"id": 7}], "id": 9}'
     assert [value for label, value in outputs(nested) if label == "id"] == [5, 7, 9], "in the order of reading"
     assert list(outputs("7")) == [("", 7)] and list(outputs("a\nb")) == [("", "a"), ("", "b")]
+    assert list(outputs("2024-01-05")) == [("", "2024-01-05")] and list(outputs("3 4")) == [("", 3), ("", 4)]
 
 
 def test_values_in_the_code_are_tried_where_nothing_else_is_answered() -> None:

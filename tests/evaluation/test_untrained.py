@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from toolgrpo.episode.dropped import Drop, DropCause
 from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.evaluation.before_training import WRITINGS, nonsense, score_made_up, spread, untrained_facts
 from toolgrpo.rewards import get_reward
@@ -42,6 +45,11 @@ def test_calls_groups_and_pass_at_k() -> None:
     assert facts.live == 0.5 and facts.pass_1 == 0.25 and facts.pass_k == 0.5
     assert facts.stops == {"finished": 4} and facts.rewards == (1.0, 0.0, 0.5, 0.5)
     assert facts.mixed == 1, "the second group has no success"
+    both = batch((WELL, 1.0), (NONE, 1.0))
+    lost = replace(
+        both, episodes=(both.episodes[0], replace(both.episodes[1], success=None, drop=Drop(DropCause.TOOL, "")))
+    )
+    assert untrained_facts(lost, k=2).mixed == 0, "an episode that was dropped is no failure"
 
 
 def test_a_task_that_never_succeeds_is_told_apart() -> None:

@@ -110,6 +110,9 @@ def test_rows_whose_tests_ask_nothing_are_refused_and_end_no_training() -> None:
             assert isinstance(one, DropEpisode) and "the tests of" in one.reason, name
     refused = rows_refused(rows)
     assert list(refused) == list(range(1, len(rows))) and all("the tests of" in why for why in refused.values())
+    imports = {"test_imports": ["import math", "import json"], "test_setup_code": ["two = 2"]}  # as MBPP has them
+    listed = {"tests": ["assert f(1) == math.floor(two)"], **imports}
+    assert score(["def f(x): return 2 * x"], [listed]) == [1.0] and not rows_refused([listed])
 
 
 EXPECTING = {

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 
 from recipes.nano.demonstrations import demonstrate, draw_training_problem, render, render_tools
@@ -230,6 +231,16 @@ def test_schemas_of_a_row_may_be_json_text(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"messages": SAID, "tools": json.dumps(SCHEMAS)}) + "\n")
     assert read_conversations(file)[0]["tools"] == SCHEMAS
+
+
+def test_what_a_table_fills_in_is_not_taught(tmp_path: Path) -> None:
+    calls = [calling(("buy", {"product": "tea"})), calling(("go", {"city": "Oslo"}))]
+    table = pyarrow.Table.from_pylist([{"messages": [*SAID[:1], call]} for call in calls])
+    assert table.to_pylist()[0]["messages"][1]["tool_calls"][0]["function"]["arguments"]["city"] is None
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    read = read_conversations(tmp_path / "rows.parquet")
+    said = [row["messages"][1]["tool_calls"][0]["function"]["arguments"] for row in read]
+    assert said == [{"product": "tea"}, {"city": "Oslo"}]
 
 
 def test_prompt_and_completion_are_a_conversation_too_whose_prompt_is_only_shown(tmp_path: Path) -> None:

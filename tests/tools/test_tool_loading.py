@@ -114,6 +114,46 @@ def test_the_decorator_says_more() -> None:
     assert type(stop)(**json.loads(json.dumps(asdict(stop)))) == stop
 
 
+WRAPPED = '''
+import functools
+
+def timed(function):
+    @functools.wraps(function)
+    def inner(*args, **kwargs):
+        return function(*args, **kwargs)
+    return inner
+
+@timed
+async def later(q: str) -> str:
+    """Look up, later."""
+    return f"{q} later"
+
+class Index(dict):
+    pass
+
+def find(index: Index, limit: int, q: str) -> str:
+    """Find it."""
+    return f"{index[q]} of {limit}"
+
+async def wait(seconds: float, q: str) -> str:
+    """Wait."""
+    return f"{q} after {seconds}"
+
+TOOL_FUNCTIONS = [later, functools.partial(find, Index(x="it"), limit=3), functools.partial(wait, 0.1)]
+'''
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_decorated_coroutines_and_partials_are_tools(tmp_path: Path, here: bool) -> None:
+    text = WRAPPED + ("from toolgrpo.tools import tool\n" if here else "")
+    marked = "TOOL_FUNCTIONS = [tool(in_process=True)(one) for one in TOOL_FUNCTIONS]\n" if here else ""
+    with load_tools(write(tmp_path, text + marked), workers=1) as box:
+        assert box.names == ["later", "find", "wait"]
+        assert [list(one["function"]["parameters"]["properties"]) for one in box.schemas[:2]] == [["q"], ["q"]]
+        said = [run_tool(box, {"name": name, "arguments": {"q": "x"}}).content for name in box.names]
+    assert said == ["x later", "it of 3", "x after 0.1"]
+
+
 @pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1}, {"in_process": True, "isolate": True}])
 def test_impossible_options_are_refused_where_they_are_written(options: dict[str, Any]) -> None:
     with pytest.raises(PluginError):

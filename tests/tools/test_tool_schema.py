@@ -72,6 +72,8 @@ def test_rest_and_numpy_docstrings_say_the_same_as_google() -> None:
     numpy = "Add.\n\nParameters\n----------\na : int\n    First,\n    and more.\nb : int, optional\n    Second.\n\nReturns\n-------\nint\n    The sum."
     rest = "Add.\n\n:param a: First,\n    and more.\n:param b: Second.\n:returns: The sum."
     assert parse_docstring(google) == parse_docstring(numpy) == parse_docstring(rest)
+    both = numpy.replace("a : int\n    First,\n    and more.\nb : int, optional", "a, b : int")
+    assert parse_docstring(both).parameters == {"a": "Second.", "b": "Second."}
     assert parse_docstring(google).description == "Add." and set(parse_docstring(google).parameters) == {"a", "b"}
 
 

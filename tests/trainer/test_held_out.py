@@ -11,7 +11,7 @@ from datasets import Dataset
 from safetensors.torch import load_file
 from transformers import TrainerState
 
-from tests.support.trainings import run_to_end, same_weights, signalled, varied
+from tests.support.trainings import run_to_end, same_weights, signalled, step_logs, varied
 from toolgrpo.errors import ConfigError
 from toolgrpo.testing import ByteChat, tiny_config, tiny_trainer
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
@@ -114,6 +114,36 @@ def test_several_data_sets_count_by_their_mean(tmp_path: Path) -> None:
     assert (trainer.state.global_step, trainer.best_step, trainer.state.best_metric) == (8, 4, 0.875)
 
 
+def test_an_evaluation_that_could_score_nothing_is_no_best_one_and_no_plateau(tmp_path: Path) -> None:
+    def scores(answer: list[str], trajectories: list[Any], trainer_state: Any, **_: Any) -> list[float | None]:
+        lost = trainer_state.global_step == 2 and answer[0].startswith("h")
+        return [None] * len(answer) if lost else list(reward(answer, trajectories, trainer_state))
+
+    options: dict[str, Any] = {"max_steps": 5, "eval_steps": 2, "save_steps": 9, "save_strategy": "steps"}
+    options |= {"keep": "best", "max_dropped_share": 1.0}
+    trainer = run_to_end(tiny_trainer(tmp_path, scores, varied, parts={"eval_dataset": ROWS}, **options))
+    assert rates(trainer) == [(2, None), (4, 0.75), (5, 0.0)] and trainer.best_step == 4
+
+
+def test_a_solved_task_is_not_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    solved = Dataset.from_list([{"prompt": "solved", "answer": "h-1"}])
+    trainer = trained(tmp_path, rows=solved, stop_when="solved", eval_on_start=True)
+    assert trainer.state.global_step == 0 and not step_logs(trainer)
+    assert "held-out success is 1 before the first step" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_training_after_another_begins_at_the_first_row(tmp_path: Path) -> None:
+    asked = []
+    with tiny_trainer(tmp_path, reward, varied, max_steps=3, max_staleness=1, steps_per_generation=2) as trainer:
+        for _ in range(2):
+            trainer.train()
+            asked.append([request.ids for request in trainer.engine.requests])
+            trainer.engine.requests.clear()
+        metrics = trainer.evaluate({"a": ROWS, "b": ROWS}, metric_key_prefix="test")
+    assert asked[0] == asked[1]
+    assert metrics["test_success"] == metrics["test_a_success"]
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -121,6 +151,8 @@ def test_several_data_sets_count_by_their_mean(tmp_path: Path) -> None:
         ({"stop_when": "solved"}, r"stop_when.*eval_steps"),
         ({"keep": "best"}, "keep goes by held-out success"),
         ({"eval_steps": 2, "metric_for_best_model": "loss"}, "eval_success"),
+        ({"num_iterations": 0}, "num_iterations must be at least 1"),
+        ({"rollout_correction": "trl", "vllm_importance_sampling_correction": False}, "leave one of the two out"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:

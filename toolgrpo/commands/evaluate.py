@@ -189,7 +189,7 @@ class EvaluationRun:
 
     def _show(self, comparison: Comparison) -> None:
         for table in comparison.tables():
-            self.terminal.console.print(table)
+            self.terminal.console.print(table, markup=False)  # tasks and tools are named in it
         for label, report in (("baseline", comparison.baseline), ("model", comparison.model)):
             for line in [] if report is None else report.lines(Path(self.config.output_dir) / label):
                 self.terminal.say(f"{line} ({label})" if comparison.baseline else line)
@@ -208,7 +208,7 @@ class EvaluationRun:
         if self.config.record_episodes:
             for label in (*(["baseline"] if comparison.baseline else []), "model"):
                 self.terminal.say(f"episodes  {Path(self.config.output_dir) / label / 'episodes.jsonl'}")
-        self.terminal.say_objective(comparison.model.shares()["pass@1"].value)
+        self.terminal.say_objective(replace(comparison.model, ks=(1,)).shares()["pass@1"].value)
 
 
 def evaluation_arguments(given: Given) -> tuple[EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig]:

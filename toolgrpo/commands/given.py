@@ -138,6 +138,8 @@ def read_given(
                 raise ValueError(f"takes no value, got {behind[0]!r}")
             if name in off:
                 values[name.removeprefix("no_")] = False
+            elif name in flags and flags[name].takes_several and [one for one, _ in found].count(name) > 1:
+                raise ValueError("is given twice; write all of its values behind one flag")
             elif name != "config":
                 values[name] = _value(flags[name], behind)
         except ValueError as error:

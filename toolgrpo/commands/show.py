@@ -141,10 +141,17 @@ def _write_examples(folder: Path, asked: ShowArguments, console: Console) -> Non
         lines = [json_line(_as_row(one["messages"], one["n_prompt"])) for one in found.conversations]
         path.write_text("".join(lines), encoding="utf-8")
     _say(console, f"{path}: {found}")
+    rows = f"--dataset_id_or_path {shlex.quote(str(path))}"
+    if any(one["offered"] is not None or one["hidden"] for one in found.conversations):
+        _say(
+            console,
+            "some episodes were shown tools of their own, which rows of messages cannot say; --from_run goes by them",
+        )
+        rows = f"--from_run {shlex.quote(str(folder))}"
     known = read_run(run_file(folder) or run_file(folder.parent))
     calls = any(message.get("tool_calls") for one in found.conversations for message in one["messages"])
     tools = [f"--{name} {shlex.quote(str(known[name]))}" for name in TOOL_SOURCES if known.get(name)]
-    words = f"--dataset_id_or_path {shlex.quote(str(path))} --output_dir DIR {' '.join(tools) or ('--tools_script TOOLS.py' if calls else '')}"
+    words = f"{rows} --output_dir DIR {' '.join(tools) or ('--tools_script TOOLS.py' if calls else '')}"
     _say(console, f"next: toolgrpo sft --model MODEL {words}")
 
 

@@ -63,7 +63,7 @@ def read_parquet(path: Path) -> Iterator[RawRow]:
             for batch in file.iter_batches(_BATCH):
                 for row in batch.to_pylist():
                     number += 1
-                    yield RawRow(f"{path}, row {number}", row)
+                    yield RawRow(f"{path}, row {number}", row, filled=True)
     except pyarrow.ArrowInvalid as error:
         raise DataError(f"{path} is not a Parquet file: {error}") from error
 

@@ -328,7 +328,8 @@ class Mixture(_Opening):
         columns: dict[str, Any] = {"task": task.name or task.data}
         for name in _OF_MIXTURES[1:]:
             if any(getattr(other, name) is not None for other in self.tasks):
-                columns[name] = getattr(task, name)
+                own = getattr(task, name)
+                columns[name] = row.get(name) if own is None else own
         opening = task.system_prompt or self.system_prompt, task.examples or self.examples
         return with_opening({**row, **columns}, *opening)
 

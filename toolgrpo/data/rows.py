@@ -96,6 +96,7 @@ class RawRow:
     where: str  # file and line
     columns: Mapping[str, Any] | None
     problem: str = ""
+    filled: bool = False  # objects have None for the keys that others have: so Arrow keeps them
 
 
 class BadRows:

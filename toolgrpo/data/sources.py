@@ -56,7 +56,7 @@ def hub_rows(place: HubSplit) -> Iterator[RawRow]:
     """Yield a data set of the hub, from the network or from what `HF_DATASETS_CACHE` holds."""
     name = "/".join(filter(None, (place.repository, place.config)))
     for number, row in enumerate(_from_hub(place, name), start=1):
-        yield RawRow(f"{name} [{place.split}], row {number}", row)
+        yield RawRow(f"{name} [{place.split}], row {number}", row, filled=True)
 
 
 def _from_hub(place: HubSplit, name: str) -> Any:

@@ -11,6 +11,7 @@ Not covered: strings with a `pattern`; keys of objects that the schema does not 
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from collections import defaultdict, deque
@@ -38,6 +39,7 @@ from toolgrpo.tools.plugin.tool_spec import ToolSpec
 Arguments = dict[str, Any]
 _MOST_KEPT = 400  # values of one name
 _MOST_READ = 20_000  # characters of a result
+_ENDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _DEEPEST = 8  # levels of a value, for schemas that refer to themselves
 _STUCK = (8, 0.3)  # calls, and the share of answers below which a tool's own code is looked at
 
@@ -82,6 +84,8 @@ def outputs(content: str) -> Iterator[tuple[str, Any]]:
     try:
         while text:  # a server may give several values, one after the other
             value, end = json.JSONDecoder().raw_decode(text)
+            if type(value) in (int, float) and text[end : end + 1].strip():
+                raise ValueError("a date or a code begins with a number")
             pending.append(("", value))
             text = text[end:].lstrip()
     except (ValueError, RecursionError):
@@ -249,18 +253,21 @@ class Drawer:
         known, (low, high) = self._learned[name], bounds_in(str(schema.get("description") or ""))
         if low is not None and high is not None and found.step < high - low <= 200:
             found = Range(low, high, found.step)
+        ends = [schema[end] for end in _ENDS if schema.get(end) is not None]
         step = schema.get("multipleOf") or (max(1, round(found.step)) if kind == "integer" else found.step)
         lows = [schema.get("minimum"), low, known.low]
         highs = [schema.get("maximum"), high, known.high]
+        beside = 1 if kind == "integer" else min(step, (max(ends) - min(ends)) / 20 or step) if ends else step
         if (least := schema.get("exclusiveMinimum")) is not None:
-            lows.append(least + (1 if kind == "integer" else step))
+            lows.append(least + beside)
         if (most := schema.get("exclusiveMaximum")) is not None:
-            highs.append(most - (1 if kind == "integer" else step))
+            highs.append(most - beside)
         low, high = (max((one for one in lows if one is not None), default=None),
                      min((one for one in highs if one is not None), default=None))  # fmt: skip
         first, last = found.low, found.high
         if low is not None and high is not None and low > high:  # an error was misread
             low, high = bounds_in(str(schema.get("description") or ""))
+            low, high = schema.get("minimum", low), schema.get("maximum", high)
         if low is not None and high is not None and (not low <= last or not first <= high or high - low <= 1):
             first, last = low, high
         first = first if low is None else max(first, low)
@@ -270,6 +277,8 @@ class Drawer:
             first = last - 20 * step
         if kind == "number" and last - first < 4 * step:
             step = (last - first) / 20 or 1
+        if multiple := schema.get("multipleOf"):
+            step, first = multiple, math.ceil(first / multiple - 1e-9) * multiple
         value = first + step * self._rng.randint(0, max(0, int((last - first) / step + 1e-9)))
         signed = re.search(r"positive\).*negative|negative\)|may be negative|\bpaid \(negative", about)
         value = -value if signed and self._rng.random() < 0.5 else value

@@ -34,7 +34,7 @@ _TRIES = 3  # likewise, of a check
 _HOPELESS = 12  # rounds without an answer that is new
 _SLOW_S, _BIG = 1.0, 100_000
 
-_BUSY = (ToolErrorKind.TIMEOUT, ToolErrorKind.DIED)
+_BUSY = (ToolErrorKind.TIMEOUT, ToolErrorKind.DIED, ToolErrorKind.DROPPED)
 _NOTHING = re.compile(
     r"\s*(?:no(?:thing|ne|t found| results?\b| such\b| match)|unknown\b|null\s*$|\[\]\s*$|\{\}\s*$|error\b|n/a\b|\[status [45]"
     r'|\{\s*"(?:error|detail)"|.{0,60}\bnot found\b|.{0,40}\bno results?\b|.{0,40}\binvalid\b|$)',

@@ -130,7 +130,7 @@ def _taken(by_task: Mapping[str, list[Program]], n: int) -> list[Program]:
     for size, most in ((3, 0.15 * n), (2, 0.5 * n), (1, n), (2, n), (3, n)):
         some = [one for one in by_task.values() if one and len(one[0]) == size]
         while len(taken) < round(most) and any(some):
-            taken += [one.pop() for one in some if one][: round(most) - len(taken)]
+            taken += [one.pop() for one in [one for one in some if one][: round(most) - len(taken)]]
     return taken
 
 

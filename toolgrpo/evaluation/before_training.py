@@ -155,7 +155,7 @@ def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
         stops=Counter(t.stop_reason.value for t in batch.trajectories),
         rewards=tuple(total for total in batch.totals if total is not None),
         live=fmean(not is_dead([episode.total for episode in group]) for group in groups),
-        mixed=sum(0 < n < len(group) for n, group in zip(solved, groups, strict=True)),
+        mixed=sum(len({bool(one.success) for one in group if one.drop is None}) == 2 for group in groups),
         pass_1=fmean(batch.successes),
         pass_k=fmean(n > 0 for n in solved),
         copied=sum(copies_result(trajectory.messages) for trajectory in batch.trajectories),
@@ -168,7 +168,7 @@ def _never_solved(episodes: Sequence[Scored]) -> dict[str, int]:
     asked, solved = Counter[str](), Counter[str]()
     for episode in episodes:
         task = episode.row.get("task")
-        if task is not None:
+        if task is not None and episode.drop is None:
             asked[str(task)] += 1
             solved[str(task)] += bool(episode.success)
     return {task: n for task, n in asked.items() if n >= _ENOUGH and not solved[task]} if solved.total() else {}

@@ -245,7 +245,7 @@ class RunProgress(Observer, TrainerCallback):  # type: ignore[misc]  # transform
             seconds = {_WHOLE: whole, _ROLLOUT: rollout, _TRAINING: max(0.0, whole - rollout)}
             self.show_step(state.global_step, {**logs, **seconds})
             self._begin_times()
-        elif "eval_reward" in logs:
+        elif logs.get("eval_reward") is not None:  # else nothing could be scored
             shown = [
                 f"{name} {logs[key]:.2f}"
                 for name, key in (("reward", "eval_reward"), ("success", "eval_success"))

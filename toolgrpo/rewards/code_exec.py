@@ -217,8 +217,8 @@ def _wanted(suite: Suite) -> frozenset[str]:
 def _read(
     row: int,
     tests: Any,
-    imports: str | None,
-    setup: str | None,
+    imports: str | Sequence[str] | None,
+    setup: str | Sequence[str] | None,
     entry_point: str | None,
     answer: Any,
     allow_forgeable: bool | None,
@@ -233,9 +233,13 @@ def _read(
         raise RewardError(
             f"reward code_exec: allow_forgeable of {row_name.get()(row)} must be true, false or absent; got {allow_forgeable!r}"
         )
-    suite = Suite(cells, imports or "", setup or "", entry_point or None)
+    suite = Suite(cells, _lines(imports), _lines(setup), entry_point or None)
     reference = program_of(answer, _wanted(suite)) if isinstance(answer, str) else None
     return _Row(replace(suite, reference=reference or ""), bool(allow_forgeable))
+
+
+def _lines(cell: str | Sequence[str] | None) -> str:
+    return "\n".join(cell) if isinstance(cell, list | tuple) else str(cell or "")  # MBPP has a list of imports
 
 
 def rows_refused(rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:

@@ -207,7 +207,8 @@ class InProcessBackend(StatelessBackend):
 
     def _call(self, tool: LoadedTool, arguments: Mapping[str, Any], result: Future[Reply]) -> None:
         try:
-            reply = self._rendered(tool.call(arguments))
+            value = tool.call(arguments)
+            reply = self._rendered(self._coroutines.submit(value).result() if asyncio.iscoroutine(value) else value)
         except BaseException as error:  # the executor: a tool may raise anything, SystemExit included
             reply = _failed(error)
         result.set_result(reply)

@@ -131,6 +131,11 @@ class Batches:
             self.groups.queue.settle()
             self.processes.meet()
 
+    def begin_anew(self) -> None:
+        """Go back to the first row."""
+        if self.groups is not None:
+            self.groups.order.begin_anew()
+
     def stop(self) -> None:
         """Cancel what is in the queue."""
         if self.groups is not None:

@@ -40,6 +40,7 @@ from toolgrpo.errors import ConfigError, StorageError
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
 from toolgrpo.support.storage import storage_failure, write_whole
 from toolgrpo.trainer import checkpoint_files as files
+from toolgrpo.trainer.stopping import RunIsComplete
 
 if TYPE_CHECKING:
     from toolgrpo.trainer.trl.calls import CallsOfTRL
@@ -129,12 +130,6 @@ def begin_together(folder: Path, wanted: Any, say: Callable[[str], None], **more
     state.wait_for_everyone()
     (begun,) = broadcast_object_list([files.begin_run(folder, wanted, say, **more) if state.is_main_process else None])
     return cast("files.BegunRun", begun)
-
-
-class RunIsComplete(Exception):
-    """Raised when training begins and the checkpoint has all its steps:
-    Transformers would train one more.
-    """
 
 
 class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here

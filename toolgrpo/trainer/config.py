@@ -35,6 +35,7 @@ from toolgrpo.trainer.trl_jobs import take_trl_arguments
 
 _LEAST_OF_TRL = {
     **{"num_generations": 2, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1},
+    **{"num_iterations": 1, "steps_per_generation": 1, "generation_batch_size": 1},
     **{"temperature": 0, "beta": 0, "learning_rate": 0, "weight_decay": 0, "max_grad_norm": 0, "top_k": -1},
 }
 _BETWEEN_OF_TRL = {"top_p": (1e-6, 1), "min_p": (0, 1), "learning_rate": (0, 1e6)}
@@ -292,6 +293,11 @@ COMBINATIONS: tuple[tuple[Callable[[Any], Any], str], ...] = (
         lambda c: c.rollout_correction in ("bypass", "geo_tis", "off") and set_fields_of_trl(c),
         "{found[0]} belongs to TRL's own correction, but rollout_correction is {c.rollout_correction}; leave one of the two "
         "out",
+    ),
+    (
+        lambda c: c.rollout_correction in ("trl", "bypass", "geo_tis") and not c.vllm_importance_sampling_correction,
+        "vllm_importance_sampling_correction false turns the correction off, but rollout_correction is "
+        "{c.rollout_correction}; leave one of the two out",
     ),
     (
         lambda c: c.runs_ahead and c.vllm_enable_sleep_mode,

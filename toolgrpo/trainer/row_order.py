@@ -52,10 +52,13 @@ class RowOrder:
     def __init__(self, n_rows: int, order_of: Callable[[int], Sequence[int]]) -> None:
         self._n_rows = n_rows
         self._order_of = order_of
-        self._place = 0  # in the endless sequence of passes
-        self._held: list[int] = []  # planned before, not used
+        self.begin_anew()
         self._pass: tuple[int, Sequence[int]] | None = None
         self._planned: list[tuple[int, int | None]] = []
+
+    def begin_anew(self) -> None:
+        self._place = 0  # in the endless sequence of passes
+        self._held: list[int] = []  # planned before, not used
 
     def plan(self, n: int) -> list[int]:
         """Return the next n rows, none of them used yet."""

@@ -15,6 +15,7 @@ s: docs/how-to/scaling.md).
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -131,6 +132,10 @@ class GracefulStop(TrainerCallback):  # type: ignore[misc]  # transformers ships
         )
 
 
+class RunIsComplete(Exception):
+    """Raised when training begins and nothing is left to train: Transformers would train a step more."""
+
+
 class HeldOutWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
     """Save each step that is the best so far, and end a training as `stop_when` says, by its evaluations.
 
@@ -145,6 +150,17 @@ class HeldOutWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships
         self._stop_when = stop_when
         self._say = say
         self._n_datasets = n_datasets
+        self._begins = False  # a training, which may evaluate before its first step
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self._begins = True
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self._begins = False
 
     def reason(self, state: TrainerState) -> str | None:
         """Return why the training is to end, if it is."""
@@ -164,13 +180,15 @@ class HeldOutWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships
         control: TrainerControl,
         **kwargs: object,
     ) -> None:
-        of_this_step = [log for log in state.log_history if "eval_success" in log and log["step"] == state.global_step]
+        of_this_step = [log for log in _evaluations(state) if log["step"] == state.global_step]
         if len(of_this_step) < self._n_datasets:
             return
         if self._keeps_best and state.global_step and _rates(state)[-1] > _best(state):
             control.should_save = True  # Transformers notes it as the best, and loads it at the end
         reason = self.reason(state)
-        if reason is not None:
+        if reason is not None and self._begins:
+            raise RunIsComplete(f"{reason} before the first step (stop_when {self._stop_when})")
+        if reason is not None and state.global_step:
             control.should_save = control.should_training_stop = True
             self._say(f"stopped after step {state.global_step}: {reason} (stop_when {self._stop_when})")
 
@@ -181,8 +199,17 @@ def _best(state: TrainerState) -> float:
 
 def _rates(state: TrainerState) -> list[float]:
     """Return held-out success by evaluation, over the data sets of each."""
-    logs = [log for log in state.log_history if "eval_success" in log]
-    return [fmean(log["eval_success"] for log in of_step) for _, of_step in groupby(logs, key=itemgetter("step"))]
+    by_step = groupby(_evaluations(state), key=itemgetter("step"))
+    return [fmean(log["eval_success"] for log in of_step) for _, of_step in by_step]
+
+
+def _evaluations(state: TrainerState) -> list[dict[str, Any]]:
+    return [log for log in state.log_history if is_measured(log.get("eval_success"))]
+
+
+def is_measured(rate: float | None) -> bool:
+    """Return whether an evaluation has scored episodes; TRL's log has None for what is not a number."""
+    return rate is not None and not math.isnan(rate)
 
 
 # When one process of a run fails, the others say so, instead of showing what it did to them.

@@ -49,11 +49,17 @@ from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.assembly import Tools, cache_of, engine_lines, loaded_lines, model_card, take_parts
 from toolgrpo.trainer.batches import Batches, check_engine, open_groups
 from toolgrpo.trainer.checkpoint_files import BegunRun
-from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete, tied_head_expected
+from toolgrpo.trainer.checkpointing import Checkpoints, tied_head_expected
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.hardware import check_backend
 from toolgrpo.trainer.model_card import SavesWithCard
-from toolgrpo.trainer.stopping import GracefulStop, HeldOutWatch, close_when_nobody_has_it, report_first_failure
+from toolgrpo.trainer.stopping import (
+    GracefulStop,
+    HeldOutWatch,
+    RunIsComplete,
+    close_when_nobody_has_it,
+    report_first_failure,
+)
 from toolgrpo.trainer.training_pass import open_pass, settled_checkpointing
 from toolgrpo.trainer.trl import trainer as trl_trainer
 from toolgrpo.trainer.trl.calls import CallsOfTRL, check_models
@@ -268,6 +274,9 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
             folder = self._checkpoints.to_resume(wanted)
             if folder is not None:
                 self.progress.say(f"resuming from {folder}")
+            else:  # a training before this one in the same session has left its place
+                self.restore_place_in_batch({"step": 0, "buffered_inputs": None})
+                self.rollout_batches.begin_anew()
             try:
                 bars = nullcontext() if self.progress.brings_own_log else library_bars_off()
                 with bars, tied_head_expected(self.policy.base_model):

@@ -12,6 +12,7 @@ Every error names the file and what to do.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -31,7 +32,7 @@ from confined_python.processes.wire import unpack_objects
 from toolgrpo.errors import PluginError
 from toolgrpo.support.plugin_files import import_failed, import_file, user_traceback
 from toolgrpo.tools.base import HOOKS
-from toolgrpo.tools.plugin.schema import function_schema, type_hints, wrap_explicit_schema
+from toolgrpo.tools.plugin.schema import called, function_schema, own_parameters, type_hints, wrap_explicit_schema
 from toolgrpo.tools.plugin.tool_spec import ToolSpec, options_of
 from toolgrpo.tools.render import BadArguments
 
@@ -156,7 +157,10 @@ def tools_of(functions: Iterable[Any], label: str, examples: Examples | None = N
 
 def _load_one(function: Any, label: str, examples: Examples | None) -> LoadedTool:
     options = options_of(function)
-    name = options.name or getattr(function, "__name__", None) or type(function).__name__
+    named = (
+        function if hasattr(function, "__name__") or not isinstance(function, functools.partial) else called(function)
+    )
+    name = options.name or getattr(named, "__name__", None) or type(function).__name__
     if not name.replace("-", "_").isidentifier():
         raise PluginError(
             f"{label}: a tool named {name!r} cannot be called by a model. "
@@ -167,13 +171,12 @@ def _load_one(function: Any, label: str, examples: Examples | None) -> LoadedToo
         schema, adapters = wrap_explicit_schema(options.schema, function, name, where), {}
     else:
         schema, adapters = function_schema(function, name, where), _adapters(function, where)
-    target = function if inspect.isroutine(function) else type(function).__call__
     known = {"name": schema["function"]["name"], "schema": schema, "closed": options.schema is None}
     with suppress(Exception):  # a user's objects may raise when they are looked at, and it only helps drawing
         known["literals"] = literals_of(function)
     known["examples"] = examples or {}
-    spec = ToolSpec(**vars(options) | known, is_async=inspect.iscoroutinefunction(target))
-    parameters = inspect.signature(function).parameters.values()
+    spec = ToolSpec(**vars(options) | known, is_async=inspect.iscoroutinefunction(called(function)))
+    parameters = own_parameters(function)
     positional = [one.name for one in parameters if one.kind is inspect.Parameter.POSITIONAL_ONLY]
     fields = {one.name: one.default for one in parameters if isinstance(one.default, FieldInfo)}
     optional = {name: one for name, one in fields.items() if not one.is_required()}
@@ -183,7 +186,7 @@ def _load_one(function: Any, label: str, examples: Examples | None) -> LoadedToo
 def _adapters(function: Callable[..., Any], where: str) -> dict[str, pydantic.TypeAdapter[Any]]:
     hints = type_hints(function, where)
     adapters: dict[str, pydantic.TypeAdapter[Any]] = {}
-    for name in inspect.signature(function).parameters:
+    for name in [one.name for one in own_parameters(function)]:
         hint = hints.get(name)
         try:
             if hint is not None and not any(hint is plain for plain in _PLAIN):

@@ -17,6 +17,7 @@ schema).
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import re
@@ -68,14 +69,25 @@ def parse_docstring(doc: str) -> DocText:
         description = (parsed.description or "").strip()
     return DocText(
         description=description,
-        parameters={p.arg_name: _one_line(p.description or "") for p in parsed.params},
+        parameters={
+            name.strip(): _one_line(p.description or "")
+            for p in parsed.params
+            for name in p.arg_name.split(",")  # NumPy's `x, y : int`
+        },
     )
+
+
+def called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that runs in the end: that of a partial, the `__call__` of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
 
 
 def type_hints(function: Callable[..., Any], where: str) -> dict[str, Any]:
     """Resolve the annotations; PluginError that says which could not be."""
-    target = function if inspect.isroutine(function) else type(function).__call__
     try:
+        target = called(function)
         return {name: modern_hint(hint) for name, hint in typing.get_type_hints(target, include_extras=True).items()}
     except Exception as error:  # annotations are arbitrary code: NameError, TypeError, SyntaxError, ...
         cure = missing_import(error.name) if isinstance(error, NameError) and error.name else None
@@ -135,17 +147,18 @@ def type_schema(hint: Any, where: str) -> dict[str, Any]:
 def function_schema(function: Callable[..., Any], name: str, where: str) -> dict[str, Any]:
     """Return the OpenAI function form of a function with typed parameters and a docstring."""
     doc_text = inspect.getdoc(function)
+    if doc_text == inspect.getdoc(functools.partial):
+        doc_text = inspect.getdoc(called(function))
     if not doc_text:
         raise PluginError(
             f"{where}: no docstring. The model reads it to know what the tool does: say in a line what it does, "
             "then describe each parameter in an `Args:` section (a method that is no tool: _NAME)."
         )
     doc = parse_docstring(doc_text)
-    signature = inspect.signature(function)
     hints = type_hints(function, where)
     properties: dict[str, Any] = {}
     required: list[str] = []
-    for parameter in _own_parameters(signature):
+    for parameter in own_parameters(function):
         properties[parameter.name] = _parameter_schema(parameter, hints, doc, where)
         default = parameter.default
         if default is inspect.Parameter.empty or (isinstance(default, FieldInfo) and default.is_required()):
@@ -184,12 +197,13 @@ def wrap_explicit_schema(
     }
 
 
-def _own_parameters(signature: inspect.Signature) -> list[inspect.Parameter]:
-    """Return the parameters without an implicit receiver."""
-    parameters = list(signature.parameters.values())
+def own_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters without an implicit receiver, and without what a partial has filled in."""
+    parameters = list(inspect.signature(function).parameters.values())
     if parameters and parameters[0].name in ("self", "cls") and parameters[0].annotation is inspect.Parameter.empty:
-        return parameters[1:]
-    return parameters
+        parameters = parameters[1:]
+    filled = function.keywords if isinstance(function, functools.partial) else {}
+    return [one for one in parameters if one.name not in filled]
 
 
 def _parameter_schema(

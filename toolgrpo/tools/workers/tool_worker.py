@@ -130,11 +130,14 @@ class Worker:
                 self._start(call_id, partial(method, *message["args"]), is_async=is_async, render=render)
 
     def _opened(self, row: str) -> object:
-        """Make the instance and reset it; return what it says. An async reset is awaited on the loop."""
+        """Make the instance and reset it; return what it says."""
         assert self._plugin.environment is not None
         self._instance = self._plugin.environment.factory()
-        observation = self._instance.reset(**unpack_objects(row))
-        return self._on_loop().submit(observation).result() if asyncio.iscoroutine(observation) else observation
+        return self._waited(self._instance.reset(**unpack_objects(row)))
+
+    def _waited(self, value: Any) -> Any:
+        """Return a value, that of a coroutine once the loop has run it: a plain decorator hides `async def`."""
+        return self._on_loop().submit(value).result() if asyncio.iscoroutine(value) else value
 
     def _start(
         self,
@@ -180,7 +183,7 @@ class Worker:
         if not self._begin(call_id):
             return
         try:
-            reply = render(function())
+            reply = render(self._waited(function()))
         except BaseException as error:  # the executor: a tool may raise anything, SystemExit included
             reply = self._failed(error)
         # before the reply is sent: after it the trainer may send the next call, which is to find the folder as it was

@@ -171,7 +171,10 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
         self.rollout_batches.processes.meet()  # rewards may take long too
         shown = [(bool(one.success), {"reward": one.total, **_by_function(one)}) for one in batch.scored]
         of_all: list[tuple[bool, dict[str, float | None]]] = gather_object(shown)
-        metrics = {"success": sum(success for success, _ in of_all) / max(1, len(of_all))}
+        if not of_all:
+            self.progress.say("no episode of this evaluation could be scored, so its success is not known")
+        metrics = {"success": sum(success for success, _ in of_all) / len(of_all) if of_all else math.nan}
+        metrics["reward"] = math.nan  # unless there are some
         for name in dict.fromkeys(name for _, rewards in of_all for name in rewards):
             values = [value for _, rewards in of_all if (value := rewards.get(name)) is not None]
             metrics[name] = sum(values) / len(values) if values else math.nan

@@ -49,6 +49,7 @@ from toolgrpo.rollout.batch import Mode
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.row_order import Training
+from toolgrpo.trainer.stopping import is_measured
 from toolgrpo.trainer.trl.grpo import GRPOTrainer, SFTTrainer
 
 if TYPE_CHECKING:
@@ -91,7 +92,9 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         metrics: dict[str, float] = super().evaluate(eval_dataset, *args, **kwargs)
         several = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(several, dict):
-            metrics["eval_success"] = fmean(metrics[f"eval_{name}_success"] for name in several)
+            prefix = kwargs.get("metric_key_prefix", args[1] if len(args) > 1 else "eval")
+            rates = [metrics[f"{prefix}_{name}_success"] for name in several]
+            metrics[f"{prefix}_success"] = fmean(rates) if all(map(is_measured, rates)) else math.nan
         return metrics
 
     def prediction_step(self, *_: Any, **__: Any) -> Any:
@@ -112,7 +115,12 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._checkpoints.once_sealed(lambda: super(TrainerOfTRL, self)._push_from_checkpoint(checkpoint_folder))
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Return whether to save, which `save_strategy best` takes from it alone: also where a stop has asked for that."""
+        """Return whether to save, which `save_strategy best` takes from it alone: also where a stop has asked for that.
+
+        An evaluation that could score nothing is no best one.
+        """
+        if not is_measured(metrics.get(str(self.args.metric_for_best_model), 0.0)):
+            return bool(self.control.should_save)
         return bool(super()._determine_best_metric(metrics, trial)) or self.control.should_save
 
     def _load_best(self) -> None:
