@@ -19,7 +19,10 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 [ -d "$root/.venv/bin" ] && PATH="$root/.venv/bin:$PATH"
 
 gpus=0
-if command -v nvidia-smi >/dev/null 2>&1; then gpus=$(nvidia-smi --list-gpus 2>/dev/null | wc -l); fi
+if command -v nvidia-smi >/dev/null 2>&1; then gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU ' || true); fi
+if [ "$gpus" -gt 0 ] && [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then # the others are hidden
+    gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c . || true)
+fi
 case "$gpus" in
     0) found=cpu ;;
     1) found=single_gpu ;;
@@ -31,7 +34,7 @@ if [ ! -f "$launch" ]; then
     exit 2
 fi
 if [ "${LAUNCH:-$found}" = single_gpu ]; then # the others are hidden, or the model would be spread over them
-    CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+    CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0}
     export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES%%,*}
 fi
 processes=()

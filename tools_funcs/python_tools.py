@@ -10,10 +10,12 @@ Where nothing confines code (macOS), both forms refuse to start unless TOOLGRPO_
 
 from __future__ import annotations
 
+import ast
 import os
 import threading
 from contextlib import ExitStack
 
+from confined_python import parse_python
 from toolgrpo.sandbox import RemoteSandbox, Sandbox, SandboxResult, Session
 from toolgrpo.tools import tool
 
@@ -49,7 +51,24 @@ def python(code: str) -> str:
     Args:
         code: The program. The standard library, numpy and sympy can be imported; there is no network.
     """
-    return _as_text(_get_sandbox().run(code, timeout=_RUN_TIMEOUT_S))
+    sandbox = _get_sandbox()
+    return _as_text(
+        sandbox.run(_printing(code) if isinstance(sandbox, RemoteSandbox) else code, timeout=_RUN_TIMEOUT_S)
+    )
+
+
+def _printing(code: str) -> str:
+    """Code that prints the value of its last expression, which a remote service does not return."""
+    try:
+        tree = parse_python(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return code  # whoever runs it says so
+    if not tree.body or not isinstance(tree.body[-1], ast.Expr):
+        return code
+    shown = ast.parse("(lambda value: None if value is None else print(repr(value)))(0)").body[0]
+    shown.value.args[0] = tree.body[-1].value
+    tree.body[-1] = shown
+    return ast.unparse(tree)
 
 
 @tool(keep_processes=True)

@@ -126,6 +126,7 @@ WRONG: dict[type[ToolGRPOError], str] = {
         --record_episodes perhaps
         --max_step 3 => --max_step --max_steps
         ! --num_iterations 100 => max_steps 100
+        ! --model_init_kwargs {"dtype":"bfloat16"} => model_init_kwargs dtype
         --lr 1e-5 => --lr learning_rate
         --max_steps
         stray""",

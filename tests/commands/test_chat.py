@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from toolgrpo.commands.chat import ChatTools, ShowingRunner, chat_arguments, converse
-from toolgrpo.commands.main import read
+from toolgrpo.commands.main import mistakes, read
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
@@ -107,11 +107,19 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(monkeypatch: pytest.MonkeyPatc
     assert [one["content"] for one in chat.messages] == ["Be short.", "five", "Five."]
 
 
-def test_a_folder_brings_what_its_run_was_given_and_flags_win(tmp_path: Path) -> None:
+def test_a_folder_brings_what_its_run_was_given_and_flags_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "model_name_or_path: nano\nsystem_prompt: Be short.\nmax_steps: 3\nbatch_size: 8\n"
     (tmp_path / "run.yaml").write_text(text)
     script, config, model = chat_arguments(read("chat", [str(tmp_path), "--temperature", "0", "--use_cpu"]))
     assert (script.system_prompt, config.temperature, model.model_name_or_path) == ("Be short.", 0.0, str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "run.yaml").write_text("agent: agent.py\nreward_fn: [/gone/my_reward.py]\nsystem_prompt: Be short.\n")
+    given = read("chat", [str(tmp_path), "--use_cpu"])
+    assert chat_arguments(given)[0].agent is None and not mistakes(given), "what a chat does not use"
+    with pytest.raises(ConfigError, match="without --agent"):
+        chat_arguments(read("chat", ["nano", "--agent", "a.py", "--use_cpu"]))
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    assert read("chat", [f"--model_name_or_path=~/{tmp_path.name}"]).values["system_prompt"] == "Be short."
     (tmp_path / "run.yaml").write_text("batch_sizes: 8\n")
     with pytest.raises(ConfigError, match="unknown key 'batch_sizes'"):
         chat_arguments(read("chat", [str(tmp_path)]))

@@ -176,6 +176,8 @@ def test_a_run_s_file_has_whole_paths_and_names_as_names(tmp_path: Path, monkeyp
         "output_dir": f"{tmp_path}/nano",
         "deepspeed": f"{tmp_path}/ds.json",
     }
+    rows = read("train", ["--dataset_id_or_path", "gsm8k:hf_dataset_rows.jsonl"])
+    assert yaml.safe_load(run_text(rows)) == {"dataset_id_or_path": f"gsm8k:{tmp_path}/hf_dataset_rows.jsonl"}
 
 
 def test_a_checkpoint_is_read_with_the_file_of_its_run(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,6 +71,19 @@ def test_merged_weights_give_the_logits_of_base_and_adapter_and_bring_tools_and_
     assert "library_name: transformers" in card and "merged into it" in card
     with pytest.raises(ToolGRPOError, match="converter failed: Model FooForCausalLM is not supported"):
         export(to, "--gguf", "bf16")
+
+
+def test_what_the_training_was_told_is_in_each_export(adapter: Adapter, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(adapter[0], tmp_path / "source"))
+    (source / "run.yaml").write_text("system_prompt: Be brief.\nenable_thinking: false\nreward: accuracy\n")
+    export(source, "--merge", tmp_path / "whole")
+    first = (tmp_path / "whole/Modelfile").read_text()
+    export(tmp_path / "whole")
+    assert 'SYSTEM """Be brief."""' in first
+    assert (tmp_path / "whole/Modelfile").read_text() == first
+    said = modelfile("x", source, {"enable_thinking": False})
+    for kwargs in ({"enable_thinking": False}, '{"enable_thinking": false}'):
+        assert modelfile("x", source, {"chat_template_kwargs": kwargs}) == said != modelfile("x", source, {})
 
 
 def export(*words: object) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,87 @@ def test_a_call_without_its_markers_is_handed_out_where_that_is_wanted() -> None
     done, _ = session_of([bare, ByteChat.say("3")], act, unmarked_calls="accept")
     assert [(call.status, call.ok) for call in done.calls] == [(AttemptStatus.ACCEPTED, True)]
     assert len(done.segments) == 1
+
+
+def told(said: ModelAnswer) -> list[Message]:
+    return [{"role": "tool", "tool_call_id": call.id, "content": f"of {call.arguments}"} for call in said.calls]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_results_stand_in_the_order_of_the_calls_and_a_broken_one_is_answered(turned: bool) -> None:
+    async def act(session: GatewaySession) -> None:
+        first = await session.answer(asked(QUESTION))
+        assert len(first.calls) == 2
+        await session.answer(asked(QUESTION, as_repeated(first), *told(first)[:: -1 if turned else 1]))
+
+    done, _ = session_of([ByteChat.say('call add {"a": 1}\ncall add {\ncall add {"a": 3}'), ByteChat.say("ok")], act)
+    places = [texts(done)[0].index(words) for words in ('>tool:of {"a": 1}', ">tool:Error: ", '>tool:of {"a": 3}')]
+    assert places == sorted(places) and [call.ok for call in done.calls] == [True, False, True]
+    assert done.calls[2].result == 'of {"a": 3}'
+
+
+class OneId(ByteChat):
+    """A model that gives all of its calls one id."""
+
+    def parse(self, ids: Any, *, before: Any = ()) -> Any:
+        turn = super().parse(ids, before=before)
+        return replace(turn, attempts=tuple(replace(one, call_id="abcdefgh1") for one in turn.attempts))
+
+
+def test_each_call_has_an_id_of_its_own() -> None:
+    async def act(session: GatewaySession) -> None:
+        first = await session.answer(asked(QUESTION))
+        assert len({call.id for call in first.calls}) == 2
+        await session.answer(asked(QUESTION, as_repeated(first), *told(first)))
+
+    done, _ = session_of([ByteChat.say('call add {"a": 1}\ncall add {"a": 2}'), ByteChat.say("ok")], act, chat=OneId())
+    assert [call.result for call in done.calls] == ['of {"a": 1}', 'of {"a": 2}']
+
+
+def test_a_request_without_tools_is_answered_in_text() -> None:
+    async def act(session: GatewaySession) -> None:
+        said = await session.answer(asked(QUESTION, tools=()))
+        assert (said.calls, said.content, said.finish_reason) == ((), CALL, "stop")
+
+    done, _ = session_of([ByteChat.say(CALL)], act)
+    assert not done.calls
+
+
+def test_results_beside_a_users_words_are_results() -> None:
+    async def act(session: GatewaySession) -> None:
+        first = await session.answer(asked(QUESTION))
+        more = {"role": "user", "content": "hm"}
+        await session.answer(asked(QUESTION, as_repeated(first), result(first), more))
+
+    done, _ = session_of([ByteChat.say(CALL), ByteChat.say("ok")], act)
+    assert [call.result for call in done.calls] == ["3"]
+
+
+def test_a_result_before_an_empty_answer_is_not_left_out_later() -> None:
+    async def act(session: GatewaySession) -> None:
+        first = await session.answer(asked(QUESTION))
+        shown = (QUESTION, as_repeated(first), result(first, "x" * 50))
+        cut = await session.answer(asked(*shown))
+        assert cut.content == ""
+        with suppress(Refused):
+            await session.answer(asked(*shown, as_repeated(cut), {"role": "user", "content": "go on"}))
+
+    script = [ByteChat.say(CALL), ByteChat.say("hi")]
+    _, engine = session_of(script, act, bridges=True, max_completion_length=60)
+    assert all("x" * 50 in ByteChat.text(request.ids) for request in engine.requests[1:])
+
+
+def test_a_call_that_is_quoted_is_not_made_again() -> None:
+    numbers = {"type": "object", "properties": {name: {"type": "integer"} for name in "ab"}}
+    add = {"type": "function", "function": {"name": "add", "parameters": numbers}}
+
+    async def act(session: GatewaySession) -> None:
+        first = await session.answer(asked(QUESTION, tools=[add]))
+        last = await session.answer(asked(QUESTION, as_repeated(first), result(first), tools=[add]))
+        assert last.calls == () and last.finish_reason == "stop"
+
+    quoted = ByteChat.say('I used:\n{"name": "add", "arguments": {"a": 1, "b": 2}}')
+    session_of([ByteChat.say(CALL), quoted], act, unmarked_calls="accept")
 
 
 class HeldChat(ByteChat):

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from toolgrpo.errors import SandboxError
 from toolgrpo.sandbox import Sandbox
+from toolgrpo.support.plugin_files import import_file
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.toolbox import parse_call
 
 pytestmark = pytest.mark.e2e
 
 FILE = "tools_funcs/python_tools.py"
+
+
+def test_a_remote_run_prints_its_last_value(capsys: pytest.CaptureFixture[str]) -> None:
+    printing = import_file(Path(FILE))._printing
+    for code in ("print('a')\n6 * 7", "x = 1", "None"):
+        exec(printing(code), {})
+    assert capsys.readouterr().out == "a\n42\n" and printing("(") == "("
 
 
 @pytest.fixture(scope="module", autouse=True)

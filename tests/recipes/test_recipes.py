@@ -211,6 +211,10 @@ def test_the_launch_script_passes_its_arguments_on(tmp_path: Path) -> None:
     one = launch("--config", "f", does=gpus, LAUNCH="single_gpu", CUDA_VISIBLE_DEVICES="2,3")
     assert one.stdout.startswith("2|")
     assert f"multi_gpu.yaml --num_processes 4 {clone}" in launch("--config", "f", does=gpus).stdout
+    assert "multi_gpu.yaml --num_processes 2" in launch("--config", "f", does=gpus, CUDA_VISIBLE_DEVICES="2,3").stdout
+    assert "cpu.yaml" in launch("--config", "f", does=gpus, CUDA_VISIBLE_DEVICES="").stdout
+    program("nvidia-smi", 'echo "NVIDIA-SMI has failed"; exit 9')
+    assert "cpu.yaml" in launch("--config", "f", does=gpus).stdout
     wrong = launch(LAUNCH="gpu")
     assert wrong.returncode == 2 and f"there is no {clone}/accelerate/gpu.yaml" in wrong.stderr
 

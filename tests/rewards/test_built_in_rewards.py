@@ -102,14 +102,22 @@ def test_a_dotted_path_is_a_reward_of_the_working_folder(tmp_path: Path, monkeyp
 
 
 EXACT = {  # an answer: texts that have it, and texts that do not
-    "72": (["It is 72."], ["It is 720 or 72.5 or -72"]),
+    "72": (["It is 72.", "一共72个"], ["It is 720 or 72.5 or -72"]),
     "New York": (["the  capital is\nNEW york"], []),
     "York": ([], ["Yorkshire"]),
     "c++": (["C++ it is"], []),
     "12500": (["It costs $12,500."], []),
     "4.5": (["It costs 4.50 euros."], []),
     "-7": (["It is \u22127."], ["10-7 is 3"]),
-    "7": (["Agent 007"], ["It is 7/10, in Room 7b"]),
+    "7": (["Agent 007", "5–7"], ["It is 7/10, in Room 7b", "7.2GB", "7/10th", "user_7", "-$7", "It is –7"]),
+    "4": ([], ["4.5kg"]),
+    "1": ([], ["1,250km", "1.5e3", "1\u202f234"]),
+    "1500": (["1.5e3"], []),
+    "-5": ([], ["1e-5"]),
+    "500": ([], ["-$500", "−$500"]),
+    "3": ([], [r"\frac{3}{4}"]),
+    "234": ([], [r"1{,}234"]),
+    "北京": (["中国的首都是北京。"], []),
     "007": ([], ["Agent 7"]),
     "2024": (["on 15/03/2024"], []),
     "1.2": ([], ["version 1.2.3 of 10.0.0.1"]),
@@ -126,20 +134,28 @@ def test_exact_match(answer: str) -> None:
 
 
 NUMBERS: dict[Fraction | int | None, list[str]] = {
-    72: ["The answer is 72.", r"\$72", r"so \boxed{72} after 3 steps", r"\boxed{\text{about } 72}", "#### 72\n"],
+    72: [
+        "答案是72。",
+        "一共72个苹果",
+        "The answer is 72.",
+        r"\$72",
+        r"so \boxed{72} after 3 steps",
+        r"\boxed{\text{about } 72}",
+        "#### 72\n",
+    ],
     7: ["7%", "7cm", "USD7"],
     Fraction("1234.5"): ["**$1,234.50**"],
     -5: ["-$5", "$-5"],
     -7: ["\u22127"],
     42: ["Total \u2013 42", "Answer:\n- $42"],
-    5: ["10-5"],
+    5: ["10-5", "5 = x_1"],
     3: ["3rd", "1, 2, 3"],
     50: ["saves 50 kg of CO2"],
     100000: ["1e5"],
     Fraction(1, 2): [".5"],
     Fraction(3, 4): ["3/4", r"\frac{3}{4}"],
-    1234: ["1{,}234", "1\u202f234", "1_234"],
-    18: ["18 m^2", r"18 \text{ cm}^{2}"],
+    1234: [r"1,\!234", "1{,}234", "1\u202f234", "1_234"],
+    18: ["__18__", "_18_", "18 m^2", r"18 \text{ cm}^{2}"],
     10: ["2^10"],
     None: ["1/0", "none at all"],
 }
@@ -169,13 +185,21 @@ MATH = {  # an answer: texts that give it, and texts that do not
     "(1,2)": ([r"\boxed{\left(1, 2\right)}"], []),
     "12": (
         [r"\boxed{12 \text{ cm}^{2}}", r"\boxed{12^\circ}", r"\boxed{f(2) = 12}"],
-        [r"\boxed{\sqrt{12}}", r"\boxed{2^{12}}", r"\boxed{10, 12}", r"\boxed{12\pi}"],
+        [r"\boxed{\sqrt{12}}", r"\boxed{2^{12}}", r"\boxed{10, 12}", r"\boxed{12\pi}", r"\boxed{12π}", r"\boxed{√12}"],
     ),
     r"- \frac{1}{2}": ([r"\boxed{- \frac{1}{2}}"], []),
     "-2, 1": ([r"\boxed{-2, 1}"], [r"\boxed{1}"]),
     "3,5,7": ([r"\boxed{3,5,7}"], ["so it is 7"]),
     "1,234": ([r"\boxed{1234}"], []),
     "3/4": ([r"\boxed{0.75}"], []),
+    r"\text{odd}": ([r"\boxed{\text{odd}}", r"\boxed{odd}"], [r"\boxed{\text{even}}", r"\boxed{}"]),
+    r"5\text{ or }6": ([r"\boxed{5 \text{ or } 6}"], [r"\boxed{56}"]),
+    r"12\text{ cm}^2": ([r"\boxed{12}", r"\boxed{12 \text{ cm}}"], []),
+    "100, 200": ([r"\boxed{100, 200}"], [r"\boxed{100200}"]),
+    r"\$18.90": ([r"\boxed{18.90}"], []),
+    r"90^{\circ}": ([r"\boxed{90^\circ}", r"\boxed{90}"], []),
+    r"10,\!080": ([r"\boxed{10,\!080}", r"\boxed{10080}"], []),
+    "5": ([], [r"\boxed{\pm 5}", r"\boxed{5²}"]),
 }
 
 
@@ -335,7 +359,7 @@ SAME = (  # a made and a gold argument
 )
 OTHER = (
     *((True, 1), (float("nan"), 1), ("1_000", 1000), ([1], 1), (0.05251, 0.0525)),
-    (1234567890123456700, 1234567890123456789),
+    *((1234567890123456700, 1234567890123456789), ("2139", "02139"), (7, "007")),
 )
 
 

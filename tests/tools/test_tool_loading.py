@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import sys
@@ -111,6 +112,8 @@ def test_the_decorator_says_more() -> None:
     stop, free_spec = (one.spec for one in tools_of(decorated, "here"))
     assert (stop.name, stop.ends_episode, stop.timeout_s, stop.cache, stop.isolate) == ("stop", True, 3, False, True)
     assert free_spec.is_async and free_spec.parameters == schema
+    whole: Any = tool(isolate=True)(finish)
+    assert tools_of([functools.partial(whole)], "here")[0].spec.isolate, "what its function asked for"
     assert type(stop)(**json.loads(json.dumps(asdict(stop)))) == stop
 
 
@@ -139,7 +142,12 @@ async def wait(seconds: float, q: str) -> str:
     """Wait."""
     return f"{q} after {seconds}"
 
-TOOL_FUNCTIONS = [later, functools.partial(find, Index(x="it"), limit=3), functools.partial(wait, 0.1)]
+def lines(q: str) -> list:
+    """Lines."""
+    yield q
+    yield q
+
+TOOL_FUNCTIONS = [later, functools.partial(find, Index(x="it"), limit=3), functools.partial(wait, 0.1), lines]
 '''
 
 
@@ -148,10 +156,10 @@ def test_decorated_coroutines_and_partials_are_tools(tmp_path: Path, here: bool)
     text = WRAPPED + ("from toolgrpo.tools import tool\n" if here else "")
     marked = "TOOL_FUNCTIONS = [tool(in_process=True)(one) for one in TOOL_FUNCTIONS]\n" if here else ""
     with load_tools(write(tmp_path, text + marked), workers=1) as box:
-        assert box.names == ["later", "find", "wait"]
+        assert box.names == ["later", "find", "wait", "lines"]
         assert [list(one["function"]["parameters"]["properties"]) for one in box.schemas[:2]] == [["q"], ["q"]]
         said = [run_tool(box, {"name": name, "arguments": {"q": "x"}}).content for name in box.names]
-    assert said == ["x later", "it of 3", "x after 0.1"]
+    assert said == ["x later", "it of 3", "x after 0.1", '["x", "x"]']
 
 
 @pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1}, {"in_process": True, "isolate": True}])

@@ -67,13 +67,21 @@ def test_the_best_step_is_kept_though_no_checkpoint_was_due_then(tmp_path: Path)
         ("solved", [1.0, 0.9], False),
         ("plateau:2", [0.6, 0.5, 0.7], False),  # where it has not risen, runs below end
         ("plateau:1", [], False),
+        ("solved", [0.5, None], False),  # nothing could be scored
     ],
 )
-def test_when_a_training_is_to_end(rule: str, measured: list[float], ends: bool) -> None:
+def test_when_a_training_is_to_end(rule: str, measured: list[float | None], ends: bool) -> None:
     watch = HeldOutWatch(keeps_best=False, stop_when=rule, say=print)
     logs = [{"eval_success": one, "step": step} for step, one in enumerate(measured)]
     reason = watch.reason(TrainerState(log_history=[{"loss": 0.1}, *logs]))
     assert reason == ("held-out success is 1" if ends else None)
+    several = HeldOutWatch(keeps_best=False, stop_when="plateau:1", say=print, n_datasets=2)
+    partly = [
+        {"step": 2, "eval_success": 1.0},
+        {"step": 2, "eval_success": None},
+        *[{"step": 4, "eval_success": 0.5}] * 2,
+    ]
+    assert several.reason(TrainerState(log_history=partly)) is None
 
 
 def test_a_training_ends_as_its_evaluations_say_stopped_and_resumed_or_not(
@@ -127,8 +135,11 @@ def test_an_evaluation_that_could_score_nothing_is_no_best_one_and_no_plateau(tm
 
 def test_a_solved_task_is_not_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     solved = Dataset.from_list([{"prompt": "solved", "answer": "h-1"}])
-    trainer = trained(tmp_path, rows=solved, stop_when="solved", eval_on_start=True)
-    assert trainer.state.global_step == 0 and not step_logs(trainer)
+    options: dict[str, Any] = {"stop_when": "solved", "eval_on_start": True, "eval_steps": 2, "max_steps": 3}
+    with tiny_trainer(tmp_path, reward, varied, parts={"eval_dataset": solved}, **options) as trainer:
+        trainer.train()
+        assert trainer.state.global_step == 0 and not step_logs(trainer)
+        assert trainer.evaluate()["eval_success"] == 1
     assert "held-out success is 1 before the first step" in " ".join(capsys.readouterr().err.split())
 
 

@@ -49,6 +49,8 @@ _COMMANDS = "/reset begins anew, /tools lists the tools, /save FILE.jsonl keeps 
 
 def chat_arguments(given: Given) -> tuple[ScriptArguments, EvaluationConfig, ModelConfig]:
     """Return the arguments of a chat."""
+    if "agent" in given.places:  # of the folder's own training, and not typed
+        given = replace(given, values={name: one for name, one in given.values.items() if name != "agent"})
     script, config, model = given.made((ScriptArguments, EvaluationConfig, ModelConfig))
     if script.agent:
         raise ConfigError("an agent plays its episodes itself; talk to the model without --agent")
@@ -146,7 +148,7 @@ class ChatTools:
             elif command == "/save" and not self.messages:
                 self.terminal.say("nothing was said yet")
             elif command == "/save":
-                self._save(Path(rest or "chat.jsonl"))
+                self._save(Path(rest or "chat.jsonl").expanduser())
             elif command.startswith("/"):
                 self.terminal.say(_COMMANDS)
             elif text:

@@ -11,6 +11,7 @@ into its base first; or a model behind a chat endpoint (`--engine chat_api`, `--
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -208,7 +209,8 @@ class EvaluationRun:
         if self.config.record_episodes:
             for label in (*(["baseline"] if comparison.baseline else []), "model"):
                 self.terminal.say(f"episodes  {Path(self.config.output_dir) / label / 'episodes.jsonl'}")
-        self.terminal.say_objective(replace(comparison.model, ks=(1,)).shares()["pass@1"].value)
+        success = replace(comparison.model, ks=(1,)).shares()["pass@1"]
+        self.terminal.say_objective(success.value if success.n else math.nan)
 
 
 def evaluation_arguments(given: Given) -> tuple[EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig]:

@@ -23,11 +23,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from toolgrpo.chat.base import ChatFormat, tool_message
-from toolgrpo.commands.given import Given
+from toolgrpo.commands.given import RUN_FILE, Given
 from toolgrpo.commands.run_file import run_file
 from toolgrpo.commands.table import ExportArguments
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
@@ -37,6 +40,7 @@ from toolgrpo.support.settings_files import BadSettings, read_yaml
 from toolgrpo.support.storage import check_output_folder, storage_errors, write_whole
 from toolgrpo.trainer.model_card import CARD_FILE, TOOLS_FILE, merged_card
 
+_OF_MODELFILE = ("system_prompt", "enable_thinking", "chat_template_kwargs")
 _CONVERTER = "convert_hf_to_gguf.py"
 _SYSTEM, _USER, _RESULT = "SYSTEM-MESSAGE", "USER-MESSAGE", "TOOL-RESULT"
 _USER_HEAD, _END = "<|im_start|>user\n", "<|im_end|>\n"
@@ -109,6 +113,10 @@ def merge(source: Path, to: Path, dtype: str = "auto") -> None:
         AutoTokenizer.from_pretrained(source).save_pretrained(to)
         if (source / TOOLS_FILE).is_file():
             shutil.copy(source / TOOLS_FILE, to)
+        with suppress(ConfigError):  # nobody else may read it; what is left out then is told with the Modelfile
+            run = _config_of(source)
+            kept = {name: run[name] for name in _OF_MODELFILE if run.get(name) is not None}
+            write_whole(to / RUN_FILE, yaml.dump(kept))  # for the next export
         if (source / CARD_FILE).is_file():
             write_whole(to / CARD_FILE, merged_card((source / CARD_FILE).read_text(encoding="utf-8")))
 
@@ -119,12 +127,16 @@ def modelfile(weights: str, folder: Path, run: Mapping[str, Any]) -> str:
     `run` is what the training was given.
     """
     from toolgrpo.build import load_tokenizer
-    from toolgrpo.chat import resolve_format
+    from toolgrpo.chat import resolve_format, with_template_arguments
 
     tokenizer = load_tokenizer(str(folder))
     tools = folder / TOOLS_FILE
     schemas = json.loads(tools.read_text(encoding="utf-8")) if tools.is_file() else []
-    template = _template(resolve_format(tokenizer), tokenizer, schemas, run.get("enable_thinking"))
+    arguments = run.get("chat_template_kwargs") or {}
+    arguments = json.loads(arguments) if isinstance(arguments, str) else arguments  # a flag is kept as it was typed
+    thinking = arguments.get("enable_thinking", run.get("enable_thinking"))
+    chat = resolve_format(with_template_arguments(tokenizer, arguments))
+    template = _template(chat, tokenizer, schemas, thinking)
     system = run.get("system_prompt")
     if '"""' in template + (system or ""):
         raise ConfigError(
@@ -176,6 +188,8 @@ def _config_of(folder: Path) -> Mapping[str, Any]:
         return (read_yaml(path) or {}) if path is not None else {}
     except BadSettings as error:
         raise ConfigError(f"{path} {error}") from error
+    except OSError as error:  # only its owner may read it
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _converter() -> Path:

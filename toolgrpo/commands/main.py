@@ -23,7 +23,7 @@ from toolgrpo.commands.flags import Flag
 from toolgrpo.commands.given import Given, read_given, split_words
 from toolgrpo.commands.help_page import asked_for, completion, help_text
 from toolgrpo.commands.other_names import LAUNCHER_FLAGS
-from toolgrpo.commands.run_file import LAUNCHED_WITH, run_file
+from toolgrpo.commands.run_file import LAUNCHED_WITH, at_home, run_file
 from toolgrpo.commands.table import COMMANDS, Command, flags_of
 from toolgrpo.commands.terminal import LOADING, Terminal, plain_warnings
 from toolgrpo.errors import ConfigError, ToolGRPOError, UserError
@@ -122,11 +122,11 @@ def launched(words: Sequence[str], in_file: Mapping[str, Any] = MappingProxyType
 def read(name: str, argv: Sequence[str]) -> Given:
     """Read the words of a command, and its file; raise ConfigError for a file that cannot be read."""
     command = COMMANDS[name]
-    given = read_given(flags_of(name), argv, command.positional, command.asks)
+    given = at_home(read_given(flags_of(name), argv, command.positional, command.asks))
     if command.reads_run and given.file is None:
         folder = given.values.get(next(iter(command.positional)))
         if folder is not None and (file := run_file(Path(folder))) is not None:
-            given = given.over(file)
+            given = at_home(given.over(file))
     return replace(given, command=name, complaints=list(dict.fromkeys([*given.complaints, *_missing(command, given)])))
 
 
@@ -144,6 +144,10 @@ def _missing(command: Command, given: Given) -> list[str]:
     if "vllm_mode" in given.flags:  # those of ToolGRPOConfig, which refuses them too, but after seconds
         defaults = {name: flag.default for name, flag in given.flags.items()}
         said += without_effect({**defaults, **given.values}, defaults)
+    if given.values.get("model_init_kwargs"):
+        said.append(
+            "model_init_kwargs is read in Python alone; write dtype, attn_implementation and model_revision here"
+        )
     iterations = given.values.get("num_iterations")
     if isinstance(iterations, int) and iterations > _MOST_ITERATIONS:
         few = f"at most {_MOST_ITERATIONS} here, more in a Python script"
@@ -163,6 +167,8 @@ def mistakes(given: Given) -> list[ToolGRPOError]:
         value = given.values.get(name)
         of_training = name in given.flags and given.flags[name].of_training  # passed over in a training's file
         if of_training or (name == "dataset_id_or_path" and look.rows not in command.looks):
+            continue
+        if name in ("reward_fn", "agent") and given.command == "chat":  # nothing is scored, and a person asks
             continue
         elsewhere = name in ("model_name_or_path", "baseline") and look.endpoint in command.looks
         for one in value if isinstance(value, list) else [value]:

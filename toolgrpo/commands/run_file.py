@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ _MAY_BE_PATHS = (
     *("tools_script", "environment", "mcp_config", "reward_fn", "stage_fn", "dataset_id_or_path"),
     *("eval_dataset_id_or_path", "from_run", "model_name_or_path", "output_dir", "agent", "deepspeed"),
 )
+_OF_FILES = ("gsm8k", "mbpp", "aime")  # data: NAME:PATH
 _TEXTS = ("system_prompt",)  # they may speak of keys, and the model reads them as they are
 _PER_CALL = ("dry_run", "resume_from_checkpoint")  # of one call of the command, not of the run
 LAUNCHED_WITH = "TOOLGRPO_LAUNCHED_WITH"  # a variable of the processes that `--num_processes` and the like start
@@ -46,6 +48,18 @@ def run_text(given: Given) -> str:
     }
     head = "# What this run was given; toolgrpo COMMAND --config takes it.\n"
     return head + (yaml.dump(kept, Dumper=_Dumper) if kept else "")
+
+
+def at_home(given: Given) -> Given:
+    """Return the values with `~` in paths as the folder that it is, which no shell has made of `--flag=~/x`."""
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, list):
+            return [whole(one) for one in value]
+        return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
+
+    values = {name: whole(value) if name in _MAY_BE_PATHS else value for name, value in given.values.items()}
+    return replace(given, values=values)
 
 
 def run_values(text: str) -> Mapping[str, Any]:
@@ -168,12 +182,16 @@ def _whole(value: Any, names: Collection[str]) -> Any:
     if isinstance(value, list):
         return [_whole(one, names) for one in value]
     place = None if value in names else _place(value)
-    return value if place is None else f"{place.resolve()}{''.join(str(value).partition(':')[1:])}"
+    if place is None:
+        return value
+    name, colon, rest = str(value).partition(":")
+    return f"{name}:{place.resolve()}" if rest and name in _OF_FILES else f"{place.resolve()}{colon}{rest}"
 
 
 def _place(value: Any) -> Path | None:
-    """Return the file or folder that a value names before its first colon, if there is one."""
-    path = str(value).partition(":")[0]
+    """Return the file or folder that a value names before its first colon, or behind it, if there is one."""
+    name, _, rest = str(value).partition(":")
+    path = rest if rest and name in _OF_FILES else name
     try:
         return located(path) if path and located(path).exists() else None
     except OSError:  # a command, too long for a name

@@ -11,6 +11,7 @@ close            print the table; if measuring failed or was interrupted, withou
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -337,7 +338,8 @@ class TrainingRun:
         if summary["episodes"] and self.terminal.is_main_process():
             self.terminal.say(f"report    {report_line(Path(self.config.output_dir))}")
         if "sampled" in summary["after"]:
-            self.terminal.say_objective(summary["after"]["sampled"]["rate"])
+            sampled = summary["after"]["sampled"]
+            self.terminal.say_objective(sampled["rate"] if sampled["n"] else math.nan)
 
 
 class _FirstStep(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here

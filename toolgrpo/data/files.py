@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from toolgrpo.data.rows import RawRow
+from toolgrpo.data.rows import RawRow, unfilled
 from toolgrpo.errors import DataError
 from toolgrpo.support.settings_files import unrepeated
 
@@ -63,7 +63,7 @@ def read_parquet(path: Path) -> Iterator[RawRow]:
             for batch in file.iter_batches(_BATCH):
                 for row in batch.to_pylist():
                     number += 1
-                    yield RawRow(f"{path}, row {number}", row, filled=True)
+                    yield RawRow(f"{path}, row {number}", unfilled(row))
     except pyarrow.ArrowInvalid as error:
         raise DataError(f"{path} is not a Parquet file: {error}") from error
 

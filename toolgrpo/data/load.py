@@ -19,9 +19,9 @@ A mixture is several data sets as one, for training with many tools and tasks: a
         name: gsm8k                             # column `task`; default: the data
         split: test                             # default: the one asked for; likewise `columns`, a list
         weight: 2                               # share of the rows; default 1
-        tools: [calculator]                     # column `tools`; default: all
-        hidden_tools: [search]                  # column `hidden_tools`: callable, but not in the prompt; default: none
-        reward: gsm8k                           # column `reward`: a built-in name or a file, for --reward by_task
+        tools: [calculator]                     # column `tools`; default: the row's own, or all
+        hidden_tools: [search]                  # column `hidden_tools`: callable, but not in the prompt; likewise, or none
+        reward: gsm8k                           # column `reward`: a built-in name or a file, for --reward by_task; likewise
 
 A config of TRL's with `datasets` is one, too. Invariants: no row is used twice, so the data set that runs out first (for
 its weight) bounds the mixture; the order is drawn from the seed. Paths are relative to the working folder.

@@ -32,6 +32,7 @@ Convert = Callable[[Mapping[str, Any]], Row]
 OnBadRow = Callable[[DataError], None]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+_CONVERSATIONS = ("prompt", "completion", "messages", "tools")  # columns
 
 # What TRL or toolgrpo pass to rewards under these names, or drop from rows that have them.
 RESERVED = (
@@ -96,7 +97,17 @@ class RawRow:
     where: str  # file and line
     columns: Mapping[str, Any] | None
     problem: str = ""
-    filled: bool = False  # objects have None for the keys that others have: so Arrow keeps them
+
+
+def unfilled(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of a table without the None that Arrow puts for keys which objects of other rows have."""
+    return {name: _without_none(value) if name in _CONVERSATIONS else value for name, value in row.items()}
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(one) for key, one in value.items() if one is not None}
+    return [_without_none(one) for one in value] if isinstance(value, list) else value
 
 
 class BadRows:

@@ -16,7 +16,7 @@ from typing import Any
 
 from toolgrpo.data.arithmetic import arithmetic_rows, chain_rows
 from toolgrpo.data.files import find_files, read_file
-from toolgrpo.data.rows import Convert, RawRow, Row, RowError
+from toolgrpo.data.rows import Convert, RawRow, Row, RowError, unfilled
 from toolgrpo.errors import DataError, StorageError
 from toolgrpo.support.offline import settle_hub
 from toolgrpo.support.shipped_files import nearest, no_data_file
@@ -56,7 +56,7 @@ def hub_rows(place: HubSplit) -> Iterator[RawRow]:
     """Yield a data set of the hub, from the network or from what `HF_DATASETS_CACHE` holds."""
     name = "/".join(filter(None, (place.repository, place.config)))
     for number, row in enumerate(_from_hub(place, name), start=1):
-        yield RawRow(f"{name} [{place.split}], row {number}", row, filled=True)
+        yield RawRow(f"{name} [{place.split}], row {number}", unfilled(row))
 
 
 def _from_hub(place: HubSplit, name: str) -> Any:

@@ -255,19 +255,18 @@ class Drawer:
             found = Range(low, high, found.step)
         ends = [schema[end] for end in _ENDS if schema.get(end) is not None]
         step = schema.get("multipleOf") or (max(1, round(found.step)) if kind == "integer" else found.step)
-        lows = [schema.get("minimum"), low, known.low]
-        highs = [schema.get("maximum"), high, known.high]
+        lows, highs = [schema.get("minimum")], [schema.get("maximum")]
         beside = 1 if kind == "integer" else min(step, (max(ends) - min(ends)) / 20 or step) if ends else step
         if (least := schema.get("exclusiveMinimum")) is not None:
             lows.append(least + beside)
         if (most := schema.get("exclusiveMaximum")) is not None:
             highs.append(most - beside)
-        low, high = (max((one for one in lows if one is not None), default=None),
-                     min((one for one in highs if one is not None), default=None))  # fmt: skip
-        first, last = found.low, found.high
-        if low is not None and high is not None and low > high:  # an error was misread
-            low, high = bounds_in(str(schema.get("description") or ""))
-            low, high = schema.get("minimum", low), schema.get("maximum", high)
+        for told in (((low, known.low), (high, known.high)), ((low,), (high,)), ((), ())):  # an error may be misread
+            least = max((one for one in (*lows, *told[0]) if one is not None), default=None)
+            most = min((one for one in (*highs, *told[1]) if one is not None), default=None)
+            if least is None or most is None or least <= most:
+                break
+        (low, high), first, last = (least, most), found.low, found.high
         if low is not None and high is not None and (not low <= last or not first <= high or high - low <= 1):
             first, last = low, high
         first = first if low is None else max(first, low)
@@ -279,6 +278,7 @@ class Drawer:
             step = (last - first) / 20 or 1
         if multiple := schema.get("multipleOf"):
             step, first = multiple, math.ceil(first / multiple - 1e-9) * multiple
+            last = max(last, first + 20 * step) if high is None else last
         value = first + step * self._rng.randint(0, max(0, int((last - first) / step + 1e-9)))
         signed = re.search(r"positive\).*negative|negative\)|may be negative|\bpaid \(negative", about)
         value = -value if signed and self._rng.random() < 0.5 else value

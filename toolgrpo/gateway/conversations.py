@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +22,7 @@ from toolgrpo.chat.base import tool_message
 from toolgrpo.engines.base import FinishReason, Sample
 from toolgrpo.episode.segments import Segment, first_columns
 from toolgrpo.episode.token_ledger import Ledger
-from toolgrpo.episode.tool_calls import CallAttempt, ToolResult
+from toolgrpo.episode.tool_calls import RUNNABLE, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.episode.trajectory import Message, StopReason, Trajectory, Turn
 from toolgrpo.gateway.openai_forms import ModelAnswer, read_arguments
 from toolgrpo.rollout.limits import TextTokenizer
@@ -62,6 +63,19 @@ class TurnEnd:
     sequence: KnownSequence
     n_ids: int  # of the sequence, prompt included
     calls: Mapping[str, CallAttempt]  # by the ids that the client was given
+    attempts: Sequence[CallAttempt] = ()  # of a turn with calls, unreadable ones too
+
+    def answers(self, following: Sequence[Message]) -> list[tuple[CallAttempt | None, Message]]:
+        """Return what a client sent, in the order of the turn's calls: one that it could not be given is answered for it."""
+        given: defaultdict[int, list[Message]] = defaultdict(list)
+        for message in following:
+            given[id(self.calls.get(str(message.get("tool_call_id"))))].append(message)
+        pairs: list[tuple[CallAttempt | None, Message]] = []
+        for attempt in self.attempts:
+            broken = tool_message(attempt.name, f"Error: {attempt.detail or 'a malformed call'}")
+            said = given[id(attempt)] if attempt.status in RUNNABLE else [broken]
+            pairs += [(attempt, message) for message in said]
+        return [*pairs, *((None, message) for message in given[id(None)])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +87,7 @@ class Start:
     messages: tuple[Message, ...] = ()  # what the tokens stand for, as a reward reads it
     results: tuple[ToolResult, ...] = ()
     user: str | None = None  # what a user said to the answer that the sequence ended with
+    answered: tuple[KnownSequence, Turn, tuple[ToolResult, ...]] | None = None  # a turn that the prompt shows answered
     fork: str = ""  # why the sequence is new, if it is
 
 
@@ -93,7 +108,13 @@ def results_of(
         return ()
     began_s = turn.started_s + turn.duration_s
     given = {
-        id(attempt): ToolResult(answer["content"], attempt.name, started_s=began_s, duration_s=now_s - began_s)
+        id(attempt): ToolResult(
+            answer["content"],
+            attempt.name,
+            error=None if attempt.status in RUNNABLE else ToolErrorKind(attempt.status),
+            started_s=began_s,
+            duration_s=now_s - began_s,
+        )
         for attempt, answer in zip(attempts, answers, strict=True)
         if attempt is not None
     }

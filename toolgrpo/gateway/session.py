@@ -34,8 +34,8 @@ from toolgrpo.chat.unmarked import with_unmarked
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.episode.dropped import Drop, DropCause
 from toolgrpo.episode.token_ledger import Ledger
-from toolgrpo.episode.tool_calls import RUNNABLE, CallAttempt, ToolResult
-from toolgrpo.episode.trajectory import Message, StopReason, Trajectory
+from toolgrpo.episode.tool_calls import RUNNABLE, AttemptStatus, CallAttempt, ToolResult
+from toolgrpo.episode.trajectory import Message, StopReason, Trajectory, Turn
 from toolgrpo.errors import ChatFormatError, InfrastructureError
 from toolgrpo.gateway.bounds import off_loop
 from toolgrpo.gateway.conversations import (
@@ -96,6 +96,7 @@ class GatewaySession:
     _requests: int = field(default=0, init=False)
     _turns: int = field(default=0, init=False)
     _calls: int = field(default=0, init=False)
+    _ids: set[str] = field(default_factory=set, init=False)  # of calls that were handed out
     _cut_answers: int = field(default=0, init=False)
     _no_room: Drop | None = field(default=None, init=False)
     _ended: bool = field(default=False, init=False)
@@ -119,8 +120,9 @@ class GatewaySession:
                     keys = await off_loop(keys_of, request.messages, request.tools, thinking)
                     found = self._conversations.find(request.messages, keys)
                     start = await self._start(request, thinking, found)
-            said, sequence, attempts = await self._say(start, request)
-            self._conversations.remember(found, as_repeated(said), TurnEnd(sequence, len(sequence.ids), attempts))
+            said, turn_end = await self._say(start, request)
+            if turn_end.n_ids == len(said.prompt_ids) + len(said.ids):  # else it is empty, and what led to it unwritten
+                self._conversations.remember(found, as_repeated(said), turn_end)
             return said
 
     async def end(self) -> None:
@@ -200,12 +202,22 @@ class GatewaySession:
             return await self._after_turn(found.turn_end, found.following)
         prompt = self.shared.parts.chat.prompt
         ids = await off_loop(prompt, request.messages, request.tools, enable_thinking=thinking)
-        start = self._extension(ids)
+        start, answered = self._extension(ids), self._answered(found)
         if start is not None:
             known = found.turn_end is not None and found.turn_end.sequence is start.sequence
-            return replace(start, messages=found.following) if known else start
+            return replace(start, messages=found.following, answered=answered) if known else start
         fork = "user_turn" if found.turn_end is not None else "tools" if found.other_tools else "history"
-        return Start(KnownSequence(self._ledger(ids), request.messages, request.tools, thinking), fork=fork)
+        sequence = KnownSequence(self._ledger(ids), request.messages, request.tools, thinking)
+        return Start(sequence, fork=fork, answered=answered)
+
+    def _answered(self, found: Found) -> tuple[KnownSequence, Turn, tuple[ToolResult, ...]] | None:
+        """Return the open turn that a request goes on from with more than its results, and those."""
+        end = found.turn_end
+        if end is None or end.sequence.open_turn is None or end.n_ids < len(end.sequence.ids):
+            return None
+        pairs = end.answers([message for message in found.following if message["role"] == "tool"])
+        turn = end.sequence.open_turn
+        return end.sequence, turn, results_of(turn, [one for one, _ in pairs], [one for _, one in pairs], self._now())
 
     def _has_bridge(self, turn_end: TurnEnd, roles: Sequence[str]) -> bool:
         """Return whether what follows a turn is what the chat format can go on with."""
@@ -215,8 +227,8 @@ class GatewaySession:
         """Go on from a turn with what its calls gave, or with what a user says to it."""
         sequence = turn_end.sequence
         before = sequence.ids[: turn_end.n_ids]
-        attempts = [turn_end.calls.get(str(message.get("tool_call_id"))) for message in following]
-        answers = [answer_to(*one) for one in zip(attempts, following, strict=True)]
+        pairs = turn_end.answers(following)
+        attempts, answers = [attempt for attempt, _ in pairs], [answer_to(*one) for one in pairs]
         context = await off_loop(
             self.shared.parts.chat.bridge,
             *(before, answers),
@@ -244,9 +256,7 @@ class GatewaySession:
     def _ledger(self, ids: Sequence[int]) -> Ledger:
         return Ledger(ids, expects_logprobs=self.shared.parts.engine.gives_logprobs)
 
-    async def _say(
-        self, start: Start, request: ChatRequest | TextRequest
-    ) -> tuple[ModelAnswer, KnownSequence, Mapping[str, CallAttempt]]:
+    async def _say(self, start: Start, request: ChatRequest | TextRequest) -> tuple[ModelAnswer, TurnEnd]:
         """Sample a turn and write it down; a request that ends before leaves nothing behind."""
         sequence = start.sequence
         ids = [*sequence.ids, *start.context]
@@ -254,10 +264,10 @@ class GatewaySession:
         room = self.shared.parts.limits.budget(used, self.shared.parts.engine.max_model_len - len(ids))
         max_turns = self.shared.parts.limits.max_turns
         if max_turns is not None and self._turns >= max_turns:
-            return self._cut_short(StopReason.MAX_TURNS, ids), sequence, {}
+            return self._cut_short(StopReason.MAX_TURNS, ids), TurnEnd(sequence, len(sequence.ids), {})
         if room.tokens < 1:
             self._check_prompt(len(ids), sequence)
-            return self._cut_short(room.when_full, ids), sequence, {}
+            return self._cut_short(room.when_full, ids), TurnEnd(sequence, len(sequence.ids), {})
         self._turns += 1  # before the wait: branches count together
         number = self._turns
         sequence.busy = True
@@ -283,6 +293,8 @@ class GatewaySession:
             parsed = ParsedTurn(self._text(sample), None, (), True)
         else:
             parsed = self._parsed(sample, ids, sequence)
+            if not request.tools and parsed.attempts:  # nothing was offered, so what looks like a call is text
+                parsed = replace(parsed, content=self._text(sample), reasoning=None, attempts=())
         self._write(start, sample, parsed, started, stopped=stopped)
         cut = sample.finish_reason is FinishReason.LENGTH and not stopped
         if not cut and self.limit is StopReason.CONTEXT_FULL:  # a shorter prompt went on
@@ -305,7 +317,8 @@ class GatewaySession:
             finish_reason=reason,
         )
         readable = [attempt for attempt in parsed.attempts if attempt.status in RUNNABLE]
-        return said, sequence, {call.id: attempt for call, attempt in zip(calls, readable, strict=False)}
+        by_id = {call.id: attempt for call, attempt in zip(calls, readable, strict=False)}
+        return said, TurnEnd(sequence, len(sequence.ids), by_id, parsed.attempts if calls else ())
 
     async def _shown(self, sample: Sample, request: ChatRequest | TextRequest) -> Shown:
         """Return a sample up to a stop text, with the text of each token if that is asked for."""
@@ -320,6 +333,8 @@ class GatewaySession:
             if self._sequences:
                 self.forks[start.fork] += 1
             self._sequences.append(sequence)
+        if start.answered is not None and start.answered[0].open_turn is start.answered[1]:
+            self._settle(start.answered[0], start.answered[2])
         self._settle(sequence, start.results, start.user)
         ledger.context(start.context)
         ledger.say(*start.messages)
@@ -337,8 +352,15 @@ class GatewaySession:
 
     def _parsed(self, sample: Sample, ids: Sequence[int], sequence: KnownSequence) -> ParsedTurn:
         parsed = self.shared.parts.chat.parse(sample.ids, before=ids)
-        accepted = self.shared.parts.unmarked_calls == "accept" and sequence.schemas
-        return with_unmarked(parsed, sequence.schemas, form=None) if accepted else parsed
+        if self.shared.parts.unmarked_calls != "accept" or not sequence.schemas:
+            return parsed
+        made: list[CallAttempt] = []  # a call that was made before is quoted
+        before: KnownSequence | None = sequence
+        while before is not None:
+            turns = [*before.ledger.turns, *([before.open_turn] if before.open_turn else [])]
+            made += [one for turn in turns for one in turn.attempts if one.status is AttemptStatus.OK]
+            before = before.parent
+        return with_unmarked(parsed, sequence.schemas, form=None, made=made)
 
     def _handed_out(self, parsed: ParsedTurn, *, last: bool) -> list[ToolCall]:
         """Return the calls that the agent is to answer; none in the last turn, where it could not."""
@@ -349,9 +371,14 @@ class GatewaySession:
         calls = []
         for attempt in readable:
             self._calls += 1
+            number = attempt.call_id or f"call{self._calls:05d}"
+            while number in self._ids:
+                self._calls += 1
+                number = f"call{self._calls:05d}"
+            self._ids.add(number)
             calls.append(
                 ToolCall(
-                    id=attempt.call_id or f"call{self._calls:05d}",
+                    id=number,
                     name=str(attempt.name),
                     arguments=json.dumps(dict(attempt.arguments or {}), ensure_ascii=False),
                 )

@@ -79,7 +79,10 @@ def base_of_adapter(folder: Path) -> str:
 def _model_of_run(folder: Path, named: str) -> str | None:
     """Return the whole path of this folder's base model, where the file of its run has one."""
     for run in (folder / "run.yaml", folder.resolve().parent / "run.yaml"):
-        text = run.read_text("utf-8", errors="replace") if run.is_file() else ""
+        try:
+            text = run.read_text("utf-8", errors="replace") if run.is_file() else ""
+        except OSError:  # only its owner may read it
+            text = ""
         found = re.search(r"^model_name_or_path: [\"']?(/.*?)[\"']?$", text, re.MULTILINE)
         if found and Path(found[1]).parts[-1:] == Path(named).parts[-1:]:
             return found[1]

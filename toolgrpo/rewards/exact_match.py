@@ -12,9 +12,11 @@ from typing import Any
 
 from toolgrpo.episode.trajectory import Message
 from toolgrpo.rewards.episode_reading import final_answer
-from toolgrpo.rewards.numerals import all_numbers, whole_number
+from toolgrpo.rewards.numerals import WORD, all_numbers, plain, whole_number
 
-_NO_NUMBER = re.compile(r"(?<!\d)(?:\d+(?:\.\d+){2,}|\d+[^\W\d_]\w*)")  # 1.2.3, 7b
+_NO_NUMBER = re.compile(  # 1.2.3, 7b, 4.5kg; 1e5 is one
+    rf"(?<!\d)(?<!\d[.,/])(?:\d+(?:\.\d+){{2,}}|\d+(?:[.,/]\d+)*(?![eE][-+]?\d+(?!\w))(?![\d_]){WORD}\w*)"
+)
 
 
 def exact_match(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwargs: Any) -> list[float]:
@@ -26,15 +28,15 @@ def gives_answer(completion: Sequence[Message], answer: Any) -> bool:
     said, number = final_answer(completion), whole_number(str(answer))
     if number is not None and number in all_numbers(_NO_NUMBER.sub(" ", said)):
         return True
-    return _appears(_plain(str(answer)), _plain(said))
+    return _appears(_plain(str(answer)), _plain(said if number is None else plain(said)))
 
 
 def _appears(answer: str, text: str) -> bool:
     if not answer or answer not in text:
         return False
-    before = r"(?<!\w)" if answer[0] in "-−" or answer[0].isalnum() else ""
-    before += r"(?<!\d[.,])(?<![-−])" if answer[0].isdigit() else ""
-    after = r"(?!\w)" if answer[-1].isalnum() else ""
+    before = rf"(?<!{WORD})" if answer[0] in "-−" or answer[0].isalnum() else ""
+    before += r"(?<!\d[.,])(?<![-−])(?<![-−][$€£¥₹])" if answer[0].isdigit() else ""
+    after = rf"(?!{WORD})" if answer[-1].isalnum() else ""
     after += (
         r"(?![.,]\d)(?!\s?/\s?\d+(?![/\d]))" if answer[-1].isdigit() else ""
     )  # a fraction is another number, a date is none

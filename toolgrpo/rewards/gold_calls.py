@@ -123,6 +123,8 @@ def _normal(value: Any) -> Any:
     text = " ".join(str(value).split()).casefold()
     if text in ("true", "false"):
         return text == "true"
+    if re.match(r"[-+]?0\d", text):  # a code, such as 007
+        return text
     try:
         return (
             _number((int if _WHOLE.fullmatch(text) else float)(text)) if len(text) <= 40 and "_" not in text else text

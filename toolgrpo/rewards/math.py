@@ -38,8 +38,10 @@ gold = parse({gold!a}, parsing_timeout=None)
 given = parse({text!a}, extraction_config=[how], extraction_mode="first_match", parsing_timeout=None) if gold else []
 verify(gold, given, timeout_seconds=None) if gold else "no gold"
 """
-_NOTHING = re.compile(r"\\(?:left|right|,|;|!|quad|displaystyle)|[\s$]|\\text\{[^{}]*\}|(?<=\d)\^\\circ|\\%")
-_FORMULA = re.compile(r"\\sqrt|\\pi|\d\s*\^(?!\s*\{?\\circ)|\d!")  # a number in it is not its value
+_NOTHING = re.compile(r"\\(?:left|right|,|;|!|quad|displaystyle)|\\?[\s$]|(?<=\d)\^(?:\\circ|\{\\circ\})|\\%")
+_UNIT = re.compile(r"(?<=[\d}])\s*\\text\{[^{}]*\}(?:\^\{?\d\}?)?[\s$.]*$")  # behind a number
+_WORDS = re.compile(r"\\text\{([^{}]*)\}")
+_FORMULA = re.compile(r"\\sqrt|\\pi|\\pm|[√π±²³]|\d\s*\^(?!\s*\{?\\circ)|\d!")  # a number in it is not its value
 _ONLY_NUMBER = re.compile(r"[-−+]?[\d.,/]+|[-−+]?\\[dt]?frac\{[\d.]+\}\{[\d.]+\}")
 
 
@@ -88,10 +90,15 @@ def _same(response: str, expected: str) -> bool:
 
 def _number(text: str) -> Fraction | None:
     bare = _text(text)
-    numbers = all_numbers(bare) if _ONLY_NUMBER.fullmatch(bare) else []
-    return numbers[0] if len(numbers) == 1 else None  # 3,5,7 are several
+    numbers = all_numbers(bare) if _ONLY_NUMBER.fullmatch(bare) and not re.search(r",\s+\d", text) else []
+    return numbers[0] if len(numbers) == 1 else None  # 3,5,7 are several, and so are 100, 200
 
 
 def _text(latex: str) -> str:
-    text = _NOTHING.sub("", latex).replace("dfrac", "frac").replace("tfrac", "frac").rstrip(".")
+    text = (
+        _NOTHING.sub("", _WORDS.sub(r"\1", _UNIT.sub("", latex)))
+        .replace("dfrac", "frac")
+        .replace("tfrac", "frac")
+        .rstrip(".")
+    )
     return re.sub(r"\\frac(\d)(\d)", r"\\frac{\1}{\2}", text)  # \frac12

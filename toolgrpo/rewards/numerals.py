@@ -22,8 +22,9 @@ from fractions import Fraction
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 _PLAIN = rf"(?:{_DIGITS}(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{{1,3}}(?![\d\w]))?"
 _CURRENCY = r"(?:US|R|A|C|HK)?[$€£¥₹]|USD|EUR|GBP|Rs\.?"
+WORD = r"[^\W\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"  # of a word, in scripts with spaces between words
 _NUMBER = re.compile(
-    rf"(?<![\w.])(?:(?<![\d)\]%])(?P<sign>[-+])(?!\s))?\s?(?:(?:{_CURRENCY})\s?)?(?P<inner>-)?"
+    rf"(?<!{WORD})(?<!\.)(?:(?<![\d)\]%])(?P<sign>[-+])(?!\s))?\s?(?:(?:{_CURRENCY})\s?)?(?P<inner>-)?"
     rf"(?P<value>(?<![A-Za-z_\d.]){_PLAIN}|(?<=USD){_PLAIN}|(?<=EUR){_PLAIN}|(?<=GBP){_PLAIN}|(?<=Rs){_PLAIN}|(?<=Rs\.){_PLAIN})"
     rf"(?:\s?/\s?(?P<below>{_PLAIN})(?![/\d]))?"
 )
@@ -35,13 +36,13 @@ _MINUS = str.maketrans({"−": "-", "–": "-", "\u00a0": " ", "\u202f": " ", "\
 
 def all_numbers(text: str) -> list[Fraction]:
     """Return the numbers of a text, exactly, in their order, without those that have no value."""
-    values = (_value(match) for match in _NUMBER.finditer(_plain(text)))
+    values = (_value(match) for match in _NUMBER.finditer(plain(text)))
     return [value for value in values if value is not None]
 
 
 def last_number(text: str) -> Fraction | None:
     """Return the last number of a text; None where there is none, or it has no value."""
-    last = deque(_NUMBER.finditer(_plain(text)), maxlen=1)
+    last = deque(_NUMBER.finditer(plain(text)), maxlen=1)
     return _value(last[0]) if last else None
 
 
@@ -76,15 +77,16 @@ def marked_answer(text: str) -> str:
     return text.rpartition("####")[2] if "####" in text else text
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """Return a text with its numbers in the forms that are read: no marks around them, one minus, commas for thousands."""
     text = re.sub(r"(?<=\d)[\u00a0\u202f\u2009](?=\d{3}(?!\d))", ",", text)  # 1 234 with a space that does not break
     text = text.translate(_MINUS)
     text = re.sub(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", text)
     text = re.sub(r"\\[dt]?frac(\d)(\d)", r"\1/\2", text)  # \frac12
     text = re.sub(r"(?<=[A-Za-z)}])\^\{?[-+]?\d+\}?", " ", text)  # m^2 is a unit, not a 2
     text = re.sub(r"(?<=\d)_(?=\d{3}(?!\d))", "", text)  # 18_000, as programs write it
-    text = re.sub(r"(?<=\d)(?:\{,\}|\\,|\\!|\{,\\!\})(?=\d{3})", ",", text)
-    return re.sub(r"[*_`]{1,3}(?=[-+$€£¥₹.\d])|\\(?=[$%])", " ", text)
+    text = re.sub(r"(?<=\d)(?:\{,\}|\\,|,?\\!\s?|\{,\\!\})(?=\d{3})", ",", text)
+    return re.sub(r"(?:[*`]|(?<![^\W_])_){1,3}(?=[-+$€£¥₹.\d])|\\(?=[$%])", " ", text)  # not the one in user_7
 
 
 def _value(match: re.Match[str]) -> Fraction | None:

@@ -233,7 +233,7 @@ class _ChatRun(EpisodeRun):
                 raise EndpointLost(f"the endpoint {self.api.base_url} failed: {failed}") from failed
             self.window_full = True
             reply = Reply(ParsedTurn("", None, (), closed=False), (), {})
-        parsed = self._with_ids(reply.parsed if reads_calls else replace(reply.parsed, attempts=()))
+        parsed = self._with_ids(reply.parsed if reads_calls else replace(reply.parsed, attempts=()), ledger)
         counted = reply.usage.get("completion_tokens")
         said = [parsed.content, parsed.reasoning, *(attempt.raw for attempt in parsed.attempts)]
         n_tokens = min(max_tokens, max(1, len(_estimated(said)) if counted is None else int(counted)))
@@ -252,10 +252,11 @@ class _ChatRun(EpisodeRun):
         self.said += as_sent(answers)
         return super()._go_on(ledger, bridge, answers)
 
-    def _with_ids(self, parsed: ParsedTurn) -> ParsedTurn:
+    def _with_ids(self, parsed: ParsedTurn, ledger: Ledger) -> ParsedTurn:
         """Return the turn with an id for each call that no other call of the episode has."""
         if self.parts.unmarked_calls == "accept" and self.schemas:
-            parsed = with_unmarked(parsed, self.schemas, form=None)
+            made = [one for turn in ledger.turns for one in turn.attempts if one.status is AttemptStatus.OK]
+            parsed = with_unmarked(parsed, self.schemas, form=None, made=made)
         attempts = []
         for attempt in parsed.attempts:
             given = attempt.call_id

@@ -87,7 +87,7 @@ def _checked(spec: str, split: str) -> Iterator[dict[str, Any]]:
     for row in source_rows(spec, split):
         if row.columns is None:
             raise DataError(f"{row.where}: {row.problem}")
-        columns = _without_none(row.columns) if row.filled else row.columns
+        columns = row.columns
         messages, n_prompt = columns.get("messages"), 0
         if messages is None and isinstance(columns.get("prompt"), list) and isinstance(columns.get("completion"), list):
             messages, n_prompt = [*columns["prompt"], *columns["completion"]], len(columns["prompt"])
@@ -101,12 +101,6 @@ def _checked(spec: str, split: str) -> Iterator[dict[str, Any]]:
         if not any(message["role"] == "assistant" for message in messages[n_prompt:]):
             raise DataError(f"{row.where}: no assistant message, so there is nothing to learn from")
         yield {"messages": messages, "n_prompt": n_prompt, "tools": _schemas_of(row.where, columns.get("tools"))}
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_none(one) for key, one in value.items() if one is not None}
-    return [_without_none(one) for one in value] if isinstance(value, list) else value
 
 
 def _schemas_of(where: str, given: Any) -> list[Any] | None:

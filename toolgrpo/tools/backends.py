@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
 import threading
@@ -208,7 +209,7 @@ class InProcessBackend(StatelessBackend):
     def _call(self, tool: LoadedTool, arguments: Mapping[str, Any], result: Future[Reply]) -> None:
         try:
             value = tool.call(arguments)
-            reply = self._rendered(self._coroutines.submit(value).result() if asyncio.iscoroutine(value) else value)
+            reply = self._rendered(self._coroutines.submit(value).result() if inspect.iscoroutine(value) else value)
         except BaseException as error:  # the executor: a tool may raise anything, SystemExit included
             reply = _failed(error)
         result.set_result(reply)

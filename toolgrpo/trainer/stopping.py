@@ -150,17 +150,6 @@ class HeldOutWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships
         self._stop_when = stop_when
         self._say = say
         self._n_datasets = n_datasets
-        self._begins = False  # a training, which may evaluate before its first step
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        self._begins = True
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        self._begins = False
 
     def reason(self, state: TrainerState) -> str | None:
         """Return why the training is to end, if it is."""
@@ -181,14 +170,13 @@ class HeldOutWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships
         **kwargs: object,
     ) -> None:
         of_this_step = [log for log in _evaluations(state) if log["step"] == state.global_step]
-        if len(of_this_step) < self._n_datasets:
+        measured = [one for one in of_this_step if is_measured(one["eval_success"])]
+        if len(of_this_step) < self._n_datasets or len(measured) < len(of_this_step):
             return
         if self._keeps_best and state.global_step and _rates(state)[-1] > _best(state):
             control.should_save = True  # Transformers notes it as the best, and loads it at the end
         reason = self.reason(state)
-        if reason is not None and self._begins:
-            raise RunIsComplete(f"{reason} before the first step (stop_when {self._stop_when})")
-        if reason is not None and state.global_step:
+        if reason is not None and state.global_step:  # a training that ends before its first step ends otherwise
             control.should_save = control.should_training_stop = True
             self._say(f"stopped after step {state.global_step}: {reason} (stop_when {self._stop_when})")
 
@@ -198,13 +186,13 @@ def _best(state: TrainerState) -> float:
 
 
 def _rates(state: TrainerState) -> list[float]:
-    """Return held-out success by evaluation, over the data sets of each."""
-    by_step = groupby(_evaluations(state), key=itemgetter("step"))
-    return [fmean(log["eval_success"] for log in of_step) for _, of_step in by_step]
+    """Return held-out success by evaluation, over the data sets of each; one that could not be measured is none."""
+    steps = [[log["eval_success"] for log in logs] for _, logs in groupby(_evaluations(state), key=itemgetter("step"))]
+    return [fmean(rates) for rates in steps if all(map(is_measured, rates))]
 
 
 def _evaluations(state: TrainerState) -> list[dict[str, Any]]:
-    return [log for log in state.log_history if is_measured(log.get("eval_success"))]
+    return [log for log in state.log_history if "eval_success" in log]
 
 
 def is_measured(rate: float | None) -> bool:

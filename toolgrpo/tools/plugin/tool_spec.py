@@ -6,6 +6,7 @@ it hangs one frozen `ToolOptions` on it, which the loader reads.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -118,5 +119,7 @@ def tool(
 
 def options_of(function: Callable[..., Any]) -> ToolOptions:
     """Return what the function asked for through `@tool`, or the defaults."""
+    while isinstance(function, functools.partial) and not hasattr(function, _ATTRIBUTE):
+        function = function.func
     options = getattr(function, _ATTRIBUTE, None)
     return options if isinstance(options, ToolOptions) else ToolOptions()

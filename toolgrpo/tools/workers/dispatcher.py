@@ -376,6 +376,7 @@ class Dispatcher:
         if job.id in worker.jobs and self._has(worker):
             self._retire(worker, f"a call had no answer within {job.timeout_s:g} s")
             self._end_if_done(worker)
+            self._dispatch()  # one that ran alone leaves room for another
 
     # --- who is still there -----------------------------------------------------------------------------
 

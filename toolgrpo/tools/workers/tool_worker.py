@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import inspect
 import os
 import resource
 import signal
@@ -137,7 +138,7 @@ class Worker:
 
     def _waited(self, value: Any) -> Any:
         """Return a value, that of a coroutine once the loop has run it: a plain decorator hides `async def`."""
-        return self._on_loop().submit(value).result() if asyncio.iscoroutine(value) else value
+        return self._on_loop().submit(value).result() if inspect.iscoroutine(value) else value
 
     def _start(
         self,

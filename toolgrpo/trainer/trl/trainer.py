@@ -49,7 +49,7 @@ from toolgrpo.rollout.batch import Mode
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.row_order import Training
-from toolgrpo.trainer.stopping import is_measured
+from toolgrpo.trainer.stopping import HeldOutWatch, RunIsComplete, is_measured
 from toolgrpo.trainer.trl.grpo import GRPOTrainer, SFTTrainer
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     train_sampler: Any = None
     _buffered_inputs: Any  # TRL's
     _checkpoints: Checkpoints
+    heldout_watch: HeldOutWatch
     _shared_pass: SharedPass
 
     def __init__(self, args: Any, **kwargs: Any) -> None:
@@ -95,6 +96,14 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             prefix = kwargs.get("metric_key_prefix", args[1] if len(args) > 1 else "eval")
             rates = [metrics[f"{prefix}_{name}_success"] for name in several]
             metrics[f"{prefix}_success"] = fmean(rates) if all(map(is_measured, rates)) else math.nan
+        return metrics
+
+    def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate in a training, which ends before its first step where nothing is left to learn."""
+        metrics = super()._evaluate(*args, **kwargs)
+        reason = None if self.state.global_step else self.heldout_watch.reason(self.state)
+        if reason is not None:
+            raise RunIsComplete(f"{reason} before the first step")
         return metrics
 
     def prediction_step(self, *_: Any, **__: Any) -> Any:
