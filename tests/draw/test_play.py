@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from toolgrpo.draw.play import may_be_played, try_tools
-from toolgrpo.draw.rows import ToolRows, draw_rows
+from toolgrpo.draw.rows import ToolRows, _taken, draw_rows
 from toolgrpo.errors import PluginError
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 
@@ -65,6 +66,11 @@ def test_every_row_gives_its_answer_in_workers_that_never_saw_it() -> None:
     )
     tasks = [{row["task"] for row in some if " " in row["task"]} for some in (drawn.train, drawn.held_out)]
     assert tasks[0].isdisjoint(tasks[1]), "and other compositions"
+
+
+def test_programs_beyond_what_a_pass_wants_are_there_for_the_next() -> None:
+    pairs: dict[str, list[Any]] = {str(number): [(number, number)] for number in range(20)}  # of compositions
+    assert len(_taken(pairs, 16)) == 16 and sum(map(len, pairs.values())) == 4
 
 
 def test_a_tool_that_is_held_out_is_in_no_training_row() -> None:

@@ -68,6 +68,8 @@ def test_a_task_that_never_succeeds_is_told_apart() -> None:
     assert never(*of(chains, 0.0, 6), *sums) == {}, "six episodes say too little"
     assert never(*of(chains, 0.0), *of({"task": "sums"}, 0.0)) == {}, "nothing succeeds, which is another finding"
     assert never(*of({}, 0.0), *sums) == {}
+    lost = [(one, Grade({}, None, Drop(DropCause.TOOL, ""))) for one, _ in of(chains, 0.0, 2)]
+    assert never(*of(chains, 0.0, 6), *lost, *sums) == {}, "what was dropped is no failure"
 
 
 def test_a_distribution_in_words() -> None:

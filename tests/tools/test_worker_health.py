@@ -25,6 +25,14 @@ def toolbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toolbox]:
         yield box
 
 
+def test_isolated_calls_that_overrun_make_room_for_those_that_wait(tmp_path: Path) -> None:
+    text = "import time\nfrom toolgrpo.tools import tool\n\n@tool(isolate=True)\ndef nap(seconds: float) -> str:\n    'Nap.'\n"
+    (tmp_path / "nap.py").write_text(f"{text}    time.sleep(seconds)\n    return 'up'\n\nTOOL_FUNCTIONS = [nap]\n")
+    with load_tools(tmp_path / "nap.py", workers=1, threads_per_worker=1, tool_timeout_s=5.0) as box:
+        late, good = call_all(box, attempt("nap", seconds=600.0), attempt("nap", seconds=0.0))
+    assert late.error is ToolErrorKind.TIMEOUT and good.content == "up"
+
+
 OF_PROCESS = ("leak_descriptors", "close_streams", "clear_environment", "change_folder", "leak_threads")
 OF_LOOP = ("interrupt_main", "stop_loop", "exit_in_callback", "interrupt_in_task", "block_loop")
 FAIL = {"interrupt_in_task": ToolErrorKind.RAISED, "block_loop": ToolErrorKind.TIMEOUT}
