@@ -65,13 +65,17 @@ def test_a_policy_without_a_trainer_gets_an_engine_that_draws_with_numbers_of_it
     ("targets", "tied", "taken"),
     [("q_proj", True, True), ("lm_head", True, False), ("lm_head", False, True), ("embed_tokens", True, False)],
 )
-def test_an_adapter_on_weights_that_are_in_common_is_not_for_vllm(targets: str, tied: bool, taken: bool) -> None:
+def test_an_adapter_on_weights_that_are_in_common_is_not_for_vllm_or_a_copy(
+    targets: str, tied: bool, taken: bool
+) -> None:
     """vLLM has one tensor for both, and the adapter changes one of them."""
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     base = Qwen3ForCausalLM(Qwen3Config(vocab_size=16, tie_word_embeddings=tied, **sizes))
     adapted = policy(get_peft_model(base, LoraConfig(target_modules=["q_proj", targets])))
     with nullcontext() if taken else pytest.raises(ConfigError, match="lm_head or the embeddings"):
         assert choose_engine(asked_for("vllm_server", URLS), adapted).name == "vllm_server"
+    with nullcontext() if taken else pytest.raises(ConfigError, match="in common"):
+        build_engine(adapted, EngineOptions(engine="transformers", own_copy=True, max_model_len=64))
 
 
 def test_split_parameters_get_a_whole_copy_whose_numbers_are_not_the_trainers(tiny_qwen3: Any) -> None:

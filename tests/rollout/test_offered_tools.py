@@ -10,7 +10,7 @@ from datasets import Dataset
 from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolErrorKind
 from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.errors import DataError
-from toolgrpo.rollout.row_parts import OFFERED, check_tool_names, offered_tools, rows_without_their_tools
+from toolgrpo.rollout.row_parts import OFFERED, as_messages, check_tool_names, offered_tools, rows_without_their_tools
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedTools, run_episode
 from toolgrpo.tools import load_tools
 
@@ -25,6 +25,11 @@ def run(row: dict[str, Any], turns: list[str]) -> tuple[Trajectory, ScriptedTool
 
 def shown(trajectory: Trajectory) -> str:
     return ByteChat.text(trajectory.prompt_ids).partition(">")[0]
+
+
+def test_parts_of_text_are_a_message() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert as_messages([{"role": "user", "content": parts}]) == ({"role": "user", "content": "ab"},)
 
 
 @pytest.mark.parametrize("row", [{}, {"tools": None}])

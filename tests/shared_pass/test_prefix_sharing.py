@@ -21,7 +21,7 @@ from tests.support.flash_kernels import attending
 from tests.support.model_families import tiny_family
 from toolgrpo.errors import ModelError
 from toolgrpo.shared_pass.attention import NAME, shared_attention
-from toolgrpo.shared_pass.scoring import SharedPass, is_shared, unsupported
+from toolgrpo.shared_pass.scoring import SharedPass, is_shared, unsupported, unsupported_model
 from toolgrpo.trainer.trl.trainer import TrainerOfTRL
 
 VOCABULARY = 97
@@ -299,6 +299,16 @@ def test_what_cannot_be_shared_says_why() -> None:
     reasons |= {"caps": transformers.Gemma2Config(), "linear_attention": transformers.OlmoHybridConfig()}
     for word, config in reasons.items():
         assert word in (unsupported(config) or ""), config.model_type
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vocab_size": 16,
+    }
+    with torch.device("meta"):
+        model = transformers.GraniteSWAForCausalLM(transformers.GraniteSWAConfig(**sizes, num_key_value_heads=2))
+    assert "sinks" in (unsupported_model(model) or ""), "those of another family too"
 
 
 def test_auto_falls_back_with_one_line_and_on_refuses(caplog: pytest.LogCaptureFixture) -> None:

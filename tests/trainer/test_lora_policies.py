@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen2Config, Qwen2ForCausalLM
 
 from toolgrpo.engines.adapters import merged_parameters, merges_exactly
 from toolgrpo.errors import ConfigError
@@ -103,3 +103,12 @@ def test_handing_weights_over_does_not_move_the_base_model(tiny_qwen3: Any, dtyp
 def test_a_merge_that_would_not_be_exact_is_known(tiny_qwen3: Any) -> None:
     assert not merges_exactly(tiny_qwen3(0))
     assert not merges_exactly(get_peft_model(tiny_qwen3(0), LoraConfig(target_modules=["q_proj"], use_dora=True)))
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "vocab_size": 16,
+    }
+    with_bias = Qwen2ForCausalLM(Qwen2Config(**sizes, num_key_value_heads=1))
+    assert not merges_exactly(get_peft_model(with_bias, LoraConfig(target_modules=["q_proj"], lora_bias=True)))

@@ -63,6 +63,16 @@ def test_trls_trainer_trains_on_what_the_model_said(tmp_path: Path) -> None:
     assert len(logs) == 2 and logs[0]["grad_norm"] > 0
 
 
+def test_a_second_training_draws_from_the_weights_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with toolgrpo.rollout_func(tools=[add], engine="transformers") as episodes:
+        one = trainer(tmp_path, lambda completions, **_: [0.0] * len(completions), episodes, max_steps=1)
+        one.train()
+        given: list[Any] = []
+        monkeypatch.setattr(type(episodes._rollouts), "load_weights", lambda rollouts, weights: given.append(weights))
+        one.train()
+    assert given
+
+
 @pytest.mark.parametrize(("context", "says"), [({"max_tokens": 64}, "several sequences"), (None, "use_vllm")])
 def test_an_episode_of_several_sequences_and_a_second_engine_are_refused(
     tmp_path: Path, context: Any, says: str

@@ -102,7 +102,9 @@ def merges_exactly(model: Any) -> bool:
         return False
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     plain = all(
-        type(layer) in (Linear, JoinedLinear, Embedding) and not any(layer.use_dora.values()) for layer in layers
+        type(layer) in (Linear, JoinedLinear, Embedding)
+        and not (any(layer.use_dora.values()) or any(layer.lora_bias.values()) or layer.lora_variant)
+        for layer in layers
     )
     return plain and bool(layers)
 

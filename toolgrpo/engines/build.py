@@ -236,7 +236,8 @@ def _vllm_colocate(policy: Policy, options: EngineOptions) -> Engine:
             "model computes in float32; add --dtype bfloat16 (or --bf16 true), or set vllm_lora_sync to merge"
         )
     save_adapter = adapter_saver(policy)
-    start = replace(start, lora_rank=adapter_config(policy.model).r)
+    lora = adapter_config(policy.model)
+    start = replace(start, lora_rank=max(lora.r, *(lora.rank_pattern or {}).values(), 1))
     return VLLMColocateEngine(start_vllm(config, start, base_weights(base)), save_adapter)
 
 
@@ -276,6 +277,12 @@ def _transformers(policy: Policy, options: EngineOptions) -> Engine:
             raise ConfigError(
                 f"{policy.backend} splits the parameters, and the policy's weights are packed (4 or 8 bits), which the "
                 f"engine's whole copy cannot be; use DDP or ZeRO-2, or leave --load_in_4bit and --load_in_8bit out"
+            )
+        if _adapts_tied_weights(policy):
+            raise ConfigError(
+                "the adapter changes lm_head or the embeddings, which this model has in common, and the engine's whole copy "
+                "would change both or neither; leave them out of --lora_target_modules and --lora_modules_to_save, or use "
+                "max_staleness 0 on DDP or ZeRO-2"
             )
         # With a config of its own: the shared pass names its attention in the trainer's while the copy may decode.
         replica = type(base)(copy.deepcopy(base.config)).to(policy.device)

@@ -33,7 +33,14 @@ Message = dict[str, Any]
 def with_observation(messages: Sequence[Message], observation: str) -> list[Message]:
     """Append the first observation of an environment to the last message of a prompt."""
     last = messages[-1]
-    return [*messages[:-1], {**last, "content": f"{last.get('content') or ''}{observation}"}]
+    return [*messages[:-1], {**last, "content": f"{joined_text(last.get('content')) or ''}{observation}"}]
+
+
+def joined_text(content: Any) -> Any:
+    """Return the content of a message whose parts are all text as one text; any other as it is."""
+    if not isinstance(content, list) or not all(isinstance(p, dict) and p.get("type") == "text" for p in content):
+        return content
+    return "".join(str(part.get("text") or "") for part in content)
 
 
 class StopReason(StrEnum):

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from toolgrpo.episode.tool_calls import RUNNABLE, CallAttempt, ToolErrorKind, ToolResult
-from toolgrpo.episode.trajectory import Message, StopReason
+from toolgrpo.episode.trajectory import Message, StopReason, joined_text
 from toolgrpo.errors import DataError
 from toolgrpo.rollout.batch import Row
 from toolgrpo.support.shipped_files import nearest
@@ -37,7 +37,8 @@ def as_messages(prompt: str | Sequence[Message]) -> tuple[Message, ...]:
     """Return the conversation that an episode of this prompt starts from."""
     if isinstance(prompt, str):
         return ({"role": "user", "content": prompt},)
-    return tuple(dict(message) for message in prompt)
+    said = (dict(message) for message in prompt)
+    return tuple({**one, "content": joined_text(one["content"])} if "content" in one else one for one in said)
 
 
 def thinking_of(row: Row, default: bool | None) -> bool | None:

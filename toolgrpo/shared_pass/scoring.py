@@ -307,4 +307,6 @@ def unsupported_model(unwrapped: Any) -> str | None:
     adapters = getattr(unwrapped, "peft_config", {})
     if any(getattr(adapter, "is_prompt_learning", False) for adapter in adapters.values()):
         return "its adapter puts its own tokens before every row"
+    if any(name.rpartition(".")[2] in ("sinks", "sink") for name, _ in unwrapped.named_parameters()):
+        return "it has attention sinks"
     return unsupported(unwrapped.config)

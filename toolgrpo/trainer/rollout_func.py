@@ -42,7 +42,7 @@ class RolloutFunc:
         self._rollouts: Rollouts | None = None
         self._policy: Policy | None = None
         self._config: ToolGRPOConfig | None = None
-        self._step: int | None = None
+        self._loaded: tuple[Any, int] | None = None  # the run, by its state, and the step whose weights the engine has
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Run an episode per prompt with the trainer's weights, in TRL's form."""
@@ -50,9 +50,10 @@ class RolloutFunc:
             self._policy, self._config, self._rollouts = self._open(trainer)
         step, mode = int(trainer.state.global_step), trl_trainer.mode_of(trainer)
         gave_up = isinstance(self._rollouts.engine, Sleeper) and self._rollouts.engine.needs_weights
-        if gave_up or self._step != step or mode == "eval":  # which may be of the best step, not of the last
+        known = self._loaded is not None and self._loaded[0] is trainer.state and self._loaded[1] == step
+        if gave_up or not known or mode == "eval":  # which may be of the best step, not of the last
             self._rollouts.load_weights(self._policy.weights())
-            self._step = step
+            self._loaded = trainer.state, step
         rows = [{"prompt": prompt} for prompt in prompts]
         size = trl_trainer.group_size(trainer, mode)
         batch = self._rollouts.run(rows, self._config.sampling_options(), step=step, mode=mode, group_size=size)
