@@ -43,10 +43,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.lock]
 ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).with_name("golden_runs.json")
 AGENT = """
+NUMBERS = {"type": "object", "properties": {name: {"type": "integer"} for name in ("a", "b")}}
+ADD = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": NUMBERS}}
+
 async def run(client, row):
     messages = [{"role": "user", "content": row["prompt"]}]
     for _ in range(3):
-        answer = await client.chat.completions.create(model="policy", messages=messages)
+        answer = await client.chat.completions.create(model="policy", messages=messages, tools=[ADD])
         message = answer.choices[0].message
         if not message.tool_calls:
             break
