@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.held_folder import Holder
-from toolgrpo.observe.console import SteadyConsole, show_tool_output
+from toolgrpo.observe.console import FewLines, SteadyConsole, show_tool_output
 from toolgrpo.tools.workers.output_log import OutputLog
 
 HEAD = """
@@ -151,6 +151,14 @@ def test_the_first_lines_that_tools_print_are_shown_and_tracebacks_of_calls_are_
     assert str(tmp_path / "tools.log") in said[5]
     logged = (tmp_path / "tools.log").read_text()
     assert "ValueError: no" in logged and "line 8" in logged
+
+
+def test_a_long_line_does_not_silence_those_behind_it() -> None:
+    said: list[str] = []
+    show = FewLines(said.append, lambda: "train.log")
+    for text in ("x" * 2500, "\n", "second", "\n"):
+        show(text)
+    assert said == ["x" * 2000, "second"]
 
 
 def test_a_pipe_of_a_jupyter_kernel_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,6 +194,11 @@ def test_an_episode_that_could_not_be_scored_is_no_failure(run: Path) -> None:
     assert (sums["n"], sums["scored"], sums["ok"], sums["r"], sums["groups"]) == (4, 3, 3, 1.0, [0, 0, 1, 0])
     alike[0]["success"] = False
     assert step_sums(alike)["groups"] == [0, 0, 0, 1], "paid alike, for success and for failure"
+    waits = [
+        {**one, "timings": {**one["timings"], "rollout_s": float(s)}}
+        for one, s in zip(alike, (1, 4, 2, 3), strict=True)
+    ]
+    assert step_sums(waits)["rollout_s"] == 4.0, "of the slowest process"
 
 
 def test_a_number_that_a_browser_would_round_is_text() -> None:

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tests.support.recorded_run import record_run
+from toolgrpo.errors import ConfigError
 from toolgrpo.report.live import LiveReport, live_server
 
 pytestmark = pytest.mark.e2e
@@ -83,6 +85,12 @@ HANG_UPS = (  # before it asks, in the head, before it reads a refusal, and befo
     *(b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n"),
     b"GET / HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\n\r\n",
 )
+
+
+@pytest.mark.parametrize("port", ["taken", 70000])
+def test_a_port_that_cannot_be_had_is_one_sentence(port: str | int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="another --port"):
+        live_server(cast("LiveReport", None), taken.getsockname()[1] if port == "taken" else int(port))
 
 
 def test_a_reader_that_hangs_up_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,7 @@ from toolgrpo.tools.base import ToolProvider
 if TYPE_CHECKING:
     from toolgrpo.commands.job import Job
 
+_OF_THEN = ("turn_rewards", "turn_advantages", "segment_starts", "drop", "trained")  # a new play has its own, or none
 _SHOWN = 200  # characters of a result
 _ROWS = 40  # of the table of all episodes
 _REWARDS = ("reward", "reward_fn", "reward_function_name", "reward_weights")
@@ -216,7 +217,7 @@ class ReplayRun:
         now = self.sampled_again(model, tools)
         scored = self._scored(now, rewards)
         record = {
-            **self.record,
+            **{name: value for name, value in self.record.items() if name not in _OF_THEN},
             **now.to_record(),
             "success": scored.success,
             "reward_given": scored.total,

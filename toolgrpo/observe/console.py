@@ -69,10 +69,13 @@ class FewLines:
         self._show, self._rest, self._left, self._half = show, rest, most, ""
 
     def __call__(self, text: str) -> None:
-        *lines, self._half = (self._half + text)[:_LONGEST].split("\n")
+        *lines, half = (self._half + text).split("\n")
+        self._half = half[:_LONGEST]
         for line in lines if self._left >= 0 else ():
             if self._left >= 0:
-                self._show(line if self._left else f"(what your files print from here on is in {self._rest()})")
+                self._show(
+                    line[:_LONGEST] if self._left else f"(what your files print from here on is in {self._rest()})"
+                )
             self._left -= 1
 
     def whole(self, text: str) -> None:

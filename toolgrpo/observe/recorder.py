@@ -252,7 +252,7 @@ class EpisodeRecorder(Observer):
             ahead = found is not None and int(found[1]) >= step + (found[2] == "eval")  # after so many steps
             if ahead or line.fault:
                 break
-            n_bytes += len(line.text.encode()) + 1
+            n_bytes += len(line.text.encode())  # with its end
         return n_bytes
 
     def cut(self, n_bytes: int) -> str | None:

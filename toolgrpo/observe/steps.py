@@ -94,13 +94,14 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
         else:  # of all processes; an episode that could not be scored is no failure
             own = [(total, bool(one.success)) for one in batch.scored if (total := one.total) is not None]
             scored: list[tuple[float, bool]] = gather_object(own)
+            asked: list[int] = gather_object([sum(any(one.drop is None for one in group) for group in batch.groups())])
             if scored:
                 self._write(
                     "measured",
                     step=batch.step,
                     label=self._label,
                     n=len(scored),
-                    questions=math.ceil(len(scored) / batch.group_size),
+                    questions=sum(asked),
                     successes=sum(success for _, success in scored),
                     reward=round(sum(total for total, _ in scored) / len(scored), 6),
                 )

@@ -74,7 +74,7 @@ def step_sums(batch: Sequence[Record]) -> dict[str, Any]:
         "parts": {name: round(fmean(values), 5) for name, values in parts.items()},
         "tokens": round(sum(sum(record["mask"]) for record in batch) / n, 2),
         "turns": round(sum(len(record["turns"]) for record in batch) / n, 3),
-        "rollout_s": next((seconds for seconds in waits if seconds is not None), None),
+        "rollout_s": max((seconds for seconds in waits if seconds is not None), default=None),  # of the slowest process
     }
 
 

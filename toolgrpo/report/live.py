@@ -19,7 +19,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from toolgrpo.errors import ToolGRPOError
+from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.observe.line_file import parts
 from toolgrpo.observe.records import episode_files
 from toolgrpo.report.build import build_report
@@ -83,7 +83,13 @@ def live_server(report: LiveReport, port: int = 0) -> ThreadingHTTPServer:
     class Answers(_Answers):
         source = report
 
-    return _Server((_HOST, port), Answers)
+    try:
+        return _Server((_HOST, port), Answers)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"nothing can be served on {_HOST}:{port} ({why}); choose another --port, or 0 for a free one"
+        ) from error
 
 
 class _Server(ThreadingHTTPServer):

@@ -167,7 +167,9 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
     def evaluation_loop(self, dataloader: Any, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> EvalLoopOutput:
         """Measure all rows in one rollout, and compute no loss."""
         self.model.eval()  # what TRL logs by
-        batch = self.measure(self._evaluation_rows(dataloader), mode="eval")
+        rows_of = metric_key_prefix.removeprefix("eval").removeprefix("_")  # one of several data sets
+        label = f"evaluation after step {self.state.global_step} on {rows_of}" if rows_of else None
+        batch = self.measure(self._evaluation_rows(dataloader), mode="eval", label=label)
         self.rollout_batches.processes.meet()  # rewards may take long too
         shown = [(bool(one.success), {"reward": one.total, **_by_function(one)}) for one in batch.scored]
         of_all: list[tuple[bool, dict[str, float | None]]] = gather_object(shown)
