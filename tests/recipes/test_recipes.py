@@ -212,7 +212,8 @@ def test_the_launch_script_passes_its_arguments_on(tmp_path: Path) -> None:
     assert one.stdout.startswith("2|")
     assert f"multi_gpu.yaml --num_processes 4 {clone}" in launch("--config", "f", does=gpus).stdout
     assert "multi_gpu.yaml --num_processes 2" in launch("--config", "f", does=gpus, CUDA_VISIBLE_DEVICES="2,3").stdout
-    assert "cpu.yaml" in launch("--config", "f", does=gpus, CUDA_VISIBLE_DEVICES="").stdout
+    for none in ("", "-1"):
+        assert "cpu.yaml" in launch("--config", "f", does=gpus, CUDA_VISIBLE_DEVICES=none).stdout
     program("nvidia-smi", 'echo "NVIDIA-SMI has failed"; exit 9')
     assert "cpu.yaml" in launch("--config", "f", does=gpus).stdout
     wrong = launch(LAUNCH="gpu")

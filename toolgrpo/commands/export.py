@@ -115,8 +115,8 @@ def merge(source: Path, to: Path, dtype: str = "auto") -> None:
             shutil.copy(source / TOOLS_FILE, to)
         with suppress(ConfigError):  # nobody else may read it; what is left out then is told with the Modelfile
             run = _config_of(source)
-            kept = {name: run[name] for name in _OF_MODELFILE if run.get(name) is not None}
-            write_whole(to / RUN_FILE, yaml.dump(kept))  # for the next export
+            if kept := {name: run[name] for name in _OF_MODELFILE if run.get(name) is not None}:
+                write_whole(to / RUN_FILE, yaml.dump(kept))  # for the next export
         if (source / CARD_FILE).is_file():
             write_whole(to / CARD_FILE, merged_card((source / CARD_FILE).read_text(encoding="utf-8")))
 
