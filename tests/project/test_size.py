@@ -23,7 +23,7 @@ PACKAGE = ROOT / "toolgrpo"
 
 # Of each package, when this was written, rounded up to 50.
 LINES = {
-    "chat": 2865,
+    "chat": 2871,
     "commands": 6616,
     "data": 1593,
     "draw": 1497,
@@ -49,10 +49,10 @@ MOST = {
     "modules": 235,
     "modules with one importer": 42,
     "modules that a trainer imports": 129,
-    "lines that a trainer imports": 23_740,
+    "lines that a trainer imports": 23_745,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 38_755,
+    "lines of tests": 38_756,
     "lines of benchmarks": 5_779,
     "lines of pages": 4_100,
     "words of pages": 30_900,

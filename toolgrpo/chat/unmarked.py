@@ -17,11 +17,17 @@ from toolgrpo.chat.attempts import CallForm, is_call, json_attempts, load_json
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.call_bodies import objects_at_end
 from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, written
+from toolgrpo.episode.trajectory import Turn
 from toolgrpo.tools.arguments import ArgumentChecker
 
 _FENCE = re.compile(r"^[^\S\n]*```[^\n]*$", re.MULTILINE)
 _NAMED = re.compile(r'\{[^{}"]*"(?:name|function|type|arguments|parameters)"\s*:')
 _NO_FORM = CallForm("", "")
+
+
+def calls_made(turns: Iterable[Turn]) -> list[CallAttempt]:
+    """Return the calls of these turns that were written with their markers: one that comes again without them is quoted."""
+    return [attempt for turn in turns for attempt in turn.attempts if attempt.status is AttemptStatus.OK]
 
 
 def with_unmarked(

@@ -30,11 +30,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from toolgrpo.chat.base import ParsedTurn
-from toolgrpo.chat.unmarked import with_unmarked
+from toolgrpo.chat.unmarked import calls_made, with_unmarked
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.episode.dropped import Drop, DropCause
 from toolgrpo.episode.token_ledger import Ledger
-from toolgrpo.episode.tool_calls import RUNNABLE, AttemptStatus, CallAttempt, ToolResult
+from toolgrpo.episode.tool_calls import RUNNABLE, CallAttempt, ToolResult
 from toolgrpo.episode.trajectory import Message, StopReason, Trajectory, Turn
 from toolgrpo.errors import ChatFormatError, InfrastructureError
 from toolgrpo.gateway.bounds import off_loop
@@ -358,7 +358,7 @@ class GatewaySession:
         before: KnownSequence | None = sequence
         while before is not None:
             turns = [*before.ledger.turns, *([before.open_turn] if before.open_turn else [])]
-            made += [one for turn in turns for one in turn.attempts if one.status is AttemptStatus.OK]
+            made += calls_made(turns)
             before = before.parent
         return with_unmarked(parsed, sequence.schemas, form=None, made=made)
 

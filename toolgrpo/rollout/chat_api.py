@@ -29,7 +29,7 @@ import aiohttp
 
 from toolgrpo.chat.attempts import attempt_from, malformed
 from toolgrpo.chat.base import ParsedTurn
-from toolgrpo.chat.unmarked import with_unmarked
+from toolgrpo.chat.unmarked import calls_made, with_unmarked
 from toolgrpo.engines.base import (
     CHAT_API,
     KEY_VARIABLE,
@@ -255,8 +255,7 @@ class _ChatRun(EpisodeRun):
     def _with_ids(self, parsed: ParsedTurn, ledger: Ledger) -> ParsedTurn:
         """Return the turn with an id for each call that no other call of the episode has."""
         if self.parts.unmarked_calls == "accept" and self.schemas:
-            made = [one for turn in ledger.turns for one in turn.attempts if one.status is AttemptStatus.OK]
-            parsed = with_unmarked(parsed, self.schemas, form=None, made=made)
+            parsed = with_unmarked(parsed, self.schemas, form=None, made=calls_made(ledger.turns))
         attempts = []
         for attempt in parsed.attempts:
             given = attempt.call_id

@@ -37,11 +37,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from toolgrpo.chat.base import ParsedTurn, assistant_message, tool_message
-from toolgrpo.chat.unmarked import with_unmarked
+from toolgrpo.chat.unmarked import calls_made, with_unmarked
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
 from toolgrpo.episode.dropped import Drop, DropCause, DropEpisode
 from toolgrpo.episode.token_ledger import Ledger
-from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.episode.tool_calls import CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.episode.trajectory import Message, StopReason, Trajectory, Turn, with_observation
 from toolgrpo.errors import InfrastructureError
 from toolgrpo.rollout.compaction import History
@@ -245,9 +245,8 @@ class EpisodeRun:
         if self.parts.unmarked_calls == "ignore" or self.tools is None:
             return parsed
         # A model that writes a call with its markers and then without quotes it; one that never has markers calls again.
-        made = [attempt for turn in ledger.turns for attempt in turn.attempts if attempt.status is AttemptStatus.OK]
         form = None if self.parts.unmarked_calls == "accept" else self.parts.chat.call_text
-        return with_unmarked(parsed, self.schemas, form=form, made=made)
+        return with_unmarked(parsed, self.schemas, form=form, made=calls_made(ledger.turns))
 
     def _reason_to_stop(self, ledger: Ledger, turn: Turn, room: TurnBudget) -> StopReason | None:
         if not turn.closed and not room.by_turn_cap:
