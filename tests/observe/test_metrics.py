@@ -131,6 +131,18 @@ def test_counts_are_added_bounds_are_the_extremes_and_shares_are_averaged() -> N
     assert merged([{"a": Metric(1.0)}, {}]) == {"a": 1.0}, "averaged over those that have it"
 
 
+def test_a_share_weighs_as_much_as_it_has_things_behind_it() -> None:
+    one = trajectory(4, 0, (BAD,), StopReason.LENGTH)
+    others = [trajectory(2, 0, (GOOD, GOOD, GOOD), StopReason.FINISHED)] * 3
+    parts = [batch_metrics(batch(one, totals=(0,))), batch_metrics(batch(*others, totals=(1, 1, 1)))]
+    found, whole = merged(parts), merged([batch_metrics(batch(one, *others, totals=(0, 1, 1, 1)))])
+    assert whole["success"] == 0.75 and whole["tools/failure_frequency"] == 0.1
+    near = {"tools/latency_p50", "tools/latency_p95"}
+    assert {name: found[name] for name in whole if name not in near} == pytest.approx(
+        {name: whole[name] for name in whole if name not in near}
+    )
+
+
 def test_groups_without_spread_are_counted_and_rounding_is_none() -> None:
     rewards = [*(1.2, 1.2 + 1e-7, 1.2 - 1e-7, 1.2), *(1.2, 1.21, 1.2, 1.2), *[-2.0] * 4]
     assert groups_without_spread(rewards, group_size=4) == pytest.approx(2 / 3)

@@ -92,6 +92,14 @@ def test_what_is_no_limit_is_refused(given: Any, message: str) -> None:
         ContextLimit.parse(given)
 
 
+def test_what_a_user_says_is_not_said_where_no_history_holds_it() -> None:
+    row = {"user_turns": ["u" * 600]}
+    done = run(ContextLimit(max_tokens=520), ScriptedEngine([ByteChat.say("answer")]), row=row)
+    assert done.stop_reason is StopReason.CONTEXT_FULL
+    assert [turn.user for turn in done.turns] == [None]
+    assert done.messages[-1]["role"] == "assistant" and done.messages[-1]["content"] == "answer"
+
+
 def test_a_limit_is_read_from_text_and_must_lie_below_the_window() -> None:
     limit = ContextLimit.parse('{"max_tokens": 99, "strategy": "drop_results"}')
     assert limit == ContextLimit(max_tokens=99) and ContextLimit.parse(None) is None

@@ -4,9 +4,8 @@ Nothing reads them back: the trajectories are the source of truth.
 
 Each process runs episodes of its own, and TRL logs the main one's numbers. So each metric says how
 the values of several processes become one: counts are added up, bounds and the time taken are those
-of the extreme process, and shares and means (of equally many episodes in each process) are averaged
-over the processes that have them. Not exact, but near: the latency percentiles,
-`tools/failure_frequency` and `completions/mean_terminated_length`, which are averages of averages.
+of the extreme process, and a share or a mean weighs as much as it has episodes, calls or tokens
+behind it, so that it is that of all of them. Only the latency percentiles are near and not exact.
 
 `reward` (mean) and `reward_std` are logged by TRL. What is added tells early that GRPO has nothing
 to learn from: the smallest and largest reward, and the share of groups whose rewards are all alike.
@@ -17,9 +16,9 @@ seldom exactly 0, so that TRL's `frac_reward_zero_std` misses most such groups.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from itertools import chain
 from typing import NamedTuple
 
 from accelerate.utils import gather_object
@@ -40,13 +39,19 @@ EACH_TOOL = 32
 
 
 class Metric(NamedTuple):
-    """A number, and how those of several processes become one."""
+    """A number, and how those of several processes become one: as a mean of `n` things each, or otherwise."""
 
     value: float
-    over_processes: Callable[[Sequence[float]], float] = fmean
+    over_processes: Callable[[Iterable[float]], float] | None = None
+    n: int = 1
 
 
 Metrics = dict[str, Metric]
+
+
+def mean(total: float, n: int) -> Metric:
+    """Return the mean of so many things, 0 if there are none."""
+    return Metric(total / n if n else 0.0, n=n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +68,10 @@ class Known:
 
 def limit_metrics(trajectories: Sequence[Trajectory], limits: EpisodeLimits) -> Metrics:
     """Return which of the limits cut episodes."""
-    n = max(1, len(trajectories))
-    found = {"stop/length_of_turn": Metric(sum(cut_in_turn(t, limits) for t in trajectories) / n)}
+    n = len(trajectories)
+    found = {"stop/length_of_turn": mean(sum(cut_in_turn(t, limits) for t in trajectories), n)}
     if limits.context is not None:
-        found["context/segments"] = Metric(sum(len(t.segment_starts) + 1 for t in trajectories) / n)
+        found["context/segments"] = mean(sum(len(t.segment_starts) + 1 for t in trajectories), n)
     return found
 
 
@@ -105,11 +110,11 @@ def agent_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
         for name, value in one.metadata.get("agent", {}).items():
             returned[name].append(value)
     return {
-        "gateway/requests": Metric(sum(count["requests"] for count in counts) / len(played)),
-        "gateway/segments": Metric(sum(1 + len(one.segment_starts) for one in played) / len(played)),
+        "gateway/requests": mean(sum(count["requests"] for count in counts), len(played)),
+        "gateway/segments": mean(sum(1 + len(one.segment_starts) for one in played), len(played)),
         "gateway/disconnected": Metric(float(sum(count["disconnected"] for count in counts)), sum),
         **{f"gateway/forks/{reason}": Metric(float(number), sum) for reason, number in forks.items()},
-        **{f"agent/{name}": Metric(sum(values) / len(values)) for name, values in returned.items()},
+        **{f"agent/{name}": mean(sum(values), len(values)) for name, values in returned.items()},
     }
 
 
@@ -148,8 +153,16 @@ class _Part:
 
 def merged(parts: Sequence[Metrics]) -> dict[str, float]:
     """Return one value per name that any process has."""
-    names = {name: metric.over_processes for part in parts for name, metric in part.items()}
-    return {name: reduce([part[name].value for part in parts if name in part]) for name, reduce in names.items()}
+    return {name: _one([part[name] for part in parts if name in part]) for name in dict.fromkeys(chain(*parts))}
+
+
+def _one(metrics: Sequence[Metric]) -> float:
+    reduce = metrics[0].over_processes
+    if reduce is not None:
+        return reduce(metric.value for metric in metrics)
+    if len(metrics) == 1:
+        return metrics[0].value  # to the last bit
+    return sum(metric.value * metric.n for metric in metrics) / max(1, sum(metric.n for metric in metrics))
 
 
 def batch_metrics(batch: RolloutBatch, known: Known | None = None) -> Metrics:
@@ -172,21 +185,21 @@ def rollout_metrics(batch: RolloutBatch, known: Known | None = None) -> Metrics:
     )
     idle_share = times.engine_idle_s / times.duration_s if times.duration_s > 0 else 0.0
     return {
-        "completions/mean_length": Metric(sum(sampled) / n),
+        "completions/mean_length": mean(sum(sampled), n),
         "completions/min_length": Metric(float(min(sampled)), min),
         "completions/max_length": Metric(float(max(sampled)), max),
-        "completions/clipped_ratio": Metric(1 - len(finished) / n),
-        "completions/mean_terminated_length": Metric(sum(finished) / len(finished) if finished else 0.0),
-        "rollout/turns": Metric(sum(len(t.turns) for t in trajectories) / n),
-        "turns/void": Metric(sum(map(is_void, turns)) / len(turns) if turns else 0.0),
-        "answers/copied_result": Metric(sum(copies_result(t.messages) for t in trajectories) / n),
+        "completions/clipped_ratio": mean(n - len(finished), n),
+        "completions/mean_terminated_length": mean(sum(finished), len(finished)),
+        "rollout/turns": mean(len(turns), n),
+        "turns/void": mean(sum(map(is_void, turns)), len(turns)),
+        "answers/copied_result": mean(sum(copies_result(t.messages) for t in trajectories), n),
         "rollout/sampled_tokens": Metric(float(sum(sampled)), sum),
         "rollout/context_tokens": Metric(float(sum(t.n_context for t in trajectories)), sum),
         **_surprise(trajectories),
         "rollout/seconds": Metric(times.duration_s, max),
         "rollout/engine_idle_share": Metric(idle_share),
-        **{f"stop/{reason}": Metric(stops[reason] / n) for reason in StopReason},
-        "infrastructure/failed_episodes": Metric(sum(map(failed_by_infrastructure, trajectories)) / n),
+        **{f"stop/{reason}": mean(stops[reason], n) for reason in StopReason},
+        "infrastructure/failed_episodes": mean(sum(map(failed_by_infrastructure, trajectories)), n),
         **({} if known is None else limit_metrics(trajectories, known.limits)),
         **({} if known is None or known.cache is None else {"engine/cache_demand": Metric(known.cache.demand, max)}),
         **tool_metrics(trajectories, offered),
@@ -197,7 +210,7 @@ def rollout_metrics(batch: RolloutBatch, known: Known | None = None) -> Metrics:
 def _surprise(trajectories: Sequence[Trajectory]) -> Metrics:
     """Return the mean negative log-probability that the engine gave its own tokens; about the entropy."""
     drawn = [logprob for t in trajectories for logprob in t.logprobs or () if logprob is not None]
-    return {"sampling/surprise": Metric(-sum(drawn) / len(drawn))} if drawn else {}
+    return {"sampling/surprise": mean(-sum(drawn), len(drawn))} if drawn else {}
 
 
 def tool_metrics(trajectories: Sequence[Trajectory], offered: Sequence[str] = ()) -> Metrics:
@@ -209,8 +222,8 @@ def tool_metrics(trajectories: Sequence[Trajectory], offered: Sequence[str] = ()
     n_calls = len(results)
     failures = [result for result in results if not result.ok]
     metrics = {
-        "tools/call_frequency": Metric(n_calls / len(trajectories)),
-        "tools/failure_frequency": Metric(len(failures) / n_calls if n_calls else 0.0),
+        "tools/call_frequency": mean(n_calls, len(trajectories)),
+        "tools/failure_frequency": mean(len(failures), n_calls),
         "tools/truncated": Metric(float(sum(result.truncated for result in results)), sum),
         "tools/cached": Metric(float(sum(result.cached for result in results)), sum),
     }
@@ -224,8 +237,8 @@ def tool_metrics(trajectories: Sequence[Trajectory], offered: Sequence[str] = ()
             metrics[f"tools/error/{cause}"] = Metric(float(causes[cause]), sum)
     latencies = sorted(result.duration_s for result in results)
     if latencies:
-        metrics["tools/latency_p50"] = Metric(_quantile(latencies, 0.5))
-        metrics["tools/latency_p95"] = Metric(_quantile(latencies, 0.95))
+        metrics["tools/latency_p50"] = Metric(_quantile(latencies, 0.5), n=n_calls)
+        metrics["tools/latency_p95"] = Metric(_quantile(latencies, 0.95), n=n_calls)
     if offered:
         like_calls = count_lookalikes(trajectories, offered)
         metrics |= {f"answers/like_calls/{form}": Metric(float(like_calls[form]), sum) for form in FORMS}
@@ -238,7 +251,7 @@ def reward_metrics(batch: RolloutBatch) -> Metrics:
     if not totals:
         return {}
     return {
-        "success": Metric(sum(batch.successes) / len(totals)),
+        "success": mean(sum(batch.successes), len(totals)),
         "reward/min": Metric(min(totals), min),
         "reward/max": Metric(max(totals), max),
     }

@@ -173,7 +173,7 @@ class EpisodeRun:
                 return StopReason.STOP_TOOL
             # 7. bridge
             answers = [answer_message(*answered) for answered in zip(results, turn.attempts, strict=True)]
-            reason = self._go_on(ledger, self._bridge(ledger.all_ids, answers), answers)
+            reason = self._go_on(ledger, turn, self._bridge(ledger.all_ids, answers), answers)
             if reason is not None:
                 return reason
 
@@ -192,10 +192,11 @@ class EpisodeRun:
         turn = turn_said(ledger, sample, parsed, started_s=started, duration_s=self._now() - started)
         return turn if reads_calls else replace(turn, attempts=())
 
-    def _go_on(self, ledger: Ledger, bridge: Sequence[int], answers: Sequence[Message]) -> StopReason | None:
-        """Add what follows the last turn, behind it or in a new segment; return why that cannot be."""
+    def _go_on(
+        self, ledger: Ledger, said: Turn, bridge: Sequence[int], answers: Sequence[Message]
+    ) -> StopReason | None:
+        """Add what follows a turn, behind it or in a new segment; return why that cannot be."""
         if self.history is not None:
-            said = ledger.turns[-1]
             self.history.add(ledger.all_ids[len(ledger.all_ids) - (said.end - said.start) :], answers)
             if len(ledger.all_ids) + len(bridge) > self.history.limit.max_tokens:
                 return self._rewrite(ledger, self.history)
@@ -231,14 +232,14 @@ class EpisodeRun:
         if isinstance(text, StopReason):
             return text
         message: Message = {"role": "user", "content": text}
-        bridge = self._bridge(ledger.all_ids, [message])
-        if self.history is None and len(bridge) >= self.room.left(ledger):
+        reason = self._go_on(ledger, turn, self._bridge(ledger.all_ids, [message]), [message])
+        if reason is not None:
             self._record(ledger, turn)  # what the model cannot read is not said
-            return self.room.budget(ledger).when_full
+            return reason
         self._record(ledger, replace(turn, user=text))
         ledger.say(message)
         user.said += 1
-        return self._go_on(ledger, bridge, [message])
+        return None
 
     def _with_unmarked(self, parsed: ParsedTurn, ledger: Ledger) -> ParsedTurn:
         """Return the turn with the call that stands in it without markers, if one does and is looked for."""
