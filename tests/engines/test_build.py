@@ -91,13 +91,17 @@ def test_split_parameters_get_a_whole_copy_whose_numbers_are_not_the_trainers(ti
 
 
 def test_an_adapter_alone_is_only_sent_where_there_is_a_plain_one(tiny_qwen3: Any) -> None:
-    plain, odd = (
-        get_peft_model(tiny_qwen3(0), LoraConfig(r=4, target_modules=["q_proj"], use_dora=dora))
-        for dora in (False, True)
-    )
+    variants: list[dict[str, Any]] = [
+        {},
+        {"use_dora": True},
+        {"lora_bias": True},
+        {"init_lora_weights": "pissa_niter_2"},
+    ]
+    plain, *odd = (get_peft_model(tiny_qwen3(0), LoraConfig(r=4, target_modules=["q_proj"], **one)) for one in variants)
     assert policy(plain).base_model is plain.get_base_model()
     assert callable(adapter_saver(policy(plain)))
-    refused = {"--use_peft": policy(tiny_qwen3(0)), "use_dora=True": policy(odd)}
+    refused = {"--use_peft": policy(tiny_qwen3(0))}
+    refused |= dict(zip(("use_dora=True", "lora_bias=True", "pissa"), map(policy, odd), strict=True))
     for says, asked in {**refused, "FSDP2 on 2 processes": policy(plain, backend=SPLIT)}.items():
         with pytest.raises(ConfigError, match=says):
             adapter_saver(asked)

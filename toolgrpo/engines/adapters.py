@@ -36,8 +36,9 @@ _WRAPPERS = re.compile(
 )
 _PLAIN = {
     **{"peft_type": "LORA", "bias": "none", "modules_to_save": None, "use_dora": False},
-    "trainable_token_indices": None,
+    **{"trainable_token_indices": None, "lora_bias": False, "use_qalora": False, "alora_invocation_tokens": None},
 }
+_CHANGE_THE_BASE = {"pissa", "olora", "corda", "loftq"}  # inits of PEFT, `pissa_niter_4` too
 
 
 def adapter_config(model: Any) -> Any:
@@ -65,6 +66,12 @@ def adapter_saver(policy: Policy) -> Callable[[Path], Any]:
             raise ConfigError(
                 f"vLLM serves plain LoRA adapters only, and this one has {name}={value!r}; set vllm_lora_sync to merge"
             )
+    init = config.init_lora_weights
+    if isinstance(init, str) and init.lower().split("_")[0] in _CHANGE_THE_BASE:
+        raise ConfigError(
+            f"init_lora_weights={init!r} changes the base model too, and vllm_lora_sync adapter sends the adapter "
+            f"alone; set vllm_lora_sync to merge"
+        )
     # PEFT would ask the hub whether the vocabulary has grown; plain LoRA never holds embeddings.
     return lambda folder: model.save_pretrained(str(folder), save_embedding_layers=False)
 
