@@ -53,7 +53,10 @@ def test_nothing_is_recorded_of_rows_that_no_pass_has_read(tmp_path: Path) -> No
         return ByteChat.say("." * 130 if number % 2 else "abc"[: 1 + number % 3])
 
     cut: dict[str, Any] = {"max_completion_length": 20, "mask_truncated_completions": True, "max_steps": 1}
-    off = {"rollout_correction": "off", "vllm_importance_sampling_mode": "sequence_mask"}  # TRL's default
+    off: dict[str, Any] = {
+        "rollout_correction": "off",
+        "vllm_importance_sampling_mode": "sequence_mask",
+    }  # TRL's default
     run_to_end(tiny_trainer(tmp_path, by_length, some_long, record_tokens=8, **cut, **off))
     seen = list(iter_tokens(tmp_path))
     assert seen and all(any(line["trainer_logprobs"]) for line in seen)
