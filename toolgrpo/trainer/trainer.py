@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -242,9 +243,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
             state=lambda: self.state,
             ask_model=self._ask_model,
         )
-        self.rollout_batches = Batches(
-            lambda rows: self.rollout(rows, mode="train"), grading, args.shaping(), processes, groups
-        )
+        self.rollout_batches = Batches(partial(self.rollout, mode="train"), grading, args.shaping(), processes, groups)
         self._proof = EngineProof(
             engine,
             self.policy,
