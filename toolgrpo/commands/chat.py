@@ -266,8 +266,7 @@ async def converse(runner: EpisodeRunner, chat: ChatTools, thinking: bool | None
             messages = chat.opening()
             if messages is None:
                 continue
-            episode = Episode(messages, enable_thinking=thinking)
-            playing = asyncio.ensure_future(EpisodeRun(runner, episode).play())
+            playing = asyncio.ensure_future(EpisodeRun(runner, Episode(messages, enable_thinking=thinking)).play())
             with suppress(asyncio.CancelledError):
                 trajectory = await playing
             stopped, playing = playing.cancelled(), None

@@ -113,7 +113,7 @@ class Job:
 
     @cached_property
     def _shares(self) -> tuple[Dataset, Dataset]:
-        """Return the rows to train on, and those that --eval_share holds out of them."""
+        # those to train on, and those that --eval_share holds out of them
         rows = self._rows(self.dataset_spec, self.script.dataset_split, self.script.max_rows)
         if not self.script.eval_share:
             return rows, rows.select([])
