@@ -225,7 +225,7 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         elif odd:
             self._shared_pass.fall_back_to_padded(f"the batch holds more than text ({', '.join(odd)})")
         elif not _is_compiled(self, self._shared_pass):
-            scored = self._shared_pass.score_completions(
+            scored = self._shared_pass.score(
                 model,
                 input_ids,
                 attention_mask,
@@ -377,7 +377,7 @@ def sharing_model(trainer: SFTTrainer, shared_pass: SharedPass, model: Any) -> C
             shared_pass.fall_back_to_padded(f"the model is asked for more than its text ({', '.join(odd)})")
         elif fused_lm_head and not _is_compiled(trainer, shared_pass):
             unwrapped = trainer.accelerator.unwrap_model(model)
-            scored = shared_pass.score_tokens(
+            scored = shared_pass.score(
                 model, **inputs, scored_mask=labels != -100, unwrapped=unwrapped, compute_entropy=True
             )
         if scored is None:
