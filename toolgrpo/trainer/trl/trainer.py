@@ -203,7 +203,7 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     def _shared_logps(
         self,
-        padded: Callable[..., Any],
+        padded: Callable[..., tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]],
         model: Any,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
@@ -238,10 +238,7 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         if scored is not None:
             return scored.logps, scored.entropies, None
         asked: dict[str, Any] = {"batch_size": batch_size, "compute_entropy": compute_entropy, **other_inputs}
-        found: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] = padded(
-            model, input_ids, attention_mask, logits_to_keep, compute_aux_loss=compute_aux_loss, **asked
-        )
-        return found
+        return padded(model, input_ids, attention_mask, logits_to_keep, compute_aux_loss=compute_aux_loss, **asked)
 
 
 def warn_if_untested() -> None:
