@@ -191,9 +191,7 @@ def _scored(model: Any, ids: torch.Tensor, mask: torch.Tensor, way: str) -> Scor
 def _logps(way: str, model: Any, ids: torch.Tensor, mask: torch.Tensor, completion: int) -> torch.Tensor:
     """Return the log-probabilities of completions, by TRL's padded pass or by the shared one, whatever it gains."""
     if way == "shared":
-        scored = SharedPass(mode="on").score_completions(
-            model, ids, mask, completion, unwrapped=model, compute_entropy=True
-        )
+        scored = SharedPass(mode="on").score(model, ids, mask, completion, unwrapped=model, compute_entropy=True)
         assert scored is not None
         return scored.logps
     labels = ids.masked_fill(_labelled(mask, completion) == 0, -100)

@@ -228,9 +228,7 @@ def score(way: str, case: Case, model: Any, ids: torch.Tensor, mask: torch.Tenso
     """The forward pass; a sum to go backward from."""
     scored = None
     if way not in ("trl", "padded"):
-        scored = _shared_pass().score_completions(
-            model, ids, mask, case.completion, unwrapped=model, compute_entropy=True
-        )
+        scored = _shared_pass().score(model, ids, mask, case.completion, unwrapped=model, compute_entropy=True)
     if scored is None:
         labels = ids.masked_fill(mask == 0, -100)
         labels[:, : -case.completion] = -100

@@ -60,8 +60,8 @@ class SupervisedLoss:
         self._shared = SharedPass()
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        scored = self._shared.score_tokens(
-            self._model, batch.ids, batch.attention_mask, batch.loss_mask, unwrapped=self._model
+        scored = self._shared.score(
+            self._model, batch.ids, batch.attention_mask, scored_mask=batch.loss_mask, unwrapped=self._model
         )
         if scored is not None:
             return -scored.logps.sum() / batch.n_targets

@@ -86,7 +86,7 @@ def over_refused_rows(folder: Path, *flags: str) -> tuple[Job, io.StringIO]:
 
 def test_rows_that_a_reward_refuses_stop_the_run_or_are_left_out(tmp_path: Path) -> None:
     job, _ = over_refused_rows(tmp_path)
-    rows, rewards = job._all_rows, job.rewards()
+    rows, rewards = job.training_rows(), job.rewards()
     said = "2 of 4 rows do not suit code_exec: .*data.jsonl, line 2, 4: its own answer"
     with pytest.raises(DataError, match=f"{said}.*--skip_bad_rows"):
         job.rows_to_score(rows, None, rewards, TRAINING_ROWS)
@@ -108,7 +108,7 @@ def test_rows_for_other_tools_are_one_error_with_file_and_line(tmp_path: Path) -
 
     def look(name: str, *flags: str, tools: bool = True) -> int:
         job = shown_by(tmp_path, *given, *flags)[0].job
-        rows = job.heldout_rows() if name == HELDOUT_ROWS else job._all_rows
+        rows = job.heldout_rows() if name == HELDOUT_ROWS else job.training_rows()
         assert rows is not None
         toolbox = load_tools([add]) if tools else None
         return len(job.rows_to_score(rows, toolbox, job.rewards(), name, trains=name == TRAINING_ROWS))
@@ -147,7 +147,7 @@ folder = Path(sys.argv[1], sys.argv[2])
 folder.mkdir()
 job, _ = over_refused_rows(folder)
 try:
-    job.rows_to_score(job._all_rows, None, job.rewards(), "the training rows")
+    job.rows_to_score(job.training_rows(), None, job.rewards(), "the training rows")
 except Exception as error:
     print(job.terminal.is_main_process(), type(error).__name__, error)
 """

@@ -121,7 +121,7 @@ def episodes() -> tuple[Batch, torch.Tensor]:
 def test_tool_results_between_sampled_tokens(family: str) -> None:
     """Only sampled tokens are scored, from the state that the results before them leave."""
     model, (rows, sampled) = cached(family), episodes()
-    scored = SharedPass(mode="on").score_tokens(model, rows.ids, rows.mask, sampled, unwrapped=model)
+    scored = SharedPass(mode="on").score(model, *rows, scored_mask=sampled, unwrapped=model)
     assert scored is not None
     ours = scored.logps[:, 1:]
     found = gradient(model, ours)
@@ -146,7 +146,7 @@ def in_one_of_two_processes(rank: int, folder: Path) -> None:
         wrapped = DistributedDataParallel(model)  # a name, since it must live until the backward pass
         own = slice(N_FIRST) if rank == 0 else slice(N_FIRST, None)
         passes = lengths_of(model)
-        scored = SharedPass(mode="on", max_tokens=70).score_completions(
+        scored = SharedPass(mode="on", max_tokens=70).score(
             wrapped, rows.ids[own], rows.mask[own], COLUMNS, unwrapped=model, compute_entropy=True
         )
         assert scored is not None and scored.entropies is not None
@@ -180,7 +180,7 @@ def test_a_layer_that_computes_without_the_tree_is_an_error(monkeypatch: pytest.
     module = module_of("qwen3_5_text")
     monkeypatch.setattr(module, "causal_conv1d_fn", module.causal_conv1d_fn.__wrapped__)
     with pytest.raises(ModelError, match=r"0.*2.*qwen3_5_text.*`causal_conv1d_fn`.*prefix_s"):
-        SharedPass(mode="on").score_completions(model, rows.ids, rows.mask, COLUMNS, unwrapped=model)
+        SharedPass(mode="on").score(model, rows.ids, rows.mask, COLUMNS, unwrapped=model)
 
 
 @pytest.mark.contract

@@ -156,7 +156,7 @@ def padded(model: Any, rows: Batch) -> Result:
 
 def shared(model: Any, rows: Batch, mode: str = "on", **options: Any) -> Result:
     def score() -> tuple[torch.Tensor, torch.Tensor]:
-        result = SharedPass(mode=mode, **options).score_completions(
+        result = SharedPass(mode=mode, **options).score(
             model, rows.ids, rows.mask, COLUMNS, unwrapped=model, compute_entropy=True
         )
         assert result is not None and result.entropies is not None
@@ -231,7 +231,7 @@ def test_lora_and_its_reference() -> None:
     model = get_peft_model(make("qwen3"), LoraConfig(target_modules="all-linear", init_lora_weights=False))
     assert_equal(shared(model, rows), padded(model, rows))
     with model.disable_adapter():
-        reference = SharedPass(mode="on").score_completions(model, rows.ids, rows.mask, COLUMNS, unwrapped=model)
+        reference = SharedPass(mode="on").score(model, rows.ids, rows.mask, COLUMNS, unwrapped=model)
         output = padded_output(model, rows)
     assert reference is not None
     torch.testing.assert_close(reference.logps, output.log_probs[:, -COLUMNS:], atol=1e-5, rtol=0)
@@ -289,7 +289,7 @@ def test_the_pass_of_the_old_policy_takes_no_more_tokens_at_a_time_than_the_padd
     model, rows = make("qwen3"), batch([31, 31, 31, 31], 2)
     lengths = lengths_of(model)
     with torch.no_grad():
-        SharedPass().score_completions(model, rows.ids, rows.mask, COLUMNS, unwrapped=model, batch_size=2)
+        SharedPass().score(model, rows.ids, rows.mask, COLUMNS, unwrapped=model, batch_size=2)
     assert len(lengths) > 1 and max(lengths) <= 2 * rows.ids.shape[1]
 
 
@@ -320,10 +320,10 @@ def test_auto_falls_back_with_one_line_and_on_refuses(caplog: pytest.LogCaptureF
     model, rows, auto = get_peft_model(make("qwen3"), tuning), batch([31]), SharedPass()
     with caplog.at_level(logging.WARNING):  # seen where nobody has set logging up
         for _ in range(3):
-            assert auto.score_completions(model, rows.ids, rows.mask, COLUMNS, unwrapped=model) is None
+            assert auto.score(model, rows.ids, rows.mask, COLUMNS, unwrapped=model) is None
     assert [record.message.count("before every row") for record in caplog.records if "sharing" in record.message] == [1]
     with pytest.raises(ModelError, match="prefix_sharing"):
-        SharedPass(mode="on").score_completions(model, rows.ids, rows.mask, COLUMNS, unwrapped=model)
+        SharedPass(mode="on").score(model, rows.ids, rows.mask, COLUMNS, unwrapped=model)
 
 
 @pytest.mark.parametrize(
@@ -378,11 +378,11 @@ def test_auto_leaves_rows_with_nothing_in_common_and_says_so_once(caplog: pytest
     alone, auto = batch([30, 30], 1, lengths=[20, 20]), SharedPass()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert auto.score_completions(model, alone.ids, alone.mask, COLUMNS, unwrapped=model) is None
+            assert auto.score(model, alone.ids, alone.mask, COLUMNS, unwrapped=model) is None
     assert ["too little in common" in record.message for record in caplog.records] == [True]
     together = batch([30], 2, lengths=[20, 20])
     for mode, is_scored in (("auto", True), ("off", False)):
-        scored = SharedPass(mode=mode).score_completions(model, together.ids, together.mask, COLUMNS, unwrapped=model)
+        scored = SharedPass(mode=mode).score(model, together.ids, together.mask, COLUMNS, unwrapped=model)
         assert (scored is not None) is is_scored
 
 

@@ -52,7 +52,7 @@ def test_what_a_pass_keeps_is_what_its_shape_says(tmp_path: Path, case: str) -> 
 
     autocast = torch.autocast("cpu", dtype, enabled="autocast" in case)
     with autocast, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        scored = SharedPass(mode="on").score_completions(model, ids, torch.ones_like(ids), 100, unwrapped=model)
+        scored = SharedPass(mode="on").score(model, ids, torch.ones_like(ids), 100, unwrapped=model)
     assert scored is not None
     without = ToolGRPOConfig(str(tmp_path), gradient_checkpointing=False)
     shape = RunShape.of(model, without, dtype=dtype, context=9, **COLOCATED).passes

@@ -142,14 +142,14 @@ def test_single_turns_without_tools_give_trls_own_losses(
     # A shared prefix is equal to rounding only; without dead rows the entropy would not be that of every row.
     ours = tiny_trainer(tmp_path / "ours", by_ids, script, prefix_sharing="off", skip_dead_rows="off", **changes)
     trajectories: list[Trajectory] = []
-    plain_rollout = ours.rollout
+    plain_rollout = ours.rollout_batches._run
 
     def keep(*args: Any, **kwargs: Any) -> Any:
         result = plain_rollout(*args, **kwargs)
         trajectories.extend(result.trajectories)
         return result
 
-    ours.rollout = keep
+    ours.rollout_batches._run = keep
     ours.train()
     replay = iter(trajectories)
 

@@ -38,6 +38,7 @@ from toolgrpo.episode.trajectory import Message, Trajectory
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.observe.line_file import json_line
 from toolgrpo.rollout import Episode, EpisodeRunner
+from toolgrpo.rollout.episode import EpisodeRun
 from toolgrpo.support.plain_text import plain
 from toolgrpo.support.storage import CONVERSATIONS, check_output, storage_errors
 from toolgrpo.tools.arguments import signatures_text
@@ -265,7 +266,7 @@ async def converse(runner: EpisodeRunner, chat: ChatTools, thinking: bool | None
             messages = chat.opening()
             if messages is None:
                 continue
-            playing = asyncio.ensure_future(runner(Episode(messages, enable_thinking=thinking)))
+            playing = asyncio.ensure_future(EpisodeRun(runner, Episode(messages, enable_thinking=thinking)).play())
             with suppress(asyncio.CancelledError):
                 trajectory = await playing
             stopped, playing = playing.cancelled(), None

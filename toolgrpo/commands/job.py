@@ -23,7 +23,7 @@ from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.plugins import load_rewards, load_toolbox
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, load_tasks
-from toolgrpo.data.load import HeldOut, hold_out, hub_place
+from toolgrpo.data.load import hold_out, hub_place
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
 from toolgrpo.models import NAMED_MODELS, check_model, folder_of
 from toolgrpo.observe.console import show_warnings
@@ -78,14 +78,14 @@ class Job:
 
     def training_rows(self) -> Dataset:
         """Return the rows to train on; at least as many as one step takes."""
-        dataset = self._all_rows if self._shares is None else self._all_rows.select(self._shares.train)
+        dataset, _ = self._shares
         check_rows_of_a_step(dataset, self.config, self.dataset_spec)
         return dataset
 
     def heldout_rows(self, default: int = 0) -> Dataset | None:
         """Return the rows to measure success on, or None where none are asked for."""
-        if self._shares is not None:
-            heldout = self._all_rows.select(self._shares.heldout)
+        if self.script.eval_share:
+            _, heldout = self._shares
             return heldout.select(range(min(len(heldout), self.script.eval_questions or len(heldout))))
         n_questions = self.script.eval_questions or default
         if n_questions < 1:
@@ -94,7 +94,7 @@ class Job:
 
     def measured_on(self) -> dict[str, Any]:
         """Return the data set of the held-out rows in the fields of an EvalResult, with no folder of this machine."""
-        shared = self._shares is not None
+        shared = bool(self.script.eval_share)
         spec, split = (self.dataset_spec, self.script.dataset_split) if shared else self.script.heldout_source()
         place = hub_place(spec, split)
         return {
@@ -106,13 +106,13 @@ class Job:
         }
 
     @cached_property
-    def _all_rows(self) -> Dataset:
-        return self._rows(self.dataset_spec, self.script.dataset_split, self.script.max_rows)
-
-    @cached_property
-    def _shares(self) -> HeldOut | None:
-        share = self.script.eval_share
-        return hold_out(self._all_rows["prompt"], share, self.config.seed) if share else None
+    def _shares(self) -> tuple[Dataset, Dataset]:
+        # those to train on, and those that --eval_share holds out of them
+        rows = self._rows(self.dataset_spec, self.script.dataset_split, self.script.max_rows)
+        if not self.script.eval_share:
+            return rows, rows.select([])
+        held = hold_out(rows["prompt"], self.script.eval_share, self.config.seed)
+        return rows.select(held.train), rows.select(held.heldout)
 
     def toolbox(self) -> ToolProvider | None:
         return load_toolbox(self.script, self.config, self.terminal)

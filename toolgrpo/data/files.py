@@ -18,6 +18,7 @@ from typing import IO, Any
 from toolgrpo.data.rows import RawRow, unfilled
 from toolgrpo.errors import DataError
 from toolgrpo.support.settings_files import unrepeated
+from toolgrpo.support.shipped_files import no_data_file
 
 MAX_LINE_BYTES = 4 << 20
 _BATCH = 1000
@@ -107,19 +108,33 @@ READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {
 }
 
 
-def read_file(path: Path) -> Iterator[RawRow]:
-    """Read every row of a file, by the kind that its name ends with."""
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
-        raise DataError(f"{path}: files of this kind are not read; use {', '.join(READERS)} (or .yaml for a mixture)")
-    try:
-        if path.stat().st_size == 0:
-            raise DataError(f"{path} is empty (0 bytes)")
-        if path.suffix.lower() != ".parquet":
-            _check_text_file(path)
-        yield from reader(path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+def file_rows(path: Path, split: str) -> Iterator[RawRow]:
+    """Yield the rows of a file, or of the files of one split in a folder; each is read by the kind that its name ends with."""
+    files = [path]
+    if path.is_dir():
+        files = find_files(path, split)
+    elif not path.exists():
+        raise DataError(no_data_file(path))
+    elif split not in ("train", "all"):
+        raise DataError(
+            f"{path} is one file and has no split {split!r}. For held-out rows hold some of it out "
+            f"(--eval_share 0.1), give another file (--eval_dataset_id_or_path FILE), or a folder that has a file for "
+            f"each split"
+        )
+    for file in files:
+        kind = file.suffix.lower()
+        if kind not in READERS:
+            raise DataError(
+                f"{file}: files of this kind are not read; use {', '.join(READERS)} (or .yaml for a mixture)"
+            )
+        try:
+            if file.stat().st_size == 0:
+                raise DataError(f"{file} is empty (0 bytes)")
+            if kind != ".parquet":
+                _check_text_file(file)
+            yield from READERS[kind](file)
+        except OSError as error:
+            raise DataError(f"{file} cannot be read: {error.strerror or error}") from error
 
 
 def find_files(folder: Path, split: str) -> list[Path]:

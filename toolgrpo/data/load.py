@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from toolgrpo.data.files import READERS, find_files
+from toolgrpo.data.files import READERS, file_rows, find_files
 from toolgrpo.data.rows import (
     Convert,
     OnBadRow,
@@ -56,7 +56,7 @@ from toolgrpo.data.rows import (
     row_key,
     with_opening,
 )
-from toolgrpo.data.sources import FORMATS, HubSplit, embedded_rows, file_rows, gym_rows, hub_rows
+from toolgrpo.data.sources import FORMATS, HubSplit, embedded_rows, gym_rows, hub_rows
 from toolgrpo.errors import DataError, UserError
 from toolgrpo.support.settings_files import BadSettings, read_yaml
 from toolgrpo.support.shipped_files import located

@@ -15,32 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.data.arithmetic import arithmetic_rows, chain_rows
-from toolgrpo.data.files import find_files, read_file
 from toolgrpo.data.rows import Convert, RawRow, Row, RowError, unfilled
 from toolgrpo.errors import DataError, StorageError
 from toolgrpo.support.offline import settle_hub
-from toolgrpo.support.shipped_files import nearest, no_data_file
+from toolgrpo.support.shipped_files import nearest
 from toolgrpo.support.storage import storage_errors
 
 EMBEDDED_ROWS = {"train": 4000, "heldout": 1000}
 EMBEDDED = {"arithmetic": arithmetic_rows, "chains": chain_rows}
-
-
-def file_rows(path: Path, split: str) -> Iterator[RawRow]:
-    """Yield the rows of a file, or of the files of one split in a folder."""
-    if path.is_dir():
-        for file in find_files(path, split):
-            yield from read_file(file)
-        return
-    if not path.exists():
-        raise DataError(no_data_file(path))
-    if split not in ("train", "all"):
-        raise DataError(
-            f"{path} is one file and has no split {split!r}. For held-out rows hold some of it out "
-            f"(--eval_share 0.1), give another file (--eval_dataset_id_or_path FILE), or a folder that has a file for "
-            f"each split"
-        )
-    yield from read_file(path)
 
 
 @dataclass(frozen=True, slots=True)

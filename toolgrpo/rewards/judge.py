@@ -26,7 +26,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from toolgrpo.data.files import read_file
+from toolgrpo.data.files import file_rows
 from toolgrpo.data.rows import row_key
 from toolgrpo.episode.dropped import DropEpisode
 from toolgrpo.errors import ConfigError, DataError
@@ -142,7 +142,7 @@ class Judge:
         if self.settings.labels is None:
             return {"said": "judge: not compared with labels", "warning": "Name a file of them in judge.yaml"}
         groups = []
-        for raw in read_file(self.settings.labels):
+        for raw in file_rows(self.settings.labels, "train"):
             prompt, rubric, *pair = map((raw.columns or {}).get, ("prompt", "rubric", "chosen", "rejected"))
             if not all(isinstance(text, str) for text in (prompt, rubric or "", *pair)):
                 raise DataError(f"{raw.where}: {raw.problem or 'a label has the texts prompt, chosen and rejected'}")

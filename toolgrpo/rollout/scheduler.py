@@ -77,16 +77,12 @@ class Player(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRunner:
-    """The parts of a run, and what the episodes of one rollout share beside them. Calling it plays one to its end."""
+    """The parts of a run, and what the episodes of one rollout share beside them."""
 
     parts: Rollouts
     options: SamplingOptions
     on_turn: Callable[[Episode, Turn], None] | None = None
     waiting: AbstractContextManager[None] = field(default_factory=nullcontext)  # while an episode waits for the engine
-
-    async def __call__(self, episode: Episode) -> Trajectory:
-        player = self.parts.player
-        return await (EpisodeRun(self, episode).play() if player is None else player.play(episode, self))
 
     async def sample(self, request: SampleRequest) -> Sample:
         """Ask the engine.
@@ -163,9 +159,12 @@ class Scheduler:
             self._stopped_s = self._runner.parts.clock()
 
     async def _run(self, episode: Episode) -> Trajectory:
+        """Play one to its end, by our own loop or what plays in its place."""
+        runner, player = self._runner, self._runner.parts.player
         # inside the task, so a handle that waits at the gate can be cancelled like one that runs
         async with self._gate:
-            trajectory = await self._runner(episode)
+            playing = EpisodeRun(runner, episode).play() if player is None else player.play(episode, runner)
+            trajectory = await playing
         if self._on_done is not None:
             self._on_done(episode, trajectory)
         return trajectory

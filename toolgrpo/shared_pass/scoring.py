@@ -1,7 +1,7 @@
 """The training pass that reads a shared prompt once:
 TRL's per-token log-probabilities and entropies, for less.
 
-`SharedPass.score_completions` takes what TRL's padded forward pass takes (left-padded prompts,
+`SharedPass.score` takes what TRL's padded forward pass takes (left-padded prompts,
 right-padded completions) and gives its log-probabilities and entropies in TRL's shape, computed on
 packed prefix trees (`packing.py`, `attention.py`). It goes through the model's own forward,
 wrappers (DDP, FSDP, DeepSpeed, PEFT) and TRL's fused LM head included, so the policy, the old
@@ -113,58 +113,69 @@ class SharedPass:
         self.mode, self.max_tokens = mode, max_tokens
         self._told: set[str] = set()
 
-    def score_completions(
+    def score(
         self,
         model: Any,
-        input_ids: torch.Tensor,  # (B, T), prompts left padded, completions right padded
+        input_ids: torch.Tensor,  # (B, T), as TRL has them: prompts left padded, completions right padded
         attention_mask: torch.Tensor,  # (B, T)
-        logits_to_keep: int,
+        logits_to_keep: int | None = None,  # None: all
         *,
         unwrapped: Any,
+        scored_mask: torch.Tensor | None = None,  # (B, T)
         batch_size: int | None = None,
         compute_entropy: bool = False,
         autocast: AbstractContextManager[Any] | None = None,
     ) -> ScoredTokens | None:
-        """Score the last `logits_to_keep` columns as TRL's padded pass does.
+        """Score the last `logits_to_keep` columns as TRL's padded pass does, or what of them is under `scored_mask`.
 
-        None means that the padded pass should run.
+        None means that the padded pass should run. `model` is what to call, wrapped as it is, with TRL's
+        fused LM head; `unwrapped` is the transformers or PEFT model inside. `batch_size` is the number of
+        rows the padded pass would take at a time.
         """
-        scored_mask = torch.zeros_like(attention_mask)
-        scored_mask[:, -logits_to_keep:] = 1
-        scored = self.score_tokens(
-            model,
-            input_ids,
-            attention_mask,
-            scored_mask,
-            unwrapped=unwrapped,
-            batch_size=batch_size,
-            compute_entropy=compute_entropy,
-            autocast=autocast,
-        )
-        if scored is None:
+        n_rows, width = input_ids.shape
+        first = width - (logits_to_keep or width)
+        if scored_mask is None:
+            scored_mask = torch.zeros_like(attention_mask)
+            scored_mask[:, first:] = 1
+        packings = self._packed(input_ids, attention_mask, scored_mask, unwrapped, batch_size)
+        if packings is None:
             return None
-        entropies = None if scored.entropies is None else scored.entropies[:, -logits_to_keep:]
-        return ScoredTokens(scored.logps[:, -logits_to_keep:], entropies)
+        config = unwrapped.config.get_text_config()
+        # A wrapper's forward must not run again inside a backward pass, so with several processes the
+        # activations of all passes stay; gradient checkpointing is what bounds them there.
+        again = torch.is_grad_enabled() and len(packings) > 1 and not _several_processes()
+        outputs = []
+        with autocast or nullcontext():
+            for packing in packings:
+                if again:
+                    outputs.append(
+                        checkpoint(forward_packing, model, config, packing, input_ids.device, use_reentrant=False)
+                    )
+                else:
+                    outputs.append(forward_packing(model, config, packing, input_ids.device))
+        of_passes = [packing.rows * width + packing.columns for packing in packings]
+        places = torch.from_numpy(np.concatenate(of_passes)).to(input_ids.device)
 
-    def score_tokens(
+        def scatter(parts: list[torch.Tensor]) -> torch.Tensor:
+            """Put every value where the padded pass would have it."""
+            values = torch.cat(parts)
+            whole = values.new_zeros(n_rows * width).index_put((places.to(values.device),), values)
+            return whole.view(n_rows, width)[:, first:]
+
+        logps = scatter([one.logps for one in outputs])
+        entropies = [one.entropies for one in outputs if one.entropies is not None] if compute_entropy else []
+        is_top1 = [one.is_top1 for one in outputs if one.is_top1 is not None]
+        return ScoredTokens(logps, scatter(entropies) if entropies else None, scatter(is_top1) if is_top1 else None)
+
+    def _packed(
         self,
-        model: Any,
-        input_ids: torch.Tensor,  # (B, T)
-        attention_mask: torch.Tensor,  # (B, T)
-        scored_mask: torch.Tensor,  # (B, T)
-        *,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        scored_mask: torch.Tensor,
         unwrapped: Any,
-        batch_size: int | None = None,
-        compute_entropy: bool = False,
-        autocast: AbstractContextManager[Any] | None = None,
-    ) -> ScoredTokens | None:
-        """Score the tokens under `scored_mask`:
-        each one's log-probability stands at its own place of (B, T).
-
-        `model` is what to call, wrapped as it is, with TRL's fused LM head; `unwrapped` is the
-        transformers or PEFT model inside. `batch_size` is the number of rows the padded pass would
-        take at a time.
-        """
+        batch_size: int | None,
+    ) -> list[Packing] | None:
+        """Return the passes that read what rows have in common once, or None where the padded pass should run."""
         if self.mode == "off":
             return None
         reason = unsupported_model(unwrapped)
@@ -187,8 +198,7 @@ class SharedPass:
         if self.mode == "auto" and fits and not shared:
             self._tell("prefix sharing: rows with too little in common and little padding use the padded pass")
             return None
-        packings += [_idle_pass()] * (plan.n_passes - len(packings))
-        return _score(model, unwrapped, packings, input_ids, compute_entropy, autocast or nullcontext())
+        return packings + [_idle_pass()] * (plan.n_passes - len(packings))
 
     def fall_back_to_padded(self, message: str) -> None:
         """Say once why the padded pass must run; raise where sharing was asked for."""
@@ -232,42 +242,6 @@ def _idle_pass() -> Packing:
     nothing = np.zeros(0, np.int64)
     token = np.zeros(1, np.int64)
     return Packing(token, token, token - 100, (PackedSegment(0, 1, 0, ()),), nothing, nothing, nothing)
-
-
-def _score(
-    model: Any,
-    unwrapped: Any,
-    packings: list[Packing],
-    input_ids: torch.Tensor,
-    compute_entropy: bool,
-    autocast: AbstractContextManager[Any],
-) -> ScoredTokens:
-    """Run the passes and put every value where the padded pass would have it."""
-    n_rows, width = input_ids.shape
-    config = unwrapped.config.get_text_config()
-    # A wrapper's forward must not run again inside a backward pass, so with several processes the
-    # activations of all passes stay; gradient checkpointing is what bounds them there.
-    again = torch.is_grad_enabled() and len(packings) > 1 and not _several_processes()
-    outputs = []
-    with autocast:
-        for packing in packings:
-            if again:
-                outputs.append(
-                    checkpoint(forward_packing, model, config, packing, input_ids.device, use_reentrant=False)
-                )
-            else:
-                outputs.append(forward_packing(model, config, packing, input_ids.device))
-    of_passes = [packing.rows * width + packing.columns for packing in packings]
-    places = torch.from_numpy(np.concatenate(of_passes)).to(input_ids.device)
-
-    def scatter(parts: list[torch.Tensor]) -> torch.Tensor:
-        values = torch.cat(parts)
-        return values.new_zeros(n_rows * width).index_put((places.to(values.device),), values).view(n_rows, width)
-
-    logps = scatter([one.logps for one in outputs])
-    entropies = [one.entropies for one in outputs if one.entropies is not None] if compute_entropy else []
-    is_top1 = [one.is_top1 for one in outputs if one.is_top1 is not None]
-    return ScoredTokens(logps, scatter(entropies) if entropies else None, scatter(is_top1) if is_top1 else None)
 
 
 def forward_packing(model: Any, config: Any, packing: Packing, device: torch.device) -> ScoredTokens:

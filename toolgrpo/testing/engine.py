@@ -29,7 +29,7 @@ from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingO
 from toolgrpo.engines.checks import check_request
 from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import EngineError
-from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, Player, Rollouts
+from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, Player, Rollouts, Scheduler
 from toolgrpo.rollout.limits import TextTokenizer
 from toolgrpo.testing.chat import ByteChat
 from toolgrpo.tools.base import ToolProvider
@@ -307,10 +307,8 @@ def run_episode(
     episode = Episode(({"role": "user", "content": question},), row=row or {}, enable_thinking=enable_thinking)
 
     async def main() -> Trajectory:
-        await engine.open()
-        try:
-            return await runner(episode)
-        finally:
-            await engine.close()
+        async with Scheduler(runner) as scheduler:
+            handle = scheduler.submit(episode)
+        return handle.result()
 
     return asyncio.run(main()) if clock is None else clock.run(main())

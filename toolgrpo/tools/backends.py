@@ -122,53 +122,42 @@ class ToolBackend(Protocol):
     def close(self) -> None: ...
 
 
-class StatelessBackend(BackendSession):
-    """A backend whose calls know nothing of episodes: it is the session of each, and answers may be
-    cached.
-    """
+class CallRunner(Protocol):
+    """Runs calls of plain functions: in worker processes (`WorkerPool`), or in this one (`InProcess`)."""
 
-    def __init__(self, specs: Sequence[ToolSpec], timeout_s: float, *, cache_all: bool) -> None:
+    def submit(self, spec: ToolSpec, arguments: Mapping[str, Any], timeout_s: float) -> Future[Reply]: ...
+
+    def close(self) -> None: ...
+
+
+class FunctionBackend(BackendSession):
+    """Plain functions, whose calls know nothing of episodes: it is the session of each, and answers may be cached."""
+
+    def __init__(self, runner: CallRunner, specs: Sequence[ToolSpec], timeout_s: float, *, cache_all: bool) -> None:
         self.specs = specs
+        self._runner = runner
         self._timeout_s = timeout_s
         self._cache_all = cache_all
         self._cache = ResultCache()
 
-    @abstractmethod
-    def submit(self, spec: ToolSpec, arguments: Mapping[str, Any], timeout_s: float) -> Future[Reply]: ...
-
-    @abstractmethod
-    def close(self) -> None: ...
-
     def session(self, row: Mapping[str, Any]) -> BackendSession:
         return self
+
+    def close(self) -> None:
+        self._runner.close()
 
     async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply:
         timeout_s = spec.timeout_s or self._timeout_s
         if spec.cache is False or not (spec.cache or self._cache_all):
-            return await asyncio.wrap_future(self.submit(spec, arguments, timeout_s))
+            return await asyncio.wrap_future(self._runner.submit(spec, arguments, timeout_s))
         asked = time.monotonic()
-        lookup = self._cache.get(spec.name, arguments, lambda: self.submit(spec, arguments, timeout_s))
+        lookup = self._cache.get(spec.name, arguments, lambda: self._runner.submit(spec, arguments, timeout_s))
         reply = await asyncio.shield(asyncio.wrap_future(lookup.future))  # others may wait for the same answer
         # a hit took as long as it was waited for here, not as long as the call once did
         return replace(reply, cached=True, started=asked, ended=time.monotonic()) if lookup.hit else reply
 
 
-class FunctionBackend(StatelessBackend):
-    """Plain functions in worker processes."""
-
-    def __init__(self, pool: WorkerPool, specs: Sequence[ToolSpec], timeout_s: float, *, cache_all: bool) -> None:
-        super().__init__(specs, timeout_s, cache_all=cache_all)
-        self._pool = pool
-
-    def submit(self, spec: ToolSpec, arguments: Mapping[str, Any], timeout_s: float) -> Future[Reply]:
-        message = {"op": "call", "tool": spec.name, "args": dict(arguments)}
-        return self._pool.submit(message, timeout_s, alone=spec.isolate, is_async=spec.is_async)
-
-    def close(self) -> None:
-        self._pool.close()
-
-
-class InProcessBackend(StatelessBackend):
+class InProcess:
     """Functions in the trainer's process: each call on a thread, coroutines on a loop of their own.
 
     Deadlines are kept towards the model, but nothing can end such a tool: a call that overruns keeps
@@ -176,10 +165,7 @@ class InProcessBackend(StatelessBackend):
     trainer's own objects.
     """
 
-    def __init__(
-        self, tools: Sequence[LoadedTool], timeout_s: float, *, cache_all: bool, max_result_chars: int
-    ) -> None:
-        super().__init__([tool.spec for tool in tools], timeout_s, cache_all=cache_all)
+    def __init__(self, tools: Sequence[LoadedTool], max_result_chars: int) -> None:
         self._tools = {tool.spec.name: tool for tool in tools}
         self._max_result_chars = max_result_chars
         self._deadlines = LoopThread("toolgrpo-in-process")

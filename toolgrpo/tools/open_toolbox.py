@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from toolgrpo.errors import ConfigError
-from toolgrpo.tools.backends import EnvironmentBackend, FunctionBackend, InProcessBackend, ToolBackend
+from toolgrpo.tools.backends import EnvironmentBackend, FunctionBackend, InProcess, ToolBackend
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, TOOL_WORKERS, ToolProvider
 from toolgrpo.tools.mcp.config_file import read_mcp_config
 from toolgrpo.tools.plugin.plugin_file import LoadedTool, PluginSource, load_functions, tools_of
@@ -115,9 +115,9 @@ def load_tools(
             if pool.spec.environment is not None:
                 backends.append(EnvironmentBackend(pool, pool.spec.environment, tool_timeout_s))
         if held:
-            inside = InProcessBackend(held, tool_timeout_s, cache_all=cache_tools, max_result_chars=max_result_chars)
-            undo.callback(inside.close)
-            backends.append(inside)
+            here, inside = InProcess(held, max_result_chars), [tool.spec for tool in held]
+            undo.callback(here.close)
+            backends.append(FunctionBackend(here, inside, tool_timeout_s, cache_all=cache_tools))
         notices = [*_undescribed(spec for backend in backends for spec in backend.specs), *([slow] if slow else ())]
         if mcp_config is not None:
             servers = read_mcp_config(mcp_config)

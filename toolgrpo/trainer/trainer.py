@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -146,19 +147,15 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
                 SteadyConsole(stderr=True, quiet=args.quiet or not self.is_world_process_zero())
             )
             built = self._open_engine(parts, engine, heldout)
-            self._fit(parts, built)
+            self.fitting = parts.fitting(built.engine, self.progress.say)
+            self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
+            self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
+            check_rows_of_a_step(self.train_dataset, self.args, "the training set")
+            self._open_pass(parts, built)
             self._open_watchers(parts, built.engine)
             self.rollouts = parts.rollouts(built.engine, self._watchers.observers(observers))
             self._open_road(built.engine)
-            rewards = dict(zip(self.reward_func_names, self.reward_funcs, strict=True))
-            loaded, generates = loaded_lines(parts, self.train_dataset, rewards), engine_lines(parts, built)
-            for line in (*loaded, *generates):
-                logger.info("%s", line)
-            if not self.progress.brings_own_log:  # else a command has said what it loaded
-                take_display(self.remove_callback, kwargs.get("callbacks") or ())
-                generates = [*loaded, *generates, f"off-policy correction: {self.correction.line}"]
-            for line in generates:
-                self.progress.say(line)
+            self._say_parts(parts, built, kwargs.get("callbacks") or ())
             failing.pop_all()
 
     def _know_model(self, given: Parts) -> Parts:
@@ -195,13 +192,9 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
             check_engine(built.engine)
         return built
 
-    def _fit(self, given: Parts, built: BuiltEngine) -> None:
-        """Leave the rows whose prompts fit, and open the training pass for them."""
+    def _open_pass(self, given: Parts, built: BuiltEngine) -> None:
+        """Open the training pass for the rows whose prompts fit."""
         say = self.progress.say if self.is_world_process_zero() else lambda line: None
-        self.fitting = given.fitting(built.engine, self.progress.say)
-        self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
-        self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
-        check_rows_of_a_step(self.train_dataset, self.args, "the training set")
         given = settled_checkpointing(given, built.choice.name, self.train_dataset, say)
         self.args = given.config
         self._shared_pass = open_pass(given, self.train_dataset, say)
@@ -251,9 +244,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
             state=lambda: self.state,
             ask_model=self._ask_model,
         )
-        self.rollout_batches = Batches(
-            lambda rows: self.rollout(rows, mode="train"), grading, args.shaping(), processes, groups
-        )
+        self.rollout_batches = Batches(partial(self.rollout, mode="train"), grading, args.shaping(), processes, groups)
         self._proof = EngineProof(
             engine,
             self.policy,
@@ -263,6 +254,17 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
             step=lambda: int(self.state.global_step),
         )
         self._open_batches()
+
+    def _say_parts(self, parts: Parts, built: BuiltEngine, callbacks: Sequence[Any]) -> None:
+        rewards = dict(zip(self.reward_func_names, self.reward_funcs, strict=True))
+        loaded, generates = loaded_lines(parts, self.train_dataset, rewards), engine_lines(parts, built)
+        for line in (*loaded, *generates):
+            logger.info("%s", line)
+        if not self.progress.brings_own_log:  # else a command has said what it loaded
+            take_display(self.remove_callback, callbacks)
+            generates = [*loaded, *generates, f"off-policy correction: {self.correction.line}"]
+        for line in generates:
+            self.progress.say(line)
 
     # train
 

@@ -17,6 +17,7 @@ from toolgrpo.errors import ToolExecutorError
 from toolgrpo.tools.base import Reply
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.plugin_file import PluginSpec
+from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.workers.dispatcher import Dispatcher
 from toolgrpo.tools.workers.output_log import OutputLog
 from toolgrpo.tools.workers.pool_records import Job, WorkerKind
@@ -42,9 +43,10 @@ class WorkerPool:
             self.close()
             raise
 
-    def submit(self, message: Mapping[str, Any], timeout_s: float, *, alone: bool, is_async: bool) -> Future[Reply]:
+    def submit(self, spec: ToolSpec, arguments: Mapping[str, Any], timeout_s: float) -> Future[Reply]:
         """Run a call of a stateless tool on some worker."""
-        job = self._job(message, timeout_s, alone=alone, is_async=is_async)
+        message = {"op": "call", "tool": spec.name, "args": dict(arguments)}
+        job = self._job(message, timeout_s, alone=spec.isolate, is_async=spec.is_async)
         self._loop.call_soon_threadsafe(self._dispatcher.enqueue, job)
         return job.future
 

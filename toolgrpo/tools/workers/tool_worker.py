@@ -32,7 +32,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from confined_python.processes.linux import (
     children,
@@ -62,6 +62,15 @@ class PoolOptions:
     memory_mb: int = 4096  # of address space; 0: no limit
     max_result_chars: int = 1_000_000
     load_timeout_s: float = 120.0
+
+
+class _Asked(NamedTuple):
+    """A call as its worker runs it."""
+
+    function: Callable[[], Any]
+    render: Render
+    is_async: bool = False
+    keep: bool = True  # the processes that it leaves behind
 
 
 class Worker:
@@ -98,8 +107,6 @@ class Worker:
 
     def _handle(self, message: dict[str, Any]) -> None:
         op, call_id = message["op"], message.get("id", 0)
-        if op in ("call", "open", "method", "hook"):
-            self._unbegun.add(call_id)
         match op:
             case "ping":
                 self._send({"op": "pong"})
@@ -108,27 +115,40 @@ class Worker:
                     running.cancel()
             case "withdraw":
                 self._give_back(message["ids"])
-            case "call":
-                if (complaint := self._health.complaint()) is not None:
+            case _:
+                self._unbegun.add(call_id)
+                if op == "call" and (complaint := self._health.complaint()) is not None:
                     self._give_back([call_id], retire=complaint)
                     return
+                asked = self._asked(message)
+                try:
+                    if not asked.is_async:
+                        self._threads.submit(self._run_sync, call_id, asked)
+                        return
+                    running = self._on_loop().submit(self._run_async(call_id, asked))
+                except RuntimeError as error:  # there can be no more threads, and so perhaps no loop
+                    self._give_back([call_id], retire=str(error))
+                    return
+                self._coroutines[call_id] = running
+                running.add_done_callback(lambda _: self._coroutines.pop(call_id, None))
+
+    def _asked(self, message: dict[str, Any]) -> _Asked:
+        """Return what to run for a message: a tool, or a method of the environment."""
+        match message["op"]:
+            case "call":
                 tool = self._plugin.functions[message["tool"]]
                 run = partial(tool.call, message["args"])
-                self._start(call_id, run, is_async=tool.spec.is_async, keep=tool.spec.keep_processes)
+                return _Asked(run, self._rendered, tool.spec.is_async, tool.spec.keep_processes)
             case "open":
-                reset = partial(self._opened, message["row"])
-                self._start(call_id, reset, is_async=False, render=partial(_spoken, "reset"))
+                return _Asked(partial(self._opened, message["row"]), partial(_spoken, "reset"))
             case "method":
                 assert self._plugin.environment is not None
                 tool = self._plugin.environment.tools[message["tool"]]
-                run = partial(tool.call, message["args"], self._instance)
-                self._start(call_id, run, is_async=tool.spec.is_async)
-            case "hook":
-                name = message["method"]
-                method = getattr(self._instance, name)
-                render = partial(_spoken, name) if name == "next_user_message" else self._rendered
-                is_async = asyncio.iscoroutinefunction(method)
-                self._start(call_id, partial(method, *message["args"]), is_async=is_async, render=render)
+                return _Asked(partial(tool.call, message["args"], self._instance), self._rendered, tool.spec.is_async)
+        name = message["method"]  # a hook
+        method = getattr(self._instance, name)
+        render = partial(_spoken, name) if name == "next_user_message" else self._rendered
+        return _Asked(partial(method, *message["args"]), render, asyncio.iscoroutinefunction(method))
 
     def _opened(self, row: str) -> object:
         """Make the instance and reset it; return what it says."""
@@ -139,27 +159,6 @@ class Worker:
     def _waited(self, value: Any) -> Any:
         """Return a value, that of a coroutine once the loop has run it: a plain decorator hides `async def`."""
         return self._on_loop().submit(value).result() if inspect.iscoroutine(value) else value
-
-    def _start(
-        self,
-        call_id: int,
-        function: Callable[[], Any],
-        *,
-        is_async: bool,
-        keep: bool = True,
-        render: Render | None = None,
-    ) -> None:
-        render = render or self._rendered
-        try:
-            if not is_async:
-                self._threads.submit(self._run_sync, call_id, function, keep, render)
-                return
-            running = self._on_loop().submit(self._run_async(call_id, function, render))
-        except RuntimeError as error:  # there can be no more threads, and so perhaps no loop
-            self._give_back([call_id], retire=str(error))
-            return
-        self._coroutines[call_id] = running
-        running.add_done_callback(lambda _: self._coroutines.pop(call_id, None))
 
     def _begin(self, call_id: int) -> bool:
         """Announce that the tool's code runs from here on; False if the call was given back."""
@@ -180,27 +179,27 @@ class Worker:
                 self._unbegun.discard(call_id)
             self._send({"returned": call_id, "retire": retire})
 
-    def _run_sync(self, call_id: int, function: Callable[[], Any], keep: bool, render: Render) -> None:
+    def _run_sync(self, call_id: int, asked: _Asked) -> None:
         if not self._begin(call_id):
             return
         try:
-            reply = render(self._waited(function()))
+            reply = asked.render(self._waited(asked.function()))
         except BaseException as error:  # the executor: a tool may raise anything, SystemExit included
             reply = self._failed(error)
         # before the reply is sent: after it the trainer may send the next call, which is to find the folder as it was
         self._put_right(call_id)
         left_behind = set(children(threading.get_native_id())) - self._kept
-        if keep:
+        if asked.keep:
             self._kept |= left_behind
         else:
             _kill(left_behind)
         self._send({"id": call_id, "retire": self._health.complaint(), **reply})
 
-    async def _run_async(self, call_id: int, function: Callable[[], Any], render: Render) -> None:
+    async def _run_async(self, call_id: int, asked: _Asked) -> None:
         if not self._begin(call_id):
             return
         try:
-            reply = render(await function())
+            reply = asked.render(await asked.function())
         except asyncio.CancelledError:
             reply = {"error": ToolErrorKind.TIMEOUT, "text": "cancelled"}
         except BaseException as error:  # the executor: a tool may raise anything, SystemExit included

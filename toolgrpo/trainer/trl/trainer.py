@@ -204,7 +204,7 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     def _shared_logps(
         self,
-        padded: Callable[..., Any],
+        padded: Callable[..., tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]],
         model: Any,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
@@ -226,7 +226,7 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         elif odd:
             self._shared_pass.fall_back_to_padded(f"the batch holds more than text ({', '.join(odd)})")
         elif not _is_compiled(self, self._shared_pass):
-            scored = self._shared_pass.score_completions(
+            scored = self._shared_pass.score(
                 model,
                 input_ids,
                 attention_mask,
@@ -239,10 +239,7 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         if scored is not None:
             return scored.logps, scored.entropies, None
         asked: dict[str, Any] = {"batch_size": batch_size, "compute_entropy": compute_entropy, **other_inputs}
-        found: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] = padded(
-            model, input_ids, attention_mask, logits_to_keep, compute_aux_loss=compute_aux_loss, **asked
-        )
-        return found
+        return padded(model, input_ids, attention_mask, logits_to_keep, compute_aux_loss=compute_aux_loss, **asked)
 
 
 def warn_if_untested() -> None:
@@ -378,7 +375,7 @@ def sharing_model(trainer: SFTTrainer, shared_pass: SharedPass, model: Any) -> C
             shared_pass.fall_back_to_padded(f"the model is asked for more than its text ({', '.join(odd)})")
         elif fused_lm_head and not _is_compiled(trainer, shared_pass):
             unwrapped = trainer.accelerator.unwrap_model(model)
-            scored = shared_pass.score_tokens(
+            scored = shared_pass.score(
                 model, **inputs, scored_mask=labels != -100, unwrapped=unwrapped, compute_entropy=True
             )
         if scored is None:
