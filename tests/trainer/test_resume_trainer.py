@@ -51,14 +51,8 @@ class Run:
 
     def trainer(self, *callbacks: TrainerCallback, **changes: Any) -> Any:
         options = {
-            "learning_rate": 1e-2,
-            "max_turn_tokens": 30,
-            "max_turns": 2,
-            "max_steps": STEPS,
-            "save_strategy": "steps",
-            "save_steps": 2,
-            **self.changes,
-            **changes,
+            **{"learning_rate": 1e-2, "max_turn_tokens": 30, "max_turns": 2, "max_steps": STEPS},
+            **{"save_strategy": "steps", "save_steps": 2, **self.changes, **changes},
         }
         tools = ScriptedTools({"add": lambda a, b: str(a + b)})
         return tiny_trainer(
@@ -208,14 +202,6 @@ def test_a_checkpoint_is_pushed_when_it_is_whole_and_what_fails_after_that_costs
     assert whole == [True, True] and [c.step for c in complete_checkpoints(tmp_path)] == [2, 4]
     shown = " ".join(capsys.readouterr().err.split())
     assert "checkpoint-4 could not be pushed" in shown and "could not be deleted, and stays" in shown
-
-
-def test_auto_starts_from_the_beginning_where_there_is_nothing(tmp_path: Path) -> None:
-    run = Run(tmp_path, max_steps=1, save_strategy="no")
-    assert run.train(resume="auto").state.global_step == 1
-    for wanted in ("true", str(tmp_path / "checkpoint-12")):
-        with pytest.raises(ConfigError, match=r"there is no (complete checkpoint in|such folder)"):
-            run.train(resume=wanted)
 
 
 def test_a_run_whose_reference_model_moves_is_not_resumed_with_another_one(tmp_path: Path) -> None:
