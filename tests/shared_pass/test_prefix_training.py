@@ -26,7 +26,7 @@ class Counting(LossInputs):
 
 
 def trainer(tiny: Any, folder: Path, **changes: Any) -> Any:
-    options = {
+    options: dict[str, Any] = {
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 2,
         "max_steps": 1,

@@ -17,13 +17,20 @@ from datasets import Dataset
 from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
-from tests.support.trainings import CREDIT_BY_TURN, recorded, run_to_end, same_weights, signalled, step_logs, varied
+from tests.support.trainings import (
+    CREDIT_BY_TURN,
+    call_and_vary,
+    recorded,
+    run_to_end,
+    same_weights,
+    signalled,
+    step_logs,
+)
 from toolgrpo import ToolGRPOTrainer
-from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.observe.records import read_episodes
-from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
+from toolgrpo.testing import ScriptedTools, tiny_trainer
 from toolgrpo.trainer import checkpoint_files
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 from toolgrpo.trainer.checkpointing import tied_head_expected
@@ -31,12 +38,6 @@ from toolgrpo.trainer.checkpointing import tied_head_expected
 pytestmark = pytest.mark.e2e
 
 STEPS = 6  # of 2 prompts each: 8 rows are an epoch of 4 steps
-
-
-def script(request: SampleRequest, number: int) -> list[int]:
-    """A call first; then an answer that depends on how many requests there were in the whole run."""
-    answered = ">tool:" in ByteChat.text(request.ids)
-    return varied(request, number) if answered else ByteChat.say('call add {"a": 1, "b": 2}')
 
 
 def reward(completions: list[Any], trajectories: list[Any], **_: Any) -> list[float]:
@@ -58,7 +59,7 @@ class Run:
         return tiny_trainer(
             self.out,
             reward,
-            None if options.get("engine") else script,
+            None if options.get("engine") else call_and_vary,
             rows=[{"prompt": f"{'x' * 40} question {i}"} for i in range(8)],
             parts={"tools": tools, "callbacks": list(callbacks), "eval_dataset": options.pop("eval_dataset", None)},
             **options,
