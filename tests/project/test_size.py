@@ -52,7 +52,7 @@ MOST = {
     "lines that a trainer imports": 23_745,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 38_756,
+    "lines of tests": 38_575,
     "lines of benchmarks": 5_779,
     "lines of pages": 4_100,
     "words of pages": 30_900,
