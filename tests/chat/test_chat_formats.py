@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recipes.nano.tokenizer import build_tokenizer
 from tests.support.chat_families import template_names, template_text, trl_tokenizer
-from tests.support.chat_samples import LOOK_UP, calling, printed_turn, thinking_markers
-from tests.support.real_tokenizers import REAL_TOKENIZERS, NotAtHand, real_tokenizer
+from tests.support.chat_samples import LOOK_UP, calling, check_read_back, printed_turn, thinking_markers
+from tests.support.real_tokenizers import REAL_TOKENIZERS, format_of
 from toolgrpo.chat import check_vocabulary, resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.episode.token_ledger import Ledger
-from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.episode.trajectory import Message, StopReason
 from toolgrpo.errors import ChatFormatError, ModelError
 from toolgrpo.testing import byte_tokenizer
@@ -35,7 +33,6 @@ REFUSED = {
 }
 OURS = "nano"  # the project's own tokenizer: words, single digits, bytes
 NAMES = [*(name for name in template_names() if name not in REFUSED), *REAL_TOKENIZERS, OURS]
-SHARED = Path(__file__).parents[3] / "shared" / "tokenizers"
 QUESTION: Message = {"role": "user", "content": "q"}
 CALL = ("look_up", {"key": "x"})
 RESULT = tool_message("look_up", "r")
@@ -48,22 +45,15 @@ def turn_of(chat: TemplateFormat, calls: list[tuple[str, dict[str, Any]]]) -> tu
 
 
 @cache
-def load(name: str) -> TemplateFormat:
-    if name in REAL_TOKENIZERS:
-        try:
-            tokenizer = real_tokenizer(name, SHARED)
-        except NotAtHand as missing:
-            pytest.skip(str(missing))
-    else:
-        tokenizer = build_tokenizer(['{"key": "word"} 42'], 400) if name == OURS else trl_tokenizer(name)
-    chat = resolve_format(tokenizer)
+def ours() -> TemplateFormat:
+    chat = resolve_format(build_tokenizer(['{"key": "word"} 42'], 400))
     assert isinstance(chat, TemplateFormat)
     return chat
 
 
 @pytest.fixture(params=NAMES)
 def chat(request: pytest.FixtureRequest) -> TemplateFormat:
-    return load(request.param)
+    return ours() if request.param == OURS else format_of(request.param)[1]
 
 
 def test_prompt_sampled_and_bridge_are_what_the_template_prints_for_the_conversation(chat: TemplateFormat) -> None:
@@ -97,23 +87,9 @@ def test_no_text_from_anywhere_adds_a_control_token(chat: TemplateFormat) -> Non
 
 
 def test_calls_are_read_back_in_order_and_a_turn_cut_anywhere_keeps_those_it_had_finished(chat: TemplateFormat) -> None:
-    calls: list[tuple[str, dict[str, Any]]] = [
-        ("look_up", {"key": 'a "quoted" word, with {brackets} and Grüße'}),
-        ("other", {"key": "zwei\nZeilen"}),
-    ]
-    calls = calls[: 1 if chat.family.one_call else 2]
-    before, said = turn_of(chat, calls)
-    whole = chat.parse(said, before=before)
-    assert whole.closed and whole.content == ""
-    assert [(a.status, a.name, a.arguments) for a in whole.attempts] == [(AttemptStatus.OK, *call) for call in calls]
-    read = 0
-    for cut in range(len(said)):
-        parsed = chat.parse(said[:cut], before=before)
-        good = [attempt for attempt in parsed.attempts if attempt.status is AttemptStatus.OK]
-        assert not parsed.closed and len(parsed.attempts) - len(good) <= 1
-        assert [a.arguments for a in good] == [arguments for _, arguments in calls[: len(good)]] and len(good) >= read
-        assert all(attempt.detail for attempt in parsed.attempts if attempt.status is not AttemptStatus.OK)
-        read = len(good)
+    check_read_back(
+        chat, [("look_up", {"key": 'a "quoted" word, with {brackets} and Grüße'}), ("other", {"key": "zwei\nZeilen"})]
+    )
 
 
 def test_a_call_inside_thinking_is_no_call(chat: TemplateFormat) -> None:

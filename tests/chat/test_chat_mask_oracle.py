@@ -9,7 +9,6 @@ line break (and Phi's end of text) behind the end-of-turn token.
 from __future__ import annotations
 
 import itertools
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ import trl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.chat_families import template_names, template_text, trl_tokenizer
+from tests.support.chat_families import template_names, template_text
 from tests.support.chat_samples import LOOK_UP, calling
-from tests.support.real_tokenizers import NotAtHand, real_tokenizer
-from toolgrpo.chat import resolve_format, tool_message
+from tests.support.real_tokenizers import format_of
+from toolgrpo.chat import tool_message
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.message_shapes import tools_as_text, with_objects
 from toolgrpo.episode.token_ledger import Ledger
@@ -29,7 +28,6 @@ from toolgrpo.episode.trajectory import Message, StopReason
 
 pytestmark = pytest.mark.property
 
-SHARED = Path(__file__).parents[3] / "shared" / "tokenizers"
 NOT_COMPARABLE = {
     "deepseek_r1_distill",  # asks for a turn with <think>, and prints past turns without it
     "deepseekv3",  # the same
@@ -49,18 +47,10 @@ def oracle_name(name: str) -> str | None:
 NAMES = [name for name in template_names() if oracle_name(name) and name not in NOT_COMPARABLE | UNREAD]
 
 
-@cache
 def load(name: str) -> tuple[Any, TemplateFormat, str]:
-    template = name.removeprefix("real-")
-    try:
-        tokenizer = trl_tokenizer(name) if name == template else real_tokenizer(name, SHARED)
-    except NotAtHand as missing:
-        pytest.skip(str(missing))
-    chat = resolve_format(tokenizer)
-    assert isinstance(chat, TemplateFormat)
-    oracle = oracle_name(template)
+    oracle = oracle_name(name.removeprefix("real-"))
     assert oracle is not None
-    return tokenizer, chat, template_text(oracle)
+    return *format_of(name), template_text(oracle)
 
 
 words = st.text(st.characters(codec="utf-8", categories=["L", "N"]), min_size=1, max_size=12)

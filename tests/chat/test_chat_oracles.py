@@ -14,18 +14,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.chat_families import trl_tokenizer
 from tests.support.chat_samples import LOOK_UP, calling, printed_turn
-from tests.support.real_tokenizers import NotAtHand, harmony_vocabulary, real_tokenizer
-from toolgrpo.chat import resolve_format, tool_message
+from tests.support.real_tokenizers import NotAtHand, format_of, harmony_vocabulary
+from toolgrpo.chat import tool_message
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.episode.trajectory import Message
@@ -56,20 +53,12 @@ CONVERSATIONS = {
 }
 
 
-@cache
-def load(name: str) -> tuple[Any, TemplateFormat]:
-    tokenizer = trl_tokenizer(name)
-    chat = resolve_format(tokenizer)
-    assert isinstance(chat, TemplateFormat)
-    return tokenizer, chat
-
-
 def renderer(name: str) -> Any:
     import renderers
     from renderers import configs
 
     today = {"date_string": time.strftime("%d %b %Y")} if name == "llama3_2" else {}
-    return renderers.create_renderer(load(name)[0], getattr(configs, f"{RENDERERS[name]}RendererConfig")(**today))
+    return renderers.create_renderer(format_of(name)[0], getattr(configs, f"{RENDERERS[name]}RendererConfig")(**today))
 
 
 def turn(chat: TemplateFormat, n_calls: int) -> tuple[list[int], list[int]]:
@@ -83,7 +72,7 @@ def turn(chat: TemplateFormat, n_calls: int) -> tuple[list[int], list[int]]:
 def test_prompts_are_those_of_renderers(name: str, what: str) -> None:
     if name in ONE_CALL and what == "parallel calls":
         pytest.skip("this family prints one call a turn")
-    ours = load(name)[1].prompt(CONVERSATIONS[what], [LOOK_UP])
+    ours = format_of(name)[1].prompt(CONVERSATIONS[what], [LOOK_UP])
     assert renderer(name).render_ids(CONVERSATIONS[what], tools=[LOOK_UP], add_generation_prompt=True) == ours
 
 
@@ -91,7 +80,7 @@ def test_prompts_are_those_of_renderers(name: str, what: str) -> None:
 @pytest.mark.parametrize("n_results", [1, 3])
 @pytest.mark.parametrize("name", RENDERERS)
 def test_bridges_are_those_of_renderers(name: str, n_results: int, closed: bool) -> None:
-    tokenizer, chat = load(name)
+    tokenizer, chat = format_of(name)
     before, whole = turn(chat, 1)
     said = whole if closed else whole[:-1]
     theirs = renderer(name).bridge_to_next_turn(before, said, [RESULT] * n_results, tools=[LOOK_UP])
@@ -106,7 +95,7 @@ def test_bridges_are_those_of_renderers(name: str, n_results: int, closed: bool)
 
 @pytest.mark.parametrize("name", RENDERERS)
 def test_turns_are_read_as_renderers_reads_them(name: str) -> None:
-    _, chat = load(name)
+    _, chat = format_of(name)
     before, said = turn(chat, 1 if name in ONE_CALL else 2)
     read = renderer(name).parse_response
     for cut in range(len(said), 0, -3):
@@ -141,9 +130,7 @@ def encoding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def chat(encoding: Any) -> TemplateFormat:
-    chat = resolve_format(real_tokenizer("real-gptoss", Path()))
-    assert isinstance(chat, TemplateFormat)
-    return chat
+    return format_of("real-gptoss")[1]
 
 
 def theirs(messages: list[Message], schemas: list[dict[str, Any]]) -> Any:

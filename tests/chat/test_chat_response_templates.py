@@ -10,8 +10,8 @@ from transformers.utils.chat_parsing.response_templates import load_response_tem
 from trl.chat_template_utils import add_response_schema
 
 from tests.support.chat_families import template_names, template_text, trl_tokenizer
-from tests.support.chat_samples import LOOK_UP, calling, printed_turn
-from toolgrpo.chat import families, resolve_format, tool_message
+from tests.support.chat_samples import check_read_back
+from toolgrpo.chat import families, resolve_format
 from toolgrpo.chat.encoding import TextGuard
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.response_template import described_format, response_template_of
@@ -44,24 +44,9 @@ def described(name: str) -> TemplateFormat:
     return chat
 
 
-CALLED = [("look_up", {"key": 'a "b" <c>, {d}'}), ("other", {"key": "two\nlines"})]
-
-
 @pytest.mark.parametrize("name", READ)
 def test_what_the_template_prints_is_read_with_every_call_kept(name: str) -> None:
-    chat = described(name)
-    calls = CALLED[:1] if chat.family.one_call else CALLED
-    results = [tool_message("look_up", "r")] * len(calls)
-    turn = printed_turn(chat, [{"role": "user", "content": "q"}], calling(*calls), results, [LOOK_UP])
-    before, said = turn.before, turn.said
-    parsed = chat.parse(said, before=before)
-    assert [(a.status, a.name, a.arguments) for a in parsed.attempts] == [(OK, *call) for call in calls]
-    assert parsed.closed and not parsed.content
-    for cut in range(len(said)):
-        attempts = chat.parse(said[:cut], before=before).attempts
-        good = [attempt.arguments for attempt in attempts if attempt.status is OK]
-        assert good == [arguments for _, arguments in CALLED[: len(good)]] and len(attempts) - len(good) <= 1
-        assert all(attempt.detail for attempt in attempts if attempt.status is not OK)
+    check_read_back(described(name), [("look_up", {"key": 'a "b" <c>, {d}'}), ("other", {"key": "two\nlines"})])
 
 
 def test_a_turn_of_every_shape_is_taken_apart() -> None:

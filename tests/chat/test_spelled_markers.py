@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import itertools
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,13 @@ from transformers import AutoTokenizer
 
 from tests.support.chat_families import trl_tokenizer
 from tests.support.chat_samples import LOOK_UP
-from tests.support.real_tokenizers import NotAtHand, real_tokenizer
+from tests.support.real_tokenizers import format_of
 from toolgrpo.chat import resolve_format, tool_message
 from toolgrpo.chat.encoding import marker_tokens, spelled_markers, with_spelled
 from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.errors import ChatFormatError
 
-SHARED = Path(__file__).parents[3] / "shared" / "tokenizers"
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"key": "x"}}\n</tool_call>'
-
-
-@cache
-def spelled_qwen() -> Any:
-    try:
-        return real_tokenizer("spelled-qwen2_5", SHARED)
-    except NotAtHand as missing:
-        pytest.skip(str(missing))
 
 
 def pieces(text: str, tokenizer: Any, *cuts: int) -> list[int]:
@@ -48,8 +38,7 @@ def test_every_family_that_has_these_markers_can_spell_them(name: str) -> None:
 
 
 def test_a_call_is_read_and_its_bridge_made_whichever_way_it_was_tokenized() -> None:
-    tokenizer = spelled_qwen()
-    chat = resolve_format(tokenizer)
+    tokenizer, chat = format_of("spelled-qwen2_5")
     written = {tuple(pieces(CALL, tokenizer, cut)) for cut in range(1, len(CALL))}
     written |= {tuple(pieces(CALL, tokenizer, *range(1, len(CALL)))), tuple(tokenizer.encode(CALL))}
     assert len(written) > 15, "ways to write one text"
@@ -64,9 +53,7 @@ def test_a_call_is_read_and_its_bridge_made_whichever_way_it_was_tokenized() -> 
 
 
 def test_the_single_tokens_are_no_markers_any_more_and_all_other_ids_stay() -> None:
-    tokenizer = spelled_qwen()
-    plain = real_tokenizer("real-qwen2_5", SHARED)
-    chat = resolve_format(tokenizer)
+    (tokenizer, chat), plain = format_of("spelled-qwen2_5"), format_of("real-qwen2_5")[0]
     opening, closing = spelled_markers(tokenizer).values()
     body = tokenizer.encode('{"name": "look_up", "arguments": {}}', add_special_tokens=False)
     assert not chat.parse([opening, *body, closing, chat.stop_ids[0]]).attempts
@@ -78,12 +65,12 @@ def test_the_single_tokens_are_no_markers_any_more_and_all_other_ids_stay() -> N
 def test_a_saved_tokenizer_spells_too_and_vllms_parser_reads_what_was_trained(tmp_path: Path) -> None:
     parsers = pytest.importorskip("vllm.tool_parsers.hermes_tool_parser")
     protocol = pytest.importorskip("vllm.entrypoints.openai.chat_completion.protocol")
-    tokenizer = spelled_qwen()
+    tokenizer, chat = format_of("spelled-qwen2_5")
     tokenizer.save_pretrained(tmp_path)
     served = AutoTokenizer.from_pretrained(tmp_path)
     asked = [{"role": "user", "content": "q"}]
     prompt = served.apply_chat_template(asked, tools=[LOOK_UP], add_generation_prompt=True, return_dict=False)
-    assert prompt == resolve_format(tokenizer).prompt(asked, [LOOK_UP])
+    assert prompt == chat.prompt(asked, [LOOK_UP])
     request = protocol.ChatCompletionRequest(model="m", messages=asked, tools=[LOOK_UP])
     parser = parsers.Hermes2ProToolParser(served, request.tools)
     for ids in (pieces(CALL, served), pieces(CALL, served, 3), pieces(CALL, served, *range(1, len(CALL)))):
@@ -92,6 +79,6 @@ def test_a_saved_tokenizer_spells_too_and_vllms_parser_reads_what_was_trained(tm
 
 
 def test_a_token_that_cannot_be_renamed_is_refused_in_a_sentence() -> None:
-    tokenizer = spelled_qwen()
+    tokenizer, _ = format_of("spelled-qwen2_5")
     with pytest.raises(ChatFormatError, match="cannot spell its markers"):
         with_spelled(tokenizer, [tokenizer.eos_token_id])  # its configuration adds it again, with another id

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.support.gateway import visit
+from tests.support.ports import held_port
 from toolgrpo.commands.table import GatewayArguments
 from toolgrpo.episode.dropped import DropCause
 from toolgrpo.episode.trajectory import StopReason
@@ -489,8 +490,5 @@ def test_an_engine_that_fails_is_a_server_error_and_ends_the_episode() -> None:
 
 
 def test_a_port_that_is_taken_is_said() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(ConfigError, match="--port"):
-            Endpoint(["policy"], 1, port=taken.getsockname()[1])
+    with held_port() as port, pytest.raises(ConfigError, match="--port"):
+        Endpoint(["policy"], 1, port=port)

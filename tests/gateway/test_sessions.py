@@ -22,7 +22,8 @@ from toolgrpo.rollout import Episode, EpisodeRunner
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, scripted_runner, tiny_trainer
 
 CALL = 'call add {"a": 1, "b": 2}'
-ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+NUMBERS = {"type": "object", "properties": {name: {"type": "integer"} for name in "ab"}}
+ADD = {"type": "function", "function": {"name": "add", "parameters": NUMBERS}}
 QUESTION: Message = {"role": "user", "content": "q"}
 Act = Callable[[GatewaySession], Awaitable[None]]
 
@@ -55,13 +56,10 @@ def texts(trajectory: Trajectory) -> list[str]:
 
 
 def test_a_call_without_its_markers_is_handed_out_where_that_is_wanted() -> None:
-    numbers = {"type": "object", "properties": {name: {"type": "integer"} for name in "ab"}}
-    add = {"type": "function", "function": {"name": "add", "parameters": numbers}}
-
     async def act(session: GatewaySession) -> None:
-        first = await session.answer(asked(QUESTION, tools=[add]))
+        first = await session.answer(asked(QUESTION))
         assert [(call.name, call.arguments) for call in first.calls] == [("add", '{"a": 1, "b": 2}')]
-        await session.answer(asked(QUESTION, as_repeated(first), result(first), tools=[add]))
+        await session.answer(asked(QUESTION, as_repeated(first), result(first)))
 
     bare = ByteChat.say('{"name": "add", "arguments": {"a": 1, "b": 2}}')
     done, _ = session_of([bare, ByteChat.say("3")], act, unmarked_calls="accept")
@@ -138,12 +136,9 @@ def test_a_result_before_an_empty_answer_is_not_left_out_later() -> None:
 
 
 def test_a_call_that_is_quoted_is_not_made_again() -> None:
-    numbers = {"type": "object", "properties": {name: {"type": "integer"} for name in "ab"}}
-    add = {"type": "function", "function": {"name": "add", "parameters": numbers}}
-
     async def act(session: GatewaySession) -> None:
-        first = await session.answer(asked(QUESTION, tools=[add]))
-        last = await session.answer(asked(QUESTION, as_repeated(first), result(first), tools=[add]))
+        first = await session.answer(asked(QUESTION))
+        last = await session.answer(asked(QUESTION, as_repeated(first), result(first)))
         assert last.calls == () and last.finish_reason == "stop"
 
     quoted = ByteChat.say('I used:\n{"name": "add", "arguments": {"a": 1, "b": 2}}')

@@ -23,8 +23,8 @@ PACKAGE = ROOT / "toolgrpo"
 
 # Of each package, when this was written, rounded up to 50.
 LINES = {
-    "chat": 2871,
-    "commands": 6616,
+    "chat": 2881,
+    "commands": 6618,
     "data": 1593,
     "draw": 1522,
     "engines": 3971,
@@ -36,28 +36,28 @@ LINES = {
     "observe": 3353,
     "report": 980,
     "rewards": 2155,
-    "rollout": 2644,
-    "sft": 393,
+    "rollout": 2648,
+    "sft": 403,
     "shared_pass": 1360,
     "support": 1390,
     "testing": 970,
     "tools": 5371,
-    "trainer": 5283,
+    "trainer": 5328,
     "(itself)": 800,
 }
 MOST = {
     "modules": 235,
     "modules with one importer": 42,
     "modules that a trainer imports": 129,
-    "lines that a trainer imports": 23_771,
+    "lines that a trainer imports": 23_804,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 38_897,
+    "lines of tests": 38_845,
     "lines of benchmarks": 5_779,
     "lines of pages": 4_100,
     "words of pages": 30_900,
 }
-SANDBOX = {"lines": 4_028, "lines of tests": 2_962}  # of confined-python, which is counted by itself
+SANDBOX = {"lines": 4_030, "lines of tests": 2_962}  # of confined-python, which is counted by itself
 
 
 def lines_of(path: Path) -> int:

@@ -3,16 +3,13 @@ template would hide from later turns, and `enable_thinking` of the row reaches t
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.chat_families import trl_tokenizer
 from tests.support.chat_samples import calling, printed_turn, thinking_markers
-from tests.support.real_tokenizers import REAL_TOKENIZERS, NotAtHand, real_tokenizer
-from toolgrpo.chat import resolve_format, tool_message
+from tests.support.real_tokenizers import format_of
+from toolgrpo.chat import tool_message
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.episode.trajectory import StopReason, Trajectory
@@ -20,21 +17,9 @@ from toolgrpo.testing import ScriptedEngine, ScriptedTools, run_episode
 
 pytestmark = pytest.mark.contract
 
-SHARED = Path(__file__).parents[3] / "shared" / "tokenizers"
 NAMES = ("real-qwen3", "qwen3", "qwen3_5_think", "qwen3_8", "glm4moe", "nemotron_3_ultra", "gemma4_v5", "lfm2_2_5")
 QUESTION = {"role": "user", "content": "q"}
 THOUGHTS = ("first I look", "then I look again", "now I know")
-
-
-@cache
-def load(name: str) -> tuple[Any, TemplateFormat]:
-    try:
-        tokenizer = real_tokenizer(name, SHARED) if name in REAL_TOKENIZERS else trl_tokenizer(name)
-    except NotAtHand as missing:
-        pytest.skip(str(missing))
-    chat = resolve_format(tokenizer)
-    assert isinstance(chat, TemplateFormat)
-    return tokenizer, chat
 
 
 def says(chat: TemplateFormat, turn: int, request: SampleRequest) -> list[int]:
@@ -61,7 +46,7 @@ def play(tokenizer: Any, chat: TemplateFormat, enable_thinking: bool | None) -> 
 @pytest.mark.parametrize("value", [None, False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_what_was_thought_stays_and_the_rows_choice_reaches_every_bridge(name: str, value: bool | None) -> None:
-    tokenizer, chat = load(name)
+    tokenizer, chat = format_of(name)
     trajectory, asked = play(tokenizer, chat, value)
     assert trajectory.stop_reason is StopReason.FINISHED
     assert [turn.reasoning for turn in trajectory.turns] == list(THOUGHTS)

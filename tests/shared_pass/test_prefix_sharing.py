@@ -300,18 +300,12 @@ def test_what_cannot_be_shared_says_why() -> None:
     reasons["recurrent"] = transformers.RecurrentGemmaConfig()
     for word, config in reasons.items():
         assert word in (unsupported(config) or ""), config.model_type
-    small = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    falcon = transformers.FalconForCausalLM(transformers.FalconConfig(**small, alibi=False))
+    sizes: Any = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 16}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+    falcon = transformers.FalconForCausalLM(transformers.FalconConfig(**sizes, alibi=False))
     assert "cannot be replaced" in (unsupported_model(falcon) or "")
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "vocab_size": 16,
-    }
     with torch.device("meta"):
-        model = transformers.GraniteSWAForCausalLM(transformers.GraniteSWAConfig(**sizes, num_key_value_heads=2))
+        model = transformers.GraniteSWAForCausalLM(transformers.GraniteSWAConfig(**sizes))
     assert "sinks" in (unsupported_model(model) or ""), "those of another family too"
 
 

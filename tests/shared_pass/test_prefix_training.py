@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 
 from tests.support.trainings import LOSSES, LossInputs, by_length, call_and_answer
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.shared_pass.scoring import SharedPass
-from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, numbered_tokenizer, tiny_config
+from toolgrpo.testing import ScriptedTools, tiny_trainer
 
 
 class Counting(LossInputs):
@@ -27,24 +26,18 @@ class Counting(LossInputs):
 
 
 def trainer(tiny: Any, folder: Path, **changes: Any) -> Any:
-    options = {
+    options: dict[str, Any] = {
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 2,
         "max_steps": 1,
         "learning_rate": 1e-3,
     }
-    own = {"record_episodes": False, "vllm_importance_sampling_clip_max": 3.0}
+    options |= {"record_episodes": False, "vllm_importance_sampling_clip_max": 3.0, **changes}
     tiny(0).save_pretrained(folder / "model")  # the reference model is loaded from there
-    return Counting(
-        str(folder / "model"),
-        by_length,
-        tiny_config(folder, **{**options, **own, **changes}),
-        train_dataset=Dataset.from_list([{"prompt": f"{'x' * 90} question {i}"} for i in range(8)]),
-        processing_class=numbered_tokenizer(),
-        tools=ScriptedTools({"add": lambda a, b: str(a + b)}),
-        engine=ScriptedEngine(call_and_answer),
-        chat=ByteChat(),
-    ).watch()
+    rows = [{"prompt": f"{'x' * 90} question {i}"} for i in range(8)]
+    given: dict[str, Any] = {"model": str(folder / "model"), "kind": Counting, "rows": rows}
+    given["parts"] = {"tools": ScriptedTools({"add": lambda a, b: str(a + b)})}
+    return tiny_trainer(folder, by_length, call_and_answer, **given, **options).watch()
 
 
 def loss_and_gradient(run: Any, mode: str, batches: list[dict[str, Any]]) -> tuple[float, torch.Tensor]:

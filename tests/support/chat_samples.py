@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolgrpo.chat import ChatFormat
+from toolgrpo.chat import ChatFormat, tool_message
 from toolgrpo.chat.format import TemplateFormat
+from toolgrpo.episode.tool_calls import AttemptStatus
 from toolgrpo.episode.trajectory import Message
 
 LOOK_UP: dict[str, Any] = {
@@ -42,6 +43,24 @@ def printed_turn(
     whole = chat.prompt([*asked, turn, *results], schemas)
     start = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
     return PrintedTurn(whole[:start], whole[start : whole.index(chat.stop_ids[0], start) + 1])
+
+
+def check_read_back(chat: TemplateFormat, calls: list[tuple[str, dict[str, Any]]]) -> None:
+    """Assert that these calls are read in order, and of a turn that is cut anywhere those that it had finished."""
+    calls = calls[: 1 if chat.family.one_call else 2]
+    results = [tool_message("look_up", "r")] * len(calls)
+    printed = printed_turn(chat, [{"role": "user", "content": "q"}], calling(*calls), results, [LOOK_UP])
+    whole = chat.parse(printed.said, before=printed.before)
+    assert whole.closed and not whole.content
+    assert [(a.status, a.name, a.arguments) for a in whole.attempts] == [(AttemptStatus.OK, *call) for call in calls]
+    read = 0
+    for cut in range(len(printed.said)):
+        parsed = chat.parse(printed.said[:cut], before=printed.before)
+        good = [attempt for attempt in parsed.attempts if attempt.status is AttemptStatus.OK]
+        assert not parsed.closed and len(parsed.attempts) - len(good) <= 1
+        assert [a.arguments for a in good] == [arguments for _, arguments in calls[: len(good)]] and len(good) >= read
+        assert all(attempt.detail for attempt in parsed.attempts if attempt.status is not AttemptStatus.OK)
+        read = len(good)
 
 
 def thinking_markers(chat: TemplateFormat) -> tuple[str, str]:

@@ -20,10 +20,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.support.chat_families import CHATML, template_text
+from tests.support.chat_families import CHATML, template_text, trl_tokenizer
+from toolgrpo.chat import resolve_format
 from toolgrpo.chat.encoding import marker_tokens, with_spelled
+from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.testing.chat import byte_tokenizer
 
+SHARED = Path(__file__).parents[3] / "shared" / "tokenizers"
 REAL_TOKENIZERS = ("real-qwen3", "real-qwen2_5", "spelled-qwen3", "spelled-qwen2_5", "real-gptoss", "smollm2")
 
 _O200K_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
@@ -46,7 +49,7 @@ class NotAtHand(LookupError):
     """A tokenizer that is not on this machine; the message says what is missing."""
 
 
-def real_tokenizer(name: str, folder: Path) -> Any:
+def real_tokenizer(name: str, folder: Path = SHARED) -> Any:
     """Return one of `REAL_TOKENIZERS`; `folder` holds `qwen3` and `qwen2_5`."""
     if name == "real-gptoss":
         return _gpt_oss()
@@ -60,6 +63,20 @@ def real_tokenizer(name: str, folder: Path) -> Any:
     tokenizer: Any = AutoTokenizer.from_pretrained(folder / family)
     tokenizer.chat_template = template_text(family)
     return with_spelled(tokenizer, marker_tokens(tokenizer).values()) if kind == "spelled" else tokenizer
+
+
+@cache
+def format_of(name: str) -> tuple[Any, TemplateFormat]:
+    """Return the tokenizer of one of `REAL_TOKENIZERS`, or of a template of TRL, and its format; skip where it is not at hand."""
+    import pytest
+
+    try:
+        tokenizer = real_tokenizer(name) if name in REAL_TOKENIZERS else trl_tokenizer(name)
+    except NotAtHand as missing:
+        pytest.skip(str(missing))
+    chat = resolve_format(tokenizer)
+    assert isinstance(chat, TemplateFormat)
+    return tokenizer, chat
 
 
 @cache

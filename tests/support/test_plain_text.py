@@ -77,22 +77,13 @@ def test_a_login_in_a_url_is_blanked(text: str) -> None:
             assert "hunter2" not in kept and "@host:8000/path" in kept
 
 
+NO_SECRETS = """gsm8k:recipes/data/gsm8k_30.jsonl http://localhost:8000/v1 https://host/@user/model@v2 a@b.c C:/x --token
+    recipes/agents/arithmetic.py:run"""
+SENTENCES = ("python -m run --max-tokens 64 --key-file k.pem", "{num_cycles: 2}", "The token that follows.", "key: ")
+
+
 def test_what_is_no_secret_stays() -> None:
-    for text in (
-        *(
-            "gsm8k:recipes/data/gsm8k_30.jsonl",
-            "http://localhost:8000/v1",
-            "https://host/@user/model@v2",
-            "a@b.c",
-            "C:/x",
-        ),
-        *(
-            "python -m agents.run --max-tokens 64 --key-file k.pem",
-            "recipes/agents/arithmetic.py:run",
-            "{num_cycles: 2}",
-        ),
-        *("Answer with the token that follows.", "--token", "key: "),
-    ):
+    for text in (*NO_SECRETS.split(), *SENTENCES):
         assert without_secrets(text) == text
 
 

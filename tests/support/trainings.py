@@ -44,6 +44,12 @@ def varied(request: SampleRequest, number: int) -> list[int]:
     return ByteChat.say("abcdefghijklm"[: (sum(request.ids) * 7 + number * 5) % 13 + 1])
 
 
+def call_and_vary(request: SampleRequest, number: int) -> list[int]:
+    """A call first; then an answer as `varied`."""
+    answered = ">tool:" in ByteChat.text(request.ids)
+    return varied(request, number) if answered else ByteChat.say('call add {"a": 1, "b": 2}')
+
+
 def by_length(completions: list[Any], **_: Any) -> list[float]:
     return [float(len(completion[-1]["content"]) % 3) for completion in completions]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.support.trainings import by_length, call_and_answer, run_to_end, step_logs, varied
+from tests.support.trainings import KeptBatches, by_length, call_and_answer, run_to_end, step_logs, varied
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.episode.tool_calls import ToolErrorKind, ToolResult
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.records import read_episodes
-from toolgrpo.rollout import EpisodeDone, Observer, RolloutBatch, RolloutBegan, TurnDone
+from toolgrpo.rollout import RolloutBegan
 from toolgrpo.testing import ScriptedTools, tiny_config, tiny_trainer
 from toolgrpo.tools import load_tools, run_tool
 
@@ -79,27 +78,18 @@ def test_a_trainer_that_cannot_be_made_leaves_no_worker(tmp_path: Path) -> None:
     assert not [one for one in threading.enumerate() if one.name == "toolgrpo-tools" and one not in before]
 
 
-class Listener(Observer):
+class Listener(KeptBatches):
+    """Hears of rollouts and of its end, too; of episodes and turns: tests/rollout/test_rollouts.py."""
+
     def __init__(self) -> None:
-        self.began: list[RolloutBegan] = []
-        self.counts: Counter[str] = Counter()
-        self.batches: list[RolloutBatch] = []
+        super().__init__()
+        self.heard: list[Any] = []
 
     def rollout_began(self, event: RolloutBegan) -> None:
-        self.began.append(event)
-
-    def turn_done(self, event: TurnDone) -> None:
-        self.counts["turns"] += 1
-        self.counts["calls"] += len(event.turn.results)
-
-    def episode_done(self, event: EpisodeDone) -> None:
-        self.counts["episodes"] += 1
-
-    def batch_done(self, batch: RolloutBatch) -> None:
-        self.batches.append(batch)
+        self.heard.append((event.n_episodes, event.step, event.mode))
 
     def close(self) -> None:
-        self.counts["closed"] += 1
+        self.heard.append("closed")
 
 
 def test_an_observer_of_the_user_hears_of_all_that_is_trained_on(tmp_path: Path) -> None:
@@ -110,9 +100,7 @@ def test_an_observer_of_the_user_hears_of_all_that_is_trained_on(tmp_path: Path)
     tools = ScriptedTools({"add": lambda a, b: ToolResult("no", "add", ToolErrorKind.RAISED)})
     parts = {"tools": tools, "observers": [listener, failed]}
     running = run_to_end(tiny_trainer(tmp_path, by_length, call_and_answer, parts=parts))
-    began = [(event.n_episodes, event.step, event.mode) for event in listener.began]
-    assert began == [(8, 0, "train"), (8, 1, "train")]
-    assert listener.counts == {"turns": 32, "calls": 16, "episodes": 16, "closed": 1}
+    assert listener.heard == [(8, 0, "train"), (8, 1, "train"), "closed"]
     first, second = listener.batches
     assert [len(group) for group in first.groups()] == [4, 4]
     assert all(len({one.row["answer"] for one in group}) == 1 for batch in listener.batches for group in batch.groups())

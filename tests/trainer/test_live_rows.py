@@ -155,10 +155,6 @@ def test_a_batch_without_anything_to_teach_has_no_gradient_and_no_entropy(tmp_pa
 
 def test_what_needs_every_row_is_known(tmp_path: Path) -> None:
     assert why_every_row(tiny_config(tmp_path)) is None
-    for changes in (
-        {"beta": 0.1},
-        {"entropy_coef": 0.01},
-        {"use_adaptive_entropy": True},
-        {"top_entropy_quantile": 0.5},
-    ):
+    reading = {"beta": 0.1, "entropy_coef": 0.01, "use_adaptive_entropy": True, "top_entropy_quantile": 0.5}
+    for changes in ({name: value} for name, value in reading.items()):
         assert why_every_row(tiny_config(tmp_path, **changes)) in NEEDS_EVERY_ROW, changes

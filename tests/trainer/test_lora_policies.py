@@ -103,12 +103,6 @@ def test_handing_weights_over_does_not_move_the_base_model(tiny_qwen3: Any, dtyp
 def test_a_merge_that_would_not_be_exact_is_known(tiny_qwen3: Any) -> None:
     assert not merges_exactly(tiny_qwen3(0))
     assert not merges_exactly(get_peft_model(tiny_qwen3(0), LoraConfig(target_modules=["q_proj"], use_dora=True)))
-    sizes = {
-        "hidden_size": 8,
-        "intermediate_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-        "vocab_size": 16,
-    }
-    with_bias = Qwen2ForCausalLM(Qwen2Config(**sizes, num_key_value_heads=1))
+    sizes: Any = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 16}
+    with_bias = Qwen2ForCausalLM(Qwen2Config(**sizes, num_attention_heads=1, num_key_value_heads=1))
     assert not merges_exactly(get_peft_model(with_bias, LoraConfig(target_modules=["q_proj"], lora_bias=True)))

@@ -17,13 +17,20 @@ from datasets import Dataset
 from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
-from tests.support.trainings import CREDIT_BY_TURN, recorded, run_to_end, same_weights, signalled, step_logs, varied
+from tests.support.trainings import (
+    CREDIT_BY_TURN,
+    call_and_vary,
+    recorded,
+    run_to_end,
+    same_weights,
+    signalled,
+    step_logs,
+)
 from toolgrpo import ToolGRPOTrainer
-from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.observe.records import read_episodes
-from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
+from toolgrpo.testing import ScriptedTools, tiny_trainer
 from toolgrpo.trainer import checkpoint_files
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 from toolgrpo.trainer.checkpointing import tied_head_expected
@@ -31,12 +38,6 @@ from toolgrpo.trainer.checkpointing import tied_head_expected
 pytestmark = pytest.mark.e2e
 
 STEPS = 6  # of 2 prompts each: 8 rows are an epoch of 4 steps
-
-
-def script(request: SampleRequest, number: int) -> list[int]:
-    """A call first; then an answer that depends on how many requests there were in the whole run."""
-    answered = ">tool:" in ByteChat.text(request.ids)
-    return varied(request, number) if answered else ByteChat.say('call add {"a": 1, "b": 2}')
 
 
 def reward(completions: list[Any], trajectories: list[Any], **_: Any) -> list[float]:
@@ -51,20 +52,14 @@ class Run:
 
     def trainer(self, *callbacks: TrainerCallback, **changes: Any) -> Any:
         options = {
-            "learning_rate": 1e-2,
-            "max_turn_tokens": 30,
-            "max_turns": 2,
-            "max_steps": STEPS,
-            "save_strategy": "steps",
-            "save_steps": 2,
-            **self.changes,
-            **changes,
+            **{"learning_rate": 1e-2, "max_turn_tokens": 30, "max_turns": 2, "max_steps": STEPS},
+            **{"save_strategy": "steps", "save_steps": 2, **self.changes, **changes},
         }
         tools = ScriptedTools({"add": lambda a, b: str(a + b)})
         return tiny_trainer(
             self.out,
             reward,
-            None if options.get("engine") else script,
+            None if options.get("engine") else call_and_vary,
             rows=[{"prompt": f"{'x' * 40} question {i}"} for i in range(8)],
             parts={"tools": tools, "callbacks": list(callbacks), "eval_dataset": options.pop("eval_dataset", None)},
             **options,
@@ -208,14 +203,6 @@ def test_a_checkpoint_is_pushed_when_it_is_whole_and_what_fails_after_that_costs
     assert whole == [True, True] and [c.step for c in complete_checkpoints(tmp_path)] == [2, 4]
     shown = " ".join(capsys.readouterr().err.split())
     assert "checkpoint-4 could not be pushed" in shown and "could not be deleted, and stays" in shown
-
-
-def test_auto_starts_from_the_beginning_where_there_is_nothing(tmp_path: Path) -> None:
-    run = Run(tmp_path, max_steps=1, save_strategy="no")
-    assert run.train(resume="auto").state.global_step == 1
-    for wanted in ("true", str(tmp_path / "checkpoint-12")):
-        with pytest.raises(ConfigError, match=r"there is no (complete checkpoint in|such folder)"):
-            run.train(resume=wanted)
 
 
 def test_a_run_whose_reference_model_moves_is_not_resumed_with_another_one(tmp_path: Path) -> None:
