@@ -80,7 +80,7 @@ def test_a_chat_is_one_episode_and_becomes_a_row(monkeypatch: pytest.MonkeyPatch
 def test_a_conversation_that_has_ended_can_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     _, _, shown = talk(monkeypatch, f"/save {file}\nhello\n/reset\n/save {file}\n/quit\nno\n", "Hi.")
-    assert shown.count("nothing was said yet") == 1
+    assert shown.count("the conversation is empty") == 1
     (row,) = read_conversations(file)
     assert [one["content"] for one in row["messages"]] == ["Be short.", "hello", "Hi."]
 

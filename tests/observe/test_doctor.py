@@ -98,7 +98,7 @@ TROUBLES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "tool_never_used": ({"tools/multiply/calls": 0.0, "tools/multiply/failures": 0.0}, ["multiply", "60 calls"]),
     "calls_given_up": (
         {"tools/call_frequency": GIVEN_UP, "success": SWAYING},
-        ["has 0.93 of them, and had 1.80", "steps 3 to 12", "0.31 to 0.35"],
+        ["has 0.93 of them, down from 1.80", "steps 3 to 12", "0.31 to 0.35"],
     ),
     "reward_without_success": ({"reward": RISING, "success": 0.1}, ["from 0.17 to 0.60", "0.10 to 0.10"]),
 }

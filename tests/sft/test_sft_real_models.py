@@ -186,7 +186,7 @@ def test_ctrl_c_saves_the_step_and_the_command_that_is_shown_goes_on(mini_nano: 
 @pytest.mark.parametrize(
     ("more", "error", "message"),
     [
-        (("--batch_size", "5", "--micro_batch_size", "2"), ConfigError, "5 is no multiple of the 2"),
+        (("--batch_size", "5", "--micro_batch_size", "2"), ConfigError, "5 is not a multiple of the 2"),
         (("--packing", "true"), ConfigError, "packing"),
         (("--learning_rate", "0"), ConfigError, "learning_rate"),
         (("--max_length", "20"), DataError, r"conversation 1 has \d+ tokens, but max_length is 20"),

@@ -137,7 +137,7 @@ def test_a_signal_in_the_last_step_is_remembered_saves_what_is_due_and_asks_for_
     trainer = Run(tmp_path, save_strategy=saves, max_steps=2).train(signalled(2))
     assert trainer.stopped_by == "SIGTERM" and trainer.state.global_step == 2
     assert [c.step for c in complete_checkpoints(tmp_path)] == saved
-    assert "go on with --resume_from_checkpoint" not in capsys.readouterr().err
+    assert "resume with --resume_from_checkpoint" not in capsys.readouterr().err
 
 
 def test_another_number_of_processes_goes_on_with_the_recording_and_the_order(

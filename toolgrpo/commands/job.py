@@ -82,7 +82,7 @@ class Job:
         group, batch = self.config.num_generations, self.config.generation_batch_size
         if len(dataset) < batch // group:
             raise DataError(
-                f"{self.dataset_spec} has {counted(len(dataset), 'row')}, but one step takes {batch // group} different "
+                f"{self.dataset_spec} has {counted(len(dataset), 'row')}, but one step needs {batch // group} different "
                 f"prompts (a generation batch of {batch} episodes in groups of {group}). Give more rows, a smaller "
                 f"--per_device_train_batch_size or --gradient_accumulation_steps, or larger groups."
             )
@@ -257,7 +257,7 @@ class Job:
 
     @property
     def dropout(self) -> str:
-        said = f"lora_dropout {self.model.lora_dropout:g}: the training pass scores another policy than sampled; 0 is exact"
+        said = f"lora_dropout {self.model.lora_dropout:g}: the training pass scores a different policy than the sampled one; 0 is exact"
         return said if self.model.use_peft and self.model.lora_dropout else ""
 
     def peft_config(self) -> Any:

@@ -158,8 +158,8 @@ def missing_folder(model: str) -> str | None:
     if Path(model).exists() or not (like_a_path or (slash and Path(owner).is_dir())):
         return None
     return (
-        f"there is no folder {model} (the working folder is {Path.cwd()}), and no model of that name could be had from "
-        f"the hub"
+        f"there is no folder {model} (the working folder is {Path.cwd()}), and no model of that name could be "
+        f"loaded from the hub"
     )
 
 

@@ -136,7 +136,7 @@ class ConversationEncoder:
         found = chat or resolve_format(tokenizer)
         if not isinstance(found, TemplateFormat):
             raise ChatFormatError(
-                f"the chat format {found.name} cannot print what an assistant says; use a model with a chat template"
+                f"the chat format {found.name} cannot print assistant messages; use a model with a chat template"
             )
         self.chat = found
 
@@ -256,7 +256,7 @@ class ConversationEncoder:
             return message if parsed.reasoning is None or not thought else {**message, **apart_from_it}
         if unread:
             raise ChatFormatError(
-                f"a call in the text of an assistant cannot be read, {unread[0].detail}: {content!r:.200}"
+                f"a call in an assistant's text cannot be read, {unread[0].detail}: {content!r:.200}"
             )
         if parsed.reasoning is None and not parsed.attempts:
             return message

@@ -68,7 +68,7 @@ def take_parts(
     named_model, model, reward_funcs = model, folder_of(model), named_rewards(reward_funcs)
     if isinstance(model, str) and is_adapter(model):
         raise ModelError(
-            f"{model} is a LoRA adapter, and a training begins with whole weights: toolgrpo export {shlex.quote(model)} "
+            f"{model} is a LoRA adapter, but training begins with whole weights: run toolgrpo export {shlex.quote(model)} "
             f"--merge {shlex.quote(f'{model}-merged')}, then give that folder"
         )
     train_dataset = as_dataset(train_dataset, "train_dataset")
@@ -119,7 +119,7 @@ def open_player(
         return None
     if tools is not None:
         raise ConfigError(
-            "an agent brings its own tools, so that those that are given would not be used; leave them out"
+            "an agent brings its own tools, so the given tools would not be used; leave them out"
         )
     from toolgrpo.gateway.agents import check_limits, load_agent  # most runs have no agent, and need nothing of it
 
@@ -151,7 +151,7 @@ def suited_rows(
             continue
         from toolgrpo.data.load import places_of  # a trainer whose rows are good needs no reader of files
 
-        text = f"{name}: {len(refused)} of {counted(len(rows), 'row')} do not suit {who}: "
+        text = f"{name}: {len(refused)} of {counted(len(rows), 'row')} do not fit {who}: "
         text += rows_and_reasons(refused, places_of(rows, refused).__getitem__)
         if left_out is None or len(refused) == len(rows):
             raise DataError(f"{text}. Fix these rows, or {advice}")

@@ -152,7 +152,7 @@ class McpConnection:
                 return Reply(cut(f"{error}", 500).text, ToolErrorKind.RAISED)
             how = "closed the connection"
         except pydantic.ValidationError as error:
-            return Reply(f"{self._name} answered with what is no result ({_describe(error)})", ToolErrorKind.BAD_RESULT)
+            return Reply(f"{self._name} answered with something that is not a result ({_describe(error)})", ToolErrorKind.BAD_RESULT)
         except Exception as error:  # the SDK lets errors of its transports through: httpx2, anyio, OSError, groups
             how = f"failed ({_describe(error)})"
         text = await self._with_last_words(f"{self._name} {how}; it is started again")
@@ -300,7 +300,7 @@ async def _unchecked(name: str, result: mcp_types.CallToolResult) -> None:
 async def _bound_answer(response: httpx2.Response) -> None:
     """Break off an answer that is too long to hold, or that would be once it is unpacked."""
     if response.headers.get("content-encoding", "identity") != "identity":
-        response.stream = _BoundedStream(response.stream, 0, "the server packs its answers, though asked not to")
+        response.stream = _BoundedStream(response.stream, 0, "the server compresses its answers, although asked not to")
     elif not response.headers.get("content-type", "").startswith("text/event-stream"):  # the SDK bounds each event
         response.stream = _BoundedStream(response.stream, MAX_MESSAGE_BYTES, _TOO_LONG)
 
