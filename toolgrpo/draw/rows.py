@@ -181,8 +181,8 @@ training:
 """
 
 _README = """\
-{n_train} rows to train on and {n_held_out} held out, drawn from {tools} by `toolgrpo init`. Every answer is what the tools
-said, twice, in workers of their own. `gold_calls` has the calls, `task` the tools in their order ("and": one after the
+`toolgrpo init` drew {n_train} rows to train on and {n_held_out} held-out rows from {tools}. Every answer is a result that the
+tools gave twice, in separate workers. `gold_calls` has the calls, `task` the tools in their order ("and": one after the
 other; "then": on the result before). The held-out rows have other values, other wordings and {away}.
 
     toolgrpo data {folder} --show 5
@@ -191,7 +191,7 @@ other; "then": on the result before). The held-out rows have other values, other
     toolgrpo evaluate --config {config} --model_name_or_path {output} --output_dir {measured}
 
 Read twenty rows first: the questions are only as clear as your docstrings. `EXAMPLES = {{"parameter": [...]}}` in the
-tools file wins over guessing, and `toolgrpo init` into another folder draws again.
+tools file overrides guessed values, and `toolgrpo init` into another folder draws again.
 """
 
 
