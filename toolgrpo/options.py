@@ -165,7 +165,7 @@ class EpisodeOptions(Options, theme="episode"):
     max_user_turns: int | None = option(
         None, "Maximum user messages after the prompt, from a column `user_turns` or an environment."
     )
-    max_tool_calls: int | None = option(None, "Maximum tool calls per episode; further ones are answered with an error.")
+    max_tool_calls: int | None = option(None, "Maximum tool calls per episode; further calls get an error.")
     max_turn_tokens: int | None = option(None, "Maximum sampled tokens per turn.")
     max_tool_response_tokens: int | None = option(
         1024, "Maximum tokens per tool result; a longer one is cut in the middle, with a notice.", theme="tools"

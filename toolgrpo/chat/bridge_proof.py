@@ -163,7 +163,7 @@ class _Proof:
         question: list[Message] = [{"role": "user", "content": "q"}]
         prompt = self.tokenizer.decode(self.chat.prompt(question, [schema]), clean_up_tokenization_spaces=False)
         missing = [word for word in (_ONE, "Look something up.", "key") if word not in prompt]
-        self._check(not missing, "a prompt with a tool", f"the model never sees its tools: the prompt does not contain {missing}")
+        self._check(not missing, "a prompt with a tool", f"the model never sees its tools: no {missing} in the prompt")
 
     def bridge_extends(
         self, shape: str, answers: Sequence[tuple[str, str]], *, thinking: bool | None = None, system: str = _SYSTEMS[0]

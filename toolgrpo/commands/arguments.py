@@ -140,7 +140,9 @@ class ScriptArguments(Options, theme="tools"):
         """Refuse what an agent has no use for: it brings its own tools."""
         if self.agent is None:
             if self.agent_host != ScriptArguments.agent_host:
-                raise ConfigError("--agent_host is the address that an agent connects to, but there is no agent; give --agent too")
+                raise ConfigError(
+                    "--agent_host is the address that an agent connects to, but there is no agent; give --agent too"
+                )
             return
         if not self.agent.strip():
             raise ConfigError("--agent is given without a value; give FILE.py or a command line, or leave the flag out")
@@ -365,9 +367,7 @@ def no_endpoint(given: Given) -> None:
     if known["engine"] == CHAT_API:
         raise ConfigError(NO_TOKENS)
     if known["base_url"]:
-        raise ConfigError(
-            f"base_url {known['base_url']} is used only by `toolgrpo evaluate` and `check`; leave it out"
-        )
+        raise ConfigError(f"base_url {known['base_url']} is used only by `toolgrpo evaluate` and `check`; leave it out")
 
 
 def endpoint(given: Given) -> None:

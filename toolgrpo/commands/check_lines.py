@@ -178,7 +178,7 @@ def add_budget(
     report.add("length", said, warning=warning, stops=dict(facts.stops))
     if facts.copied:
         said = f"{facts.copied} of {len(batch)} episodes end with a copy of the last result in its <tool_response> tags"
-        report.add("answers", said, warning="Ask for an answer in --system_prompt, or show examples first (toolgrpo sft)")
+        report.add("answers", said, warning="Ask for answers in --system_prompt, or show some first (toolgrpo sft)")
     if facts.stops["engine_failure"]:
         report.add("engine", f"{facts.stops['engine_failure']} episodes were lost", failure="See the log")
 
@@ -192,7 +192,7 @@ def add_success(report: CheckReport, facts: Untrained) -> None:
     if facts.never:
         of = ", ".join(f"{task} ({n})" for task, n in facts.never.items())
         said += f"; no episode succeeds of task {of}"
-        warning = "Groups of these rows teach nothing yet: show worked calls first (toolgrpo sft), or begin with easier rows"
+        warning = "These rows teach nothing yet: show worked calls first (toolgrpo sft), or use easier rows"
     numbers: dict[str, Any] = {"pass_1": facts.pass_1, "pass_k": facts.pass_k, "k": facts.k, "live": facts.live}
     report.add("success", said, warning=warning, **numbers)
 
@@ -258,7 +258,7 @@ def add_agreement(report: CheckReport, differences: Sequence[float], largest: fl
     difference = fmean(differences)
     said = f"{when}; log-probabilities of engine and trainer differ by {difference:.1e} on average"
     failure = (
-        f"Engine and trainer should hold the same model: see {page_here(page='docs/how-to/engines.md')}" if difference > largest else ""
+        f"Both should hold one model: see {page_here(page='docs/how-to/engines.md')}" if difference > largest else ""
     )
     report.add("weights", said, failure=failure, difference=difference)
 

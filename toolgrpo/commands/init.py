@@ -76,7 +76,7 @@ def _draw(folder: Path, tools: dict[str, str], given: Given) -> int:
 
     url, model = (given.values.get(name) for name in ("writer", "writer_model"))
     if bool(url) is not bool(model):
-        raise ConfigError("--writer URL and --writer_model NAME belong together: the address, and the model to use there")
+        raise ConfigError("--writer URL and --writer_model NAME belong together: the address and the model there")
     new = not folder.exists()
     check_output_folder(folder, "the rows", "toolgrpo init FOLDER")
     hold_out = [name for name in str(given.values.get("hold_out") or "").split(",") if name]

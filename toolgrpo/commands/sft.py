@@ -65,9 +65,7 @@ class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
         self.__dict__.update(settled_device(self.__dict__))
         for name in ("packing", "eval_packing", "padding_free", "assistant_only_loss"):
             if getattr(self, name):
-                raise ConfigError(
-                    f"{name} belongs to TRL's own tokenization and has no effect here; leave it out"
-                )
+                raise ConfigError(f"{name} belongs to TRL's own tokenization and has no effect here; leave it out")
         if self.max_steps == 0:
             self.max_steps: int = -1  # one pass over the conversations, or num_train_epochs
         options_of(self, SFTOptions)

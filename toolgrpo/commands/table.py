@@ -207,7 +207,7 @@ class ReportArguments(Options, theme="page"):
     other: str | None = option(None, "Output folder of a second run, to compare the two.")
     out: str | None = option(None, "HTML file to write; default: OUTPUT_DIR/report.html.")
     most_episodes: int | None = option(
-        None, "Maximum number of episodes shown, evenly spread over the steps of a longer run; default: 12000.", **at_least(1)
+        None, "Maximum episodes shown, evenly spread over the steps of a longer run; default: 12000.", **at_least(1)
     )
     live: bool = option(False, "Serve the page to this machine only, and follow the run.")
     port: int = option(0, "Port to serve it on, with --live; 0: a free one.")
@@ -264,7 +264,7 @@ class SFTArguments(Options, theme="data"):
 
     dataset_id_or_path: str | None = option(None, "Conversations: a file, a folder or a hub id.")
     from_run: str | None = option(
-        None, "Output folder of a run, whose successful episodes are the conversations, without duplicates.", **_SOME_TEXT
+        None, "Output folder of a run; its different successful episodes are the conversations.", **_SOME_TEXT
     )
     dataset_split: str = option("train", "Split to train on.")
     tools_script: str | None = option(None, "Python file with the tools of conversations that name none.")

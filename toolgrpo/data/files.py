@@ -111,7 +111,9 @@ def read_file(path: Path) -> Iterator[RawRow]:
     """Read every row of a file, by the kind that its name ends with."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise DataError(f"{path}: files of this kind are not supported; use {', '.join(READERS)} (or .yaml for a mixture)")
+        raise DataError(
+            f"{path}: files of this kind are not supported; use {', '.join(READERS)} (or .yaml for a mixture)"
+        )
     try:
         if path.stat().st_size == 0:
             raise DataError(f"{path} is empty (0 bytes)")
@@ -154,9 +156,7 @@ def find_files(folder: Path, split: str) -> list[Path]:
     kinds = {file.suffix.lower() for file in chosen}
     if len(chosen) > 1 and (chosen != parts or len(kinds) > 1):
         names = ", ".join(file.name for file in chosen)
-        raise DataError(
-            f"the folder {folder} has several files for the split {split!r}: {names}; give the path of one"
-        )
+        raise DataError(f"the folder {folder} has several files for the split {split!r}: {names}; give the path of one")
     return chosen
 
 

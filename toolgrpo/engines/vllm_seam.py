@@ -375,9 +375,7 @@ class StepEngine:
         if self._running is None:
             raise self._given_back()
         if self.needs_weights:
-            raise EngineError(
-                "vLLM dropped its weights in sleep mode; call load_weights before the next rollout"
-            )
+            raise EngineError("vLLM dropped its weights in sleep mode; call load_weights before the next rollout")
         self._wake(*_PARTS)
 
     def _wake(self, *parts: str) -> None:

@@ -314,9 +314,7 @@ def _text(content: Any, place: int) -> str:
 def _call(call: Any, place: int) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise Refused(
-            400, "invalid_value", f"messages[{place}].tool_calls holds something that is not a function call"
-        )
+        raise Refused(400, "invalid_value", f"messages[{place}].tool_calls holds something that is not a function call")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         arguments = read_arguments(arguments)

@@ -185,9 +185,7 @@ def read_responses(body: Any, number: str) -> ResponsesRequest:
     asked = validated(_ResponsesBody, body)
     for name in ("previous_response_id", "conversation", "background"):
         if getattr(asked, name):
-            raise Refused(
-                400, "unsupported_value", f"{name}: nothing is stored between requests; send the whole input"
-            )
+            raise Refused(400, "unsupported_value", f"{name}: nothing is stored between requests; send the whole input")
     kind = ((asked.text or {}).get("format") or {}).get("type", "text")
     if kind != "text":
         raise Refused(400, "unsupported_value", f"text.format {kind!r} is not supported; leave it out")

@@ -1,6 +1,6 @@
-"""Rewards: built in by name, or from a user's file; every one checked.
+"""Rewards: built-in ones by name, and functions from a user's file, each checked.
 
-Knows no torch, TRL or vLLM.
+The package imports no torch, TRL or vLLM.
 """
 
 from __future__ import annotations

@@ -255,9 +255,7 @@ class ConversationEncoder:
             apart_from_it = {"reasoning_content": parsed.reasoning, "content": said.lstrip("\n")}
             return message if parsed.reasoning is None or not thought else {**message, **apart_from_it}
         if unread:
-            raise ChatFormatError(
-                f"a call in an assistant's text cannot be read, {unread[0].detail}: {content!r:.200}"
-            )
+            raise ChatFormatError(f"a call in an assistant's text cannot be read, {unread[0].detail}: {content!r:.200}")
         if parsed.reasoning is None and not parsed.attempts:
             return message
         apart = {**assistant_message(parsed), **{key: message[key] for key in ("tool_calls",) if message.get(key)}}

@@ -118,9 +118,7 @@ def open_player(
     if agent is None:
         return None
     if tools is not None:
-        raise ConfigError(
-            "an agent brings its own tools, so the given tools would not be used; leave them out"
-        )
+        raise ConfigError("an agent brings its own tools, so the given tools would not be used; leave them out")
     from toolgrpo.gateway.agents import check_limits, load_agent  # most runs have no agent, and need nothing of it
 
     check_limits(config.episode_limits())

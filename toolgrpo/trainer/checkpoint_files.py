@@ -353,9 +353,7 @@ def _set_aside(folder: Path, names: Collection[str], say: Say) -> None:
         raise StorageError(
             f"the run in {folder} cannot be set aside in {aside.name} ({error.strerror or error}); give another output_dir"
         ) from error
-    say(
-        f"the run that was in {folder} is moved, whole, to {aside}; --resume_from_checkpoint auto resumes a run"
-    )
+    say(f"the run that was in {folder} is moved, whole, to {aside}; --resume_from_checkpoint auto resumes a run")
 
 
 def _delete(folder: Path) -> None:

@@ -152,7 +152,9 @@ class McpConnection:
                 return Reply(cut(f"{error}", 500).text, ToolErrorKind.RAISED)
             how = "closed the connection"
         except pydantic.ValidationError as error:
-            return Reply(f"{self._name} answered with something that is not a result ({_describe(error)})", ToolErrorKind.BAD_RESULT)
+            return Reply(
+                f"{self._name} sent something other than a result ({_describe(error)})", ToolErrorKind.BAD_RESULT
+            )
         except Exception as error:  # the SDK lets errors of its transports through: httpx2, anyio, OSError, groups
             how = f"failed ({_describe(error)})"
         text = await self._with_last_words(f"{self._name} {how}; it is started again")
