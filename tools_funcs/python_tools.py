@@ -40,7 +40,9 @@ def _as_text(result: SandboxResult) -> str:
     if result.ok and result.value_repr is not None:
         parts.append(result.value_repr)
     if not result.ok:
-        parts.append(result.stderr.strip() or f"the run ended with status {result.status}")
+        parts.append(result.stderr.strip())
+        if result.status != "error" or not result.stderr.strip():
+            parts.append(f"the run ended with status {result.status}")
     return "\n".join(part for part in parts if part) or "(no output; print something, or end with an expression)"
 
 

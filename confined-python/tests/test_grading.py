@@ -117,6 +117,15 @@ def test_an_object_does_not_say_itself_what_is_in_it(strongest: Sandbox) -> None
         assert not result.all_passed and result.compared is (not more), result
 
 
+def test_an_exception_that_ends_a_loop_of_the_tests_is_no_answer(strongest: Sandbox) -> None:
+    loop = Suite(("assert all(map(lambda c: sq(c[0]) == c[1], [(2, 4), (3, 9)]))",))
+    assert not grade(strongest, "def sq(x): raise StopIteration", loop).all_passed
+    steps = Suite(
+        ("it = g()\nassert next(it) == 1\ntry:\n    next(it)\n    assert False\nexcept StopIteration:\n    pass",)
+    )
+    assert grade(strongest, "def g():\n    yield 1", steps).all_passed
+
+
 def test_what_forgeable_means(strongest: Sandbox) -> None:
     """Stated so that the docs stay true: a compared value is safe there too, a bare expression is not."""
     liar = "class L(int):\n    def __eq__(self, o): return True\ndef apply(f, x): return L(7)"

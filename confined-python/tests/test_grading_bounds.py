@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -130,6 +131,19 @@ def test_hostile_frames_are_answers_like_any_other(strongest: Sandbox) -> None:
         )
         graded = grade(strongest, program, Suite(("assert f(1) == 6",)), timeout=5.0)
         assert not graded.all_passed and not graded.forgeable, (name, graded)
+
+
+def test_a_long_answer_of_many_objects_is_not_read(strongest: Sandbox) -> None:
+    program = (
+        "import os, struct\nBODY = b'{\"answer\":\"6\",\"j\":[' + b'{},' * 5_000_000 + b'{}]}'\ndef f(x):\n"
+        "    os.write(4, struct.pack('!I', len(BODY)) + BODY)\n    return 6"
+    )
+    tracemalloc.start()
+    try:
+        assert not grade(strongest, program, Suite(("assert f(1) == 6",)), timeout=20.0).all_passed
+        assert tracemalloc.get_traced_memory()[1] < 150 << 20
+    finally:
+        tracemalloc.stop()
 
 
 ODD = (

@@ -140,7 +140,8 @@ def test_everything_holds_for_a_user_without_rights(
     [(None, "namespaces"), ("docker", "landlock"), ("docker without Landlock", "seccomp")],
 )
 def test_the_strongest_rung_is_found_and_said(interpreter: str, copies: Path, machine: str | None, rung: str) -> None:
-    done = elsewhere(interpreter, copies, machine, WITNESS)
+    ignoring = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"  # whose children's ends cannot be seen
+    done = elsewhere(interpreter, copies, machine, (ignoring if machine == "docker" else "") + WITNESS)
     assert done.returncode == 0, done.stderr
     if machine is None and "rung namespaces" not in done.stdout:
         pytest.skip(f"users without rights cannot make namespaces here: {done.stdout.splitlines()[0]}")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from confined_python import Rung, RunStatus, Sandbox
+from confined_python import Limits, Rung, RunStatus, Sandbox
 from confined_python.errors import SandboxError, UserError
 from confined_python.literals import NotPlainError, decode, encode
 
@@ -55,6 +55,62 @@ def test_output_is_cut_with_a_notice(sandbox: Sandbox) -> None:
     assert result.stdout == "x" * 20_000 + "\n[output cut: 30001 more characters]"
     assert result.stderr == "y" * 20_000 + "\n[output cut: 10001 more characters]"
     assert result.ok and result.duration > 0
+
+
+ENDS = """
+import atexit, sys, threading, time
+def main():
+    time.sleep(0.2)
+    print(42)
+threading.Thread(target=main).start()
+atexit.register(print, "bye")
+print("first", file=sys.__stdout__)
+"""
+
+
+def test_a_program_ends_with_its_threads_and_what_it_registered(sandbox: Sandbox) -> None:
+    assert sandbox.run(ENDS).stdout == "first\n42\nbye\n"
+    endless = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()"
+    assert sandbox.run(endless, timeout=0.5).status is RunStatus.TIMEOUT
+
+
+def test_many_threads_fit_into_the_memory_of_a_run(sandbox: Sandbox) -> None:
+    program = (
+        "import threading, time\ndef work():\n    made.append(bytearray(20_000))\n    time.sleep(0.2)\nmade = []\n"
+        "threads = [threading.Thread(target=work) for _ in range(32)]\nfor one in threads:\n    one.start()\n"
+    )
+    result = sandbox.run(program + "for one in threads:\n    one.join()\nlen(made)")
+    assert result.value == 32, result.stderr
+
+
+def test_a_large_value_is_a_marked_text_alone(sandbox: Sandbox) -> None:
+    assert sandbox.run("2**10000").value_repr.endswith("[output cut: 1011 more characters]")  # type: ignore[union-attr]
+    for large in ("[True] * 1_000_000", "['ä'] * 250_000", "__import__('numpy').zeros(3_000_000)"):
+        result = sandbox.run(large)
+        assert result.ok and not result.value_is_plain and result.value_repr, large
+
+
+def test_no_single_call_takes_more_of_the_disk_than_a_file_may(strongest: Sandbox) -> None:
+    keep_size = "ctypes.CDLL(None).fallocate(f, 1, ctypes.c_long(0), ctypes.c_long(1 << 30))"
+    begin = "import ctypes, os\nf = os.open('a', os.O_CREAT | os.O_RDWR)\n"
+    assert strongest.run(f"{begin}{keep_size}\nos.fstat(f).st_blocks").value == 0
+    assert strongest.run(f"{begin}os.posix_fallocate(f, 0, 1 << 20)\nos.fstat(f).st_size").value == 1 << 20
+
+
+def test_limits_too_low_for_any_program_are_an_error_and_no_failed_programs() -> None:
+    with pytest.raises(SandboxError, match=r"open_files=4.*raise them"):
+        Sandbox(limits=Limits(open_files=4))
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0, reason="lowers the limit of processes, which counts where root runs code as another user"
+)
+def test_a_lower_limit_of_the_opener_stays() -> None:
+    """As in a container: root without CAP_SYS_RESOURCE, who cannot have more than its hard limit."""
+    lower = ["--bounding-set", "-sys_resource", "--inh-caps", "-sys_resource", "prlimit", "--nproc=1000:1000"]
+    code = "from confined_python import Sandbox\nwith Sandbox(workers=1) as s: print(s.run('1 + 1').value)"
+    done = subprocess.run(["setpriv", *lower, sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "2\n", done.stderr
 
 
 def test_each_limit_is_the_one_asked_for(sandbox: Sandbox) -> None:

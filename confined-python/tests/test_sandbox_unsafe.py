@@ -90,7 +90,7 @@ at_home = os.getcwd() == os.path.realpath(os.environ['HOME'])
 """)
     argv, environment, *rest = found.value
     assert (argv, rest) == (["-c"], [True, ["left"], "__main__", 1])
-    ours = {"HOME", "TMPDIR", "PATH", "LANG", "LC_CTYPE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"}
+    ours = {"HOME", "TMPDIR", "PATH", "LANG", "LC_CTYPE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX"}
     assert set(environment) - {"LD_LIBRARY_PATH"} <= ours, "an interpreter may need that one"
     for _ in range(2):  # both folders that the worker alternates between
         assert unsafe.run("import os; os.listdir()").value == []

@@ -233,6 +233,16 @@ def test_aime_rows_of_both_shapes(tmp_path: Path) -> None:
         load_tasks(f"aime:{jsonl(tmp_path / 'bad.jsonl', {'problem': 'p', 'answer': 1000})}")
 
 
+def test_reasoning_gym_tasks_with_grids_or_many_right_answers_load_and_are_scored() -> None:
+    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
+    assert len(load_tasks("reasoning_gym:graph_color:3")) == 3
+    for task in ("rearc", "arc_agi"):
+        (row,) = load_tasks(f"reasoning_gym:{task}:1")
+        said = [{"role": "assistant", "content": f"<answer>{row['answer']}</answer>"}]
+        columns = {"gym_task": [task], "gym_entry": [row["gym_entry"]]}
+        assert get_reward("reasoning_gym")(completions=[said], answer=[row["answer"]], **columns) == [1.0]
+
+
 def test_reasoning_gym_tasks_hold_out_other_questions() -> None:
     pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
     train = load_tasks("reasoning_gym:basic_arithmetic:20:1")

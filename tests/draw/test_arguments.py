@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -142,6 +145,18 @@ def test_values_in_the_code_are_tried_where_nothing_else_is_answered() -> None:
         arguments = drawer.draw()
         drawer.learn(arguments, arguments["part"] in (110110, 110127), "ValueError: there is no such part")
     assert {arguments["part"] for arguments in drawer.good} == {110110, 110127}
+
+
+def test_values_in_the_code_come_in_one_order_in_every_process() -> None:
+    code = (
+        "from toolgrpo.tools.plugin.plugin_file import literals_of\n"
+        "def mode_of(mode): return mode in {'square', 'cube', 'line', 'point', 'circle'}\nprint(literals_of(mode_of))"
+    )
+    for seed in ("0", "1"):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True
+        )
+        assert done.stdout == b"['circle', 'cube', 'line', 'point', 'square']\n", done.stderr
 
 
 def test_weights_sum_to_one_and_matrices_are_symmetric() -> None:

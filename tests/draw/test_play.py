@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -12,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.draw.play import may_be_played, try_tools
-from toolgrpo.draw.rows import ToolRows, _taken, draw_rows
+from tests.draw.test_arguments import spec
+from toolgrpo.draw.play import PlayedCall, Program, may_be_played, try_tools
+from toolgrpo.draw.rows import ToolRows, _split, _taken, _task, draw_rows
 from toolgrpo.errors import PluginError
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 
@@ -66,6 +69,19 @@ def test_every_row_gives_its_answer_in_workers_that_never_saw_it() -> None:
     )
     tasks = [{row["task"] for row in some if " " in row["task"]} for some in (drawn.train, drawn.held_out)]
     assert tasks[0].isdisjoint(tasks[1]), "and other compositions"
+
+
+def test_held_out_compositions_stand_in_no_longer_one_that_is_trained_on() -> None:
+    specs = [spec({"x": {"type": "integer"}}, name) for name in ("add", "double", "square", "total")]
+
+    def program(*chosen: int) -> Program:
+        return tuple(PlayedCall(specs[one], {"x": place}) for place, one in enumerate(chosen))
+
+    programs = [program(*some) for n in (1, 2, 3) for some in itertools.product(range(4), repeat=n)]
+    for seed in range(10):
+        train, held_out = _split(programs, random.Random(seed), 60, ())
+        inside = {_task(one[i : i + 2]) for one in train for i in range(len(one) - 1)}
+        assert inside.isdisjoint(_task(one) for one in held_out if len(one) > 1) and any(len(one) > 2 for one in train)
 
 
 def test_programs_beyond_what_a_pass_wants_are_there_for_the_next() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.draw.test_arguments import spec
 from toolgrpo.draw.play import PlayedCall
-from toolgrpo.draw.wording import noun_of, question, task_of, written
+from toolgrpo.draw.wording import alike_tools, noun_of, question, task_of, written
 
 
 def call(
@@ -35,6 +35,17 @@ def test_every_value_is_in_the_question_and_no_name_has_an_underscore(held_out: 
         assert "12000" in said and "5.5 %" in said and "3 years" in said and "yes" in said
         assert "_" not in said and "level payment of a loan" in said and "`" not in said
         assert said[0].isupper() and said[-1] in ".?"
+
+
+def test_tools_whose_questions_would_be_alike_are_asked_for_by_their_names() -> None:
+    there, back = (
+        call(name, f"Convert a temperature ({said}).", {"temperature": 20})
+        for name, said in (("c_to_f", "Celsius to Fahrenheit"), ("f_to_c", "Fahrenheit to Celsius"))
+    )
+    alike = alike_tools([there, back, LOAN])
+    assert alike == {"c_to_f", "f_to_c"}
+    said = [question([one], random.Random(1), held_out=False, alike=alike) for one in (there, back)]
+    assert "c to f" in said[0] and "f to c" in said[1]
 
 
 def test_held_out_rows_are_worded_otherwise() -> None:

@@ -26,22 +26,22 @@ LINES = {
     "chat": 2871,
     "commands": 6616,
     "data": 1593,
-    "draw": 1497,
-    "engines": 3964,
+    "draw": 1522,
+    "engines": 3971,
     "episode": 789,
     "evaluation": 1500,
     "gateway": 2351,
     "learning": 798,
     "models": 420,
-    "observe": 3340,
+    "observe": 3353,
     "report": 980,
-    "rewards": 2151,
+    "rewards": 2155,
     "rollout": 2644,
     "sft": 393,
     "shared_pass": 1360,
     "support": 1390,
     "testing": 970,
-    "tools": 5356,
+    "tools": 5371,
     "trainer": 5283,
     "(itself)": 800,
 }
@@ -49,15 +49,15 @@ MOST = {
     "modules": 235,
     "modules with one importer": 42,
     "modules that a trainer imports": 129,
-    "lines that a trainer imports": 23_745,
+    "lines that a trainer imports": 23_771,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 38_756,
+    "lines of tests": 38_897,
     "lines of benchmarks": 5_779,
     "lines of pages": 4_100,
     "words of pages": 30_900,
 }
-SANDBOX = {"lines": 3_980, "lines of tests": 2_882}  # of confined-python, which is counted by itself
+SANDBOX = {"lines": 4_028, "lines of tests": 2_962}  # of confined-python, which is counted by itself
 
 
 def lines_of(path: Path) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from toolgrpo.errors import SandboxError
-from toolgrpo.sandbox import Sandbox
+from toolgrpo.sandbox import RunStatus, Sandbox, SandboxResult
 from toolgrpo.support.plugin_files import import_file
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.toolbox import parse_call
@@ -25,6 +25,13 @@ def test_a_remote_run_prints_its_last_value(capsys: pytest.CaptureFixture[str]) 
     for code in ("print('a')\n6 * 7", "x = 1", "None"):
         exec(printing(code), {})
     assert capsys.readouterr().out == "a\n42\n" and printing("(") == "("
+
+
+def test_a_run_that_was_ended_says_so_beside_what_it_printed() -> None:
+    as_text = import_file(Path(FILE))._as_text
+    ended = as_text(SandboxResult(RunStatus.TIMEOUT, stdout="partial\n", stderr="a warning"))
+    assert ended == "partial\na warning\nthe run ended with status timeout"
+    assert as_text(SandboxResult(RunStatus.ERROR, stderr="NameError")) == "NameError"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,10 +6,12 @@ changelog.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -174,6 +176,19 @@ def test_the_deadline_passes_while_sampling(delay_s: float, late: bool) -> None:
     trajectory, engine = run([ScriptedReply(ByteChat.say("3"), delay_s=delay_s)], deadline_s=9.0)
     assert trajectory.stop_reason is (StopReason.DEADLINE if late else StopReason.FINISHED)
     assert (trajectory.ids == ()) is late and engine.cancelled == late
+
+
+def test_an_episode_that_has_ended_may_tidy_up_beyond_its_deadline() -> None:
+    class SlowToClose(ScriptedTools):
+        @asynccontextmanager
+        async def session(self, row: Mapping[str, Any]) -> AsyncIterator[Any]:  # type: ignore[override]
+            async with super().session(row) as opened:
+                yield opened
+                await asyncio.sleep(3.0)
+
+    late = ScriptedReply(ByteChat.say("3"), delay_s=7.0)
+    trajectory, _ = run([late], tools=SlowToClose({"add": str}), deadline_s=9.0)
+    assert trajectory.stop_reason is StopReason.FINISHED
 
 
 def test_the_deadline_passes_while_a_tool_runs() -> None:

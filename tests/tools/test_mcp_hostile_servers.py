@@ -108,7 +108,7 @@ def test_what_a_server_says_beside_its_messages_goes_into_the_log_and_is_quoted_
     [
         ("big", "bytes; at most 16,777,216 are read"),
         ("deep", "the server's answer cannot be read: it is nested too deeply"),
-        ("not-a-result", "sent something other than a result (content: "),
+        ("not-a-result", "answered with no valid result (content: "),
     ],
 )
 def test_an_answer_that_cannot_be_used_is_an_error_of_its_call(case: str, says: str) -> None:

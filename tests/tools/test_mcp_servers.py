@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import mcp_types
 import pytest
@@ -20,7 +21,7 @@ from toolgrpo.episode.tool_calls import ToolErrorKind
 from toolgrpo.errors import ConfigError, PluginError
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.mcp.config_file import read_mcp_config
-from toolgrpo.tools.mcp.connection import content_text
+from toolgrpo.tools.mcp.connection import content_text, result_text
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(900)]
 SERVER = str(Path(__file__).parents[1] / "fixtures" / "tools" / "mcp_server.py")
@@ -107,6 +108,30 @@ def test_parts_of_a_result_become_text() -> None:
     file = mcp_types.TextResourceContents(uri="file:///a", text="hello body")
     assert content_text(mcp_types.EmbeddedResource(type="resource", resource=file)) == "hello body"
     assert "image left out" in content_text(mcp_types.ImageContent(type="image", data="", mime_type="image/png"))
+
+
+def test_a_link_and_what_stands_beside_an_image_are_told() -> None:
+    link = mcp_types.ResourceLink(type="resource_link", uri="file:///a", name="a", description="the first")
+    assert content_text(link) == "file:///a a the first"
+    image = mcp_types.ImageContent(type="image", data="", mime_type="image/png")
+    some: list[list[Any]] = [[image], [mcp_types.TextContent(type="text", text="")], []]
+    for blocks in some:
+        result = mcp_types.CallToolResult(content=blocks, structured_content={"price": 4.5})
+        text = result_text(result)
+        assert '{"price":4.5}' in text and ("image left out" in text) == (image in blocks)
+
+
+def test_starting_a_server_is_not_part_of_the_first_call() -> None:
+    slow = {
+        "command": sys.executable,
+        "args": [
+            "-c",
+            f"import runpy, sys, time; time.sleep(2.5); sys.argv = [{SERVER!r}, 'stdio']; runpy.run_path({SERVER!r}, run_name='__main__')",
+        ],
+    }
+    config = {"mcpServers": {"fixture": {**slow, "session": "trajectory"}}}
+    with load_tools(mcp_config=config, tool_timeout_s=2.0) as box, box.session({}) as one:
+        assert one.run({"name": "note", "arguments": {"text": "a"}}).content == "a"
 
 
 def test_two_servers_with_one_tool_need_a_prefix() -> None:

@@ -5,6 +5,8 @@ One worker only, so that every later call would meet the damage.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +33,24 @@ def test_isolated_calls_that_overrun_make_room_for_those_that_wait(tmp_path: Pat
     with load_tools(tmp_path / "nap.py", workers=1, threads_per_worker=1, tool_timeout_s=5.0) as box:
         late, good = call_all(box, attempt("nap", seconds=600.0), attempt("nap", seconds=0.0))
     assert late.error is ToolErrorKind.TIMEOUT and good.content == "up"
+
+
+def test_calls_that_wait_are_not_made_when_their_episode_is_over(tmp_path: Path) -> None:
+    text = "import pathlib, time\n\ndef note(n: int) -> str:\n    'Note.'\n    with open(pathlib.Path(__file__).with_name('log'), 'a') as f:\n"
+    (tmp_path / "note.py").write_text(
+        f"{text}        f.write(f'{{n}} ')\n    time.sleep(0.5)\n    return 'noted'\n\nTOOL_FUNCTIONS = [note]\n"
+    )
+
+    async def give_up(box: Toolbox) -> None:
+        async with box.session({}) as session:
+            for n in range(4):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(session.call([attempt("note", n=n)]), 0.05)
+
+    with load_tools(tmp_path / "note.py", workers=1, threads_per_worker=1, tool_timeout_s=60.0) as box:
+        asyncio.run(give_up(box))
+        assert run_tool(box, {"name": "note", "arguments": {"n": 9}}).ok
+    assert (tmp_path / "log").read_text() in ("0 9 ", "9 ")
 
 
 OF_PROCESS = ("leak_descriptors", "close_streams", "clear_environment", "change_folder", "leak_threads")

@@ -99,7 +99,7 @@ def gym_rows(name: str, size: int, seed: int, split: str) -> Iterator[RawRow]:
     for number, entry in enumerate(entries, start=1):
         columns = {
             "prompt": entry["question"],
-            "answer": "" if entry["answer"] is None else str(entry["answer"]),
+            **({} if entry["answer"] is None else {"answer": str(entry["answer"])}),  # None: many are right
             "gym_task": name,
             "gym_entry": dict(entry),
         }

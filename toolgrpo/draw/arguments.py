@@ -53,7 +53,8 @@ class Seen:
     def add(self, tool: str, content: str) -> None:
         """Keep the short values of a result: under the keys of JSON, and under the tool's own name."""
         for label, value in outputs(content):
-            for name in {*words_of(label)[-1:], " ".join(words_of(label)), " ".join(words_of(tool))} - {""}:
+            names = [*words_of(label)[-1:], " ".join(words_of(label)), " ".join(words_of(tool))]
+            for name in dict.fromkeys(filter(None, names)):
                 kept = self._by_label[name]
                 if len(kept) < _MOST_KEPT:
                     kept[value] = None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.draw.play import Played, Program, answered, explore, linked, replayed
-from toolgrpo.draw.wording import question
+from toolgrpo.draw.wording import alike_tools, question
 from toolgrpo.errors import ConfigError, DataError
 from toolgrpo.support.plain_text import counted
 from toolgrpo.support.storage import write_whole
@@ -104,6 +104,7 @@ def _split(
     away = set(rng.sample(composed, max(len(composed) > 1, round(_HELD_OUT * len(composed)))))
     if hold_out:
         away = {task for task, some in by_task.items() if any(call.name in hold_out for call in some[0])}
+    away |= {task for task in composed if any(_task(part) in away for part in _parts(by_task[task][0]))}
     trained_in = {_key((call,)) for task in composed if task not in away for one in by_task[task] for call in one}
     train: dict[str, list[Program]] = {}
     held_out: dict[str, list[Program]] = {}
@@ -124,6 +125,12 @@ def _split(
     return _taken(train, n_rows - n_held_out), _taken(held_out, n_held_out)
 
 
+def _parts(program: Program) -> list[Program]:
+    """Return the shorter compositions that stand in a program."""
+    n = len(program)
+    return [program[i:j] for i in range(n) for j in range(i + 2, n + 1) if j - i < n]
+
+
 def _taken(by_task: Mapping[str, list[Program]], n: int) -> list[Program]:
     """Take programs of every composition in turn, more short ones than long ones, and whatever there is if that is few."""
     taken: list[Program] = []
@@ -142,9 +149,14 @@ def _worded(
     train: Sequence[Program], held_out: Sequence[Program], rng: random.Random, reword: Reword | None
 ) -> tuple[list[Row], list[Row]]:
     asked: dict[str, tuple[Program, bool]] = {}
+    twice: set[str] = set()
+    alike = alike_tools({call.name: call for program in (*train, *held_out) for call in program}.values())
     for programs, away in ((train, False), (held_out, True)):
         for program in rng.sample(programs, len(programs)):
-            asked.setdefault(question(program, rng, held_out=away), (program, away))
+            text = question(program, rng, held_out=away, alike=alike)
+            if _key(asked.setdefault(text, (program, away))[0]) != _key(program):
+                twice.add(text)  # a question has one answer
+    asked = {text: one for text, one in asked.items() if text not in twice}
     said = reword([(program, text) for text, (program, _) in asked.items()], rng) if reword else list(asked)
     rows: tuple[list[Row], list[Row]] = ([], [])
     for text, (program, away) in zip(said, asked.values(), strict=True):

@@ -7,7 +7,8 @@ answers; names lose their underscores, numbers are written out, and a percentage
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from random import Random
 from typing import Any
@@ -52,20 +53,31 @@ _NEXT = (
 )
 
 
-def question(program: Sequence[PlayedCall], rng: Random, *, held_out: bool) -> str:
-    """Return a question that asks for these calls, in one of several wordings."""
+def alike_tools(calls: Iterable[PlayedCall]) -> set[str]:
+    """Return the tools, one call of each given, that a question would ask for in the same words."""
+    words = {call.name: _task_of(call) for call in calls}
+    counts = Counter(words.values())
+    return {name for name, task in words.items() if counts[task] > 1}
+
+
+def question(program: Sequence[PlayedCall], rng: Random, *, held_out: bool, alike: Collection[str] = ()) -> str:
+    """Return a question that asks for these calls, in one of several wordings; for tools that are `alike` by their names."""
     if len(program) == 1:
-        return _asked(program[0], rng, held_out=held_out)
+        return _asked(program[0], rng, alike, held_out=held_out)
     first, then = rng.choice(_NEXT[held_out])
     parts = []
     for number, call in enumerate(program):
-        said = _asked(call, rng, held_out=held_out, plain=True)
+        said = _asked(call, rng, alike, held_out=held_out, plain=True)
         parts.append(f"{then if number else first} {said}")
     return " ".join(parts)
 
 
-def _asked(call: PlayedCall, rng: Random, *, held_out: bool, plain: bool = False) -> str:
-    do = task_of(call.spec.schema["function"].get("description") or "", call.name)
+def _task_of(call: PlayedCall) -> str:
+    return task_of(call.spec.schema["function"].get("description") or "", call.name)
+
+
+def _asked(call: PlayedCall, rng: Random, alike: Collection[str], *, held_out: bool, plain: bool = False) -> str:
+    do = task_of("", call.name) if call.name in alike else _task_of(call)
     by_description = rng.random() < 0.4
     properties: Mapping[str, Any] = call.spec.parameters.get("properties", {})
     given = _and(

@@ -28,6 +28,7 @@ from toolgrpo.rewards.numerals import boxed
 _TIMEOUT_S = 5.0
 _SHARED = SharedSandbox(preload=(*DEFAULT_PRELOAD, "pickle", "reasoning_gym"))
 _READ_LISTS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")  # with eval
+_COMPARE_GRIDS = ("arc_agi", "rearc")  # tuples, which a row of a dataset holds as lists
 _READ_FORMULAS = (
     "countdown",
     "intermediate_integration",
@@ -97,6 +98,9 @@ def _check(task: str) -> None:
 def _program(task: str, answer: str, entry: dict[str, Any]) -> str:
     if task in _READ_FORMULAS and not _is_formula(answer):
         return "0"
+    if task in _COMPARE_GRIDS:
+        grid = tuple(tuple(line) for line in entry["metadata"]["output"])
+        entry = {**entry, "metadata": {**entry["metadata"], "output": grid}}
     return _PROGRAM.format(task=task, answer=answer, entry=pickle.dumps(entry), reads_lists=task in _READ_LISTS)
 
 

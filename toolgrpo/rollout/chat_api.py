@@ -248,9 +248,11 @@ class _ChatRun(EpisodeRun):
     def _reason_to_stop(self, ledger: Ledger, turn: Turn, room: TurnBudget) -> StopReason | None:
         return StopReason.CONTEXT_FULL if self.window_full else super()._reason_to_stop(ledger, turn, room)
 
-    def _go_on(self, ledger: Ledger, bridge: Sequence[int], answers: Sequence[Message]) -> StopReason | None:
+    def _go_on(
+        self, ledger: Ledger, said: Turn, bridge: Sequence[int], answers: Sequence[Message]
+    ) -> StopReason | None:
         self.said += as_sent(answers)
-        return super()._go_on(ledger, bridge, answers)
+        return super()._go_on(ledger, said, bridge, answers)
 
     def _with_ids(self, parsed: ParsedTurn, ledger: Ledger) -> ParsedTurn:
         """Return the turn with an id for each call that no other call of the episode has."""

@@ -125,6 +125,7 @@ class EpisodeRun:
                         reason = await self._loop(session)
                         if self.dropped is None:
                             reward = await session.reward()
+                        deadline.reschedule(None)  # tidying up has bounds of its own
         except TimeoutError:
             if not deadline.expired():
                 raise

@@ -30,6 +30,7 @@ _CLOSE_S = 10.0
 _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",  # more would count in the memory of a run, for each of its threads
     "LANG": "C.UTF-8",
     "PATH": "",
 }
@@ -91,7 +92,7 @@ def probe(rung: Rung) -> str | None:
     done = subprocess.run(
         command, env=_of_interpreter("LD_LIBRARY_PATH", "TMPDIR"), capture_output=True, text=True, timeout=_PROBE_S
     )
-    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it died"])[-1]
+    return None if done.stdout == "held\n" else (done.stderr.strip().splitlines() or ["it died"])[-1]
 
 
 def _of_interpreter(*names: str) -> dict[str, str]:

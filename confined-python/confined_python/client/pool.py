@@ -80,6 +80,11 @@ class Sandbox:
         self._resting_judges: deque[_Link] = deque()  # started by the first program that is graded
         self._resting.extend(self._opened(self._resting) for _ in range(workers))
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
+        try:
+            self._try_out()
+        except BaseException:
+            self.close()
+            raise
 
     def run(
         self, code: str, *, stdin: str = "", timeout: float | None = None, memory_mb: int | None = None
@@ -100,6 +105,15 @@ class Sandbox:
             f"two sandbox workers in a row were lost (one {', the next '.join(fates)}); "
             "look for an out-of-memory kill on this machine, or for more work than its cores can do"
         )
+
+    def _try_out(self) -> None:
+        """Run a program of one word: where limits are too low for it, each program would fail and score nothing."""
+        tried = self.run("None")
+        if not tried.ok:
+            raise SandboxError(
+                f"the sandbox cannot run the program `None` within {self.limits} and the limits of this process (ulimit -a): "
+                f"{tried.status}, {tried.stderr.strip()}; raise them"
+            )
 
     async def arun(
         self, code: str, *, stdin: str = "", timeout: float | None = None, memory_mb: int | None = None
@@ -192,7 +206,8 @@ class Session:
         is a stranger's.
         """
         answer = self._ask(job, timeout, None)
-        return None if answer["state_lost"] else _frame(answer)
+        is_large = "call" in job and not _FLAT.fullmatch(answer["frame"])
+        return None if answer["state_lost"] else {} if is_large else _frame(answer)
 
     def close(self) -> None:
         """End the session's process; its worker serves others from then on.
@@ -321,6 +336,10 @@ class _Link:
 
     def close(self) -> None:
         hang_up(self._channel)
+
+
+# What cells.py says of a call: a few texts and numbers, which cost no more to read than their length.
+_FLAT = re.compile(r'\{(?:"\w+":(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"|-?\d+)[,}]){1,8}+')
 
 
 def _frame(answer: dict[str, Any]) -> dict[str, Any]:

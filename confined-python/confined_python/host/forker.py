@@ -187,15 +187,22 @@ def _fork_confined(
     return pid, os.pidfd_open(pid), *ours
 
 
+def _limit(kind: int, most: int) -> None:
+    """Set a limit of this process, or leave the lower one that it has."""
+    hard = resource.getrlimit(kind)[1]
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (most, most))
+
+
 def _confine(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, int]) -> None:
     """Confine the new process, before any of the model's code."""
     os.setsid()
     os.umask(0o077)
     os.chdir(scratch)
     for kind, most in kernel_limits(limits, settings["mapped_bytes"]):
-        resource.setrlimit(kind, (most, most))
+        _limit(kind, most)
     if os.getuid() == 0 or settings["rung"] == Rung.NAMESPACES:  # else it counts all that the user runs
-        resource.setrlimit(resource.RLIMIT_NPROC, (_MOST_THREADS_OF_ALL, _MOST_THREADS_OF_ALL))
+        _limit(resource.RLIMIT_NPROC, _MOST_THREADS_OF_ALL)
     drop_privileges(keep_reading=rules is not None and not settings["nobody_can_read"])
     die_with_parent()  # after the change of user, which clears it
     if rules is not None:

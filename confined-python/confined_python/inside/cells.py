@@ -11,11 +11,13 @@ from __future__ import annotations
 import __future__
 
 import ast
+import atexit
 import io
 import json
 import operator
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,11 +25,13 @@ from itertools import islice
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
+from confined_python.base import shown
 from confined_python.inside import judge
 from confined_python.literals import NotPlainError, decode_text, encode, encode_text, form_of_python, python_of_form
 from confined_python.processes.wire import pack, read_frame
 
 _REPR_CHARS = 2000
+_MOST_OF_A_VALUE = 1 << 20  # characters of its repr; the form may have twice as many
 _NAME = "<cell>"
 
 
@@ -68,7 +72,9 @@ def serve(requests: int, results: int, begin: Callable[[float], None] = lambda t
 
     The prepared streams are used: the descriptors 0, 1 and 2 are the process's own by now.
     """
-    sys.stdin, sys.stdout, sys.stderr = _streams
+    for name, stream in zip(("stdin", "stdout", "stderr"), _streams, strict=True):
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     try:
         warm_up()
         namespace = fresh_namespace()
@@ -88,9 +94,18 @@ def _answer(request: dict[str, Any], namespace: dict[str, Any], requests: int, r
         outcome = answer_call(function, arguments, namespace)
     else:
         outcome = run_cell(request["code"], namespace)
+        if not request["keep"]:
+            _end_program()
     report(results, outcome)
     if not request["keep"]:
         os._exit(outcome["exit_code"])
+
+
+def _end_program() -> None:
+    """Do what an interpreter does at the end of a program: wait for its threads, run what it registered."""
+    with suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]  # private, and the only way
+        atexit._run_exitfuncs()
 
 
 def _ask_solution(call: list[str], requests: int, results: int) -> dict[str, Any]:
@@ -239,11 +254,14 @@ def _value_report(value: Any) -> dict[str, Any]:
     message: dict[str, Any] = {"status": "ok", "exit_code": 0}
     if value is None:
         return message
-    message["repr"] = repr(value)[:_REPR_CHARS]
-    try:
-        message["value"] = encode(value)
-    except (NotPlainError, RecursionError):
-        return message
+    text = repr(value)
+    message["repr"] = shown(text, _REPR_CHARS)
+    is_large = (
+        len(text) > _MOST_OF_A_VALUE or getattr(value, "nbytes", 0) > _MOST_OF_A_VALUE
+    )  # a large array's repr is short
+    with suppress(NotPlainError, RecursionError):
+        if not is_large and len(json.dumps(form := encode(value))) <= 2 * _MOST_OF_A_VALUE:
+            message["value"] = form
     return message
 
 

@@ -135,8 +135,8 @@ class McpConnection:
         """Make one call; a server that is down or dies is an error that the model reads."""
         link: _Link | None = None
         try:
+            link = await self._connected()  # which has a deadline of its own
             async with asyncio.timeout(timeout_s):
-                link = await self._connected()
                 return self._reply(await link.client.result().call_tool(name, dict(arguments)))
         except TimeoutError:
             if link is not None:
@@ -152,9 +152,7 @@ class McpConnection:
                 return Reply(cut(f"{error}", 500).text, ToolErrorKind.RAISED)
             how = "closed the connection"
         except pydantic.ValidationError as error:
-            return Reply(
-                f"{self._name} sent something other than a result ({_describe(error)})", ToolErrorKind.BAD_RESULT
-            )
+            return Reply(f"{self._name} answered with no valid result ({_describe(error)})", ToolErrorKind.BAD_RESULT)
         except Exception as error:  # the SDK lets errors of its transports through: httpx2, anyio, OSError, groups
             how = f"failed ({_describe(error)})"
         text = await self._with_last_words(f"{self._name} {how}; it is started again")
@@ -163,11 +161,7 @@ class McpConnection:
         return Reply(text, ToolErrorKind.DIED)
 
     def _reply(self, result: mcp_types.CallToolResult) -> Reply:
-        parts = [content_text(block) for block in result.content]
-        if not parts and result.structured_content is not None:
-            wrapped = mcp_types.CallToolResult.model_dump_json(result, include={"structured_content"})
-            parts = [wrapped.partition(":")[2][:-1]]
-        rendered = cut("\n".join(parts), self._options.max_result_chars)
+        rendered = cut(result_text(result), self._options.max_result_chars)
         error = ToolErrorKind.RAISED if result.is_error else None
         return Reply(rendered.text, error, left_out=rendered.left_out)
 
@@ -285,14 +279,31 @@ async def _started(server: StdioServerParameters, output: _ServerOutput) -> Asyn
         yield streams
 
 
+_TEXTS = (mcp_types.TextContent, mcp_types.EmbeddedResource, mcp_types.ResourceLink)
+
+
 def content_text(block: object) -> str:
     if isinstance(block, mcp_types.TextContent):
         return block.text
     resource = block.resource if isinstance(block, mcp_types.EmbeddedResource) else None
     if isinstance(resource, mcp_types.TextResourceContents):
         return resource.text
+    if isinstance(block, mcp_types.ResourceLink):
+        return " ".join(filter(None, (block.uri, block.title or block.name, block.description)))
     kind = getattr(block, "type", type(block).__name__)
     return f"[{kind} left out: only text can be shown]"
+
+
+def result_text(result: mcp_types.CallToolResult) -> str:
+    """Return the parts of a result as text, and its structured content where no part has any text."""
+    parts = [content_text(block) for block in result.content]
+    has_text = any(
+        isinstance(block, _TEXTS) and text.strip() for block, text in zip(result.content, parts, strict=True)
+    )
+    if not has_text and result.structured_content is not None:
+        wrapped = mcp_types.CallToolResult.model_dump_json(result, include={"structured_content"})
+        parts = [*filter(None, parts), wrapped.partition(":")[2][:-1]]
+    return "\n".join(parts)
 
 
 async def _unchecked(name: str, result: mcp_types.CallToolResult) -> None:

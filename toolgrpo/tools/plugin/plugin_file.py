@@ -282,7 +282,8 @@ def literals_of(function: Any, depth: int = 3) -> list[Any]:
             pending += [one for one in named if isinstance(one, dict | list | tuple | set | frozenset)]
             pending += [const for const in value.co_consts if const != inner.__doc__]
         elif isinstance(value, dict | list | tuple | set | frozenset):
-            pending += list(value)[:_MOST_LITERALS]
+            # a set has another order in each process
+            pending += (sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value))[:_MOST_LITERALS]
         elif (isinstance(value, str) and 0 < len(value) <= 40 and value == value.strip() and value.isprintable()) or (
             type(value) in (int, float) and abs(value) < 1e12
         ):

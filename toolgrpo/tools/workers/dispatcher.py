@@ -321,6 +321,8 @@ class Dispatcher:
         held_back: list[Job] = []
         while self._queue:
             job = self._queue.popleft()
+            if job.future.cancelled():  # its episode is over
+                continue
             worker = self._worker_for(job)
             if worker is None:
                 held_back.append(job)
