@@ -153,10 +153,7 @@ GIVEN = ["--model", "nano", "--dataset_id_or_path", "arithmetic", "--reward", "t
     ("flags", "said"),
     [
         ("--report_to wandbb tensorboard", "report_to wandbb is not a tracker; .*; the nearest is 'wandb'"),
-        (
-            "--resume_from_checkpoint true",
-            "there is no complete checkpoint in .*out to resume from; auto starts a new run",
-        ),
+        ("--resume_from_checkpoint true", "no complete checkpoint in .*out to resume from; auto starts a new run"),
         ("--resume_from_checkpoint nowhere", "cannot resume from nowhere: there is no such folder"),
         ("--eval_dataset_id_or_path arithmetic", "is given, but no --eval_questions N, so nothing would be measured"),
         ("--report_to wandb tensorboard", None),

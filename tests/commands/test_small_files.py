@@ -65,7 +65,7 @@ def test_a_limit_of_file_sizes_is_named_by_whatever_library_meets_it(tiny_model:
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])
     begins = dict.fromkeys(("safetensors", "text", "torch"), "the model could not") | {
-        "dataset": "the rows of the data"
+        "data set": "the rows of the data"
     }
     for name, words in begins.items():
         assert said[name].startswith(f"StorageError: {words}"), said[name]

@@ -183,7 +183,7 @@ def test_weights_alone_are_no_run_to_go_on_with(tmp_path: Path) -> None:
     run = Run(tmp_path, max_steps=2, save_only_model=True)
     run.train()
     assert run.train(resume="auto").state.global_step == 2, "nothing is left to train"
-    with pytest.raises(ConfigError, match=r"checkpoint-2 holds weights alone .*--model_name_or_path"):
+    with pytest.raises(ConfigError, match=r"checkpoint-2 holds only weights .*--model_name_or_path"):
         run.train(resume="auto", max_steps=3)
 
 

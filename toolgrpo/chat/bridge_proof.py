@@ -345,7 +345,7 @@ class _UserProof:
     def _check(self, holds: bool, text: str, what: str) -> None:
         if not holds:
             raise ChatFormatError(
-                f"the {self.chat.name} chat format cannot go on with a user's message with the tokenizer and chat template "
+                f"the {self.chat.name} chat format cannot continue after a user's message with the tokenizer and chat template "
                 f"of {self.tokenizer.name_or_path or 'this model'}: for {text[:60]!r}, {what}. Leave out `user_turns` and "
                 f"next_user_message, or use the model's original chat template, or a model of another family."
             )

@@ -124,8 +124,8 @@ class TemplateFormat:
         if MARK not in text or end is None:
             ends = " or ".join(self._decode([end]) for end in self.stop_ids)
             raise ChatFormatError(
-                f"the {self.name} chat format cannot go on with a user's message: the model ends an answer with {ends}, and "
-                f"behind an answer that a user replies to its chat template prints {self._decode(following[:4])!r}, so "
+                f"the {self.name} chat format cannot continue after a user's message: the model ends an answer with {ends}, but "
+                f"after an answer that a user replies to, its chat template prints {self._decode(following[:4])!r}, so "
                 f"sampled tokens would have to change. Leave out `user_turns` and next_user_message, or use a model of another "
                 f"family."
             )

@@ -231,7 +231,7 @@ def add_road(
         Road.SHOW: (
             "where a group fails, all its episodes fail, so there is nothing to reinforce",
             f"Use easier rows, or {teach} --dataset_id_or_path WORKED.jsonl, with system messages as in a training; a larger model can play them "
-            f"({page_here('where-every-try-fails', page='docs/background/dead_groups.md')})",
+            f"({page_here('where-every-episode-fails', page='docs/background/dead_groups.md')})",
         ),
     }[road]
     report.add("road", f"{road}: {said}", warning=do, road=road.value, whole_run_s=whole_run_s, **numbers)

@@ -83,7 +83,7 @@ def doctor_summary(doctor: DoctorWatch) -> dict[str, Any]:
 
 def doctor_lines(doctor: DoctorWatch) -> list[str]:
     """Return what a person is told at the end."""
-    nothing = ["doctor    nothing was learned: in no step did the episodes of a group differ in reward"]
+    nothing = ["doctor    nothing was learned: in every step, the episodes of each group had equal rewards"]
     at_end = [f"doctor    {finding.sentence} ({finding.link_here})" for finding in doctor.at_end()]
     return [*(nothing if doctor.learned_nothing else []), *at_end]
 

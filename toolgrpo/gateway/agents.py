@@ -102,7 +102,7 @@ def agent_of(given: str) -> PythonAgent | CommandAgent:
     try:
         words = shlex.split(given)
     except ValueError as error:
-        raise ConfigError(f"--agent {given!r} is not a command line ({error}), and no Python file") from error
+        raise ConfigError(f"--agent {given!r} is not a command line ({error}), and not a Python file") from error
     if not words:
         raise ConfigError("--agent is given without a value; give FILE.py or a command line, or leave the flag out")
     return CommandAgent(tuple(words))

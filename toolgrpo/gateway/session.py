@@ -72,7 +72,7 @@ def _content() -> Iterator[None]:
         raise Refused(400, "invalid_value", str(error)) from error
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-        raise Refused(400, "invalid_value", f"the request cannot be made into tokens: {why}") from error
+        raise Refused(400, "invalid_value", f"the request cannot be converted to tokens: {why}") from error
 
 
 @dataclass(slots=True)

@@ -396,7 +396,7 @@ def _cache_is_small(logs: Logs) -> Iterator[str]:
 def _void_turns(logs: Logs) -> Iterator[str]:
     share = logs.mean("turns/void")
     if share >= 0.1 and logs.why_broken is None and not sum(logs.cut.values()) > 0.5:  # others say why
-        yield f"{_percent(share)} of the turns {logs.span} hold no call that can be read and no answer"
+        yield f"{_percent(share)} of the turns {logs.span} hold neither a readable call nor an answer"
 
 
 def _copied_results(logs: Logs) -> Iterator[str]:

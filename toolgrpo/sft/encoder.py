@@ -92,7 +92,7 @@ def _checked(spec: str, split: str) -> Iterator[dict[str, Any]]:
         if messages is None and isinstance(columns.get("prompt"), list) and isinstance(columns.get("completion"), list):
             messages, n_prompt = [*columns["prompt"], *columns["completion"]], len(columns["prompt"])
         if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
-            page = page_here("where-every-try-fails", "docs/background/dead_groups.md")
+            page = page_here("where-every-episode-fails", "docs/background/dead_groups.md")
             raise DataError(
                 f"{row.where}: no conversation; `messages` (or `prompt` and `completion`) must be a list of "
                 f"messages with a role, got the columns {', '.join(columns)}"

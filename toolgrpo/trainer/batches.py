@@ -336,7 +336,7 @@ class StepGroups:
             self._training.save()
         if failure is not None:
             raise failure
-        raise PeerError(f"process {failed[0]} failed first, so this one cannot go on: {failed[1]}")
+        raise PeerError(f"process {failed[0]} failed first, so this one cannot continue: {failed[1]}")
 
 
 def check_engine(engine: Engine) -> None:

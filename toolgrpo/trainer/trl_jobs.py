@@ -117,8 +117,8 @@ def refuse_rollout_func(rollout_func: Any) -> None:
     """Refuse a function that would replace every episode."""
     if rollout_func is not None:
         raise ConfigError(
-            "rollout_func would replace the episodes that ToolGRPOTrainer is for; write what it does as tools or as an "
-            "environment (`tools=`, `environment_factory=`), or keep TRL's GRPOTrainer for this job"
+            "rollout_func would replace the episodes that ToolGRPOTrainer is for; implement it as tools or "
+            "as an environment (`tools=`, `environment_factory=`), or keep TRL's GRPOTrainer for this job"
         )
 
 

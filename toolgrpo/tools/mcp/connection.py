@@ -116,9 +116,7 @@ class McpConnection:
         except Exception as error:  # a server can answer with anything: the SDK's errors, pydantic's, bare ones
             detail = f"its tools cannot be listed ({_describe(error)})"
             if isinstance(error, TimeoutError):
-                detail = (
-                    f"it had not come to the end of its tools within {limit_s:g} s; there were {len(tools)} by then"
-                )
+                detail = f"it did not finish listing its tools within {limit_s:g} s; there were {len(tools)} by then"
             raise PluginError(await self._with_last_words(f"{self._name} cannot be used: {detail}")) from error
 
     async def close(self) -> None:
