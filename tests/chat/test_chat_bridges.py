@@ -259,9 +259,7 @@ def test_calls_of_a_row_stand_in_the_text_of_a_template_that_prints_none() -> No
 
 @pytest.mark.parametrize("name", ["deepseekv3", "deepseek_r1_distill"])
 def test_a_model_that_is_spoken_to_in_other_words_than_its_templates_is_warned_of(name: str) -> None:
-    with pytest.warns(
-        UserWarning, match=r"uses Hermes' form of calls with this model: .*its chat template prints .*tool▁calls▁begin"
-    ):
+    with pytest.warns(UserWarning, match=r"Hermes' form of calls .*its chat template prints .*tool▁calls▁begin"):
         chat = proven(trl_tokenizer(name))
     printed = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```<｜tool▁call▁end｜>"
     (attempt,) = chat.parse(chat.encode(printed)).attempts

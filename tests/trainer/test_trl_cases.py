@@ -59,11 +59,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "multimodal logs": ({"log_multimodal": False}, {}, "episodes are text"),
     "num_beams": ({"generation_kwargs": {"do_sample": True, "num_beams": 2}}, {}, "generation_kwargs has num_beams"),
     "rollout_func": ({}, {"rollout_func": print}, "implement it as tools or as an environment"),
-    "several environments": (
-        {},
-        {"environment_factory": {"a": dict, "b": dict}},
-        r"here all rows have the same one\. Write",
-    ),
+    "several environments": ({}, {"environment_factory": {"a": dict, "b": dict}}, r"rows have the same one\. Write"),
     "an unknown environment": (
         {},
         {"environment_factory": {"counter": Counter}, "train_dataset": UNKNOWN},
