@@ -176,7 +176,8 @@ def endpoint_rollouts(
     if limits.context is not None:
         raise ConfigError("context drops tool results by our own tokens, and engine chat_api has none; leave it out")
     text = CountedText()
-    api = ChatAPI(config.base_url, model, config.engine_timeout)
+    arguments = config.chat_template_kwargs or {}
+    api = ChatAPI(config.base_url, model, config.engine_timeout, template_arguments=arguments)
     say(f"engine    {api.look([] if toolbox is None else toolbox.schemas, config.sampling_options())}")
     return Rollouts(
         engine=api,

@@ -187,3 +187,13 @@ def test_a_template_that_loses_something_is_refused_with_shape_and_position() ->
         tokenizer.chat_template = text
         with pytest.raises(ChatFormatError, match=sentence):
             resolve_format(tokenizer)
+
+
+def test_the_end_of_text_of_the_tokenizer_ends_a_turn_too() -> None:
+    """Base models come with their own, and chat models say it now and then."""
+    tokenizer = trl_tokenizer("qwen3")
+    tokenizer.add_special_tokens({"eos_token": "<|the_end|>"})
+    chat = resolve_format(tokenizer)
+    assert chat.stop_ids[-1] == tokenizer.eos_token_id != chat.stop_ids[0]
+    turn = chat.parse(tokenizer.encode("It is 12.<|the_end|>", add_special_tokens=False))
+    assert turn.closed and turn.content == "It is 12."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from typing import Any
 
 import pytest
 from transformers.utils.chat_parsing.response_templates import load_response_template
@@ -195,11 +196,18 @@ def test_a_list_between_markers_is_several_calls() -> None:
         ("[f(a='two\nlines', b=\"it's\")]", [(OK, "f", {"a": "two\nlines", "b": "it's"})]),
         ("[f(a={'k': [1, true, null]}, b=None)]", [(OK, "f", {"a": {"k": [1, True, None]}, "b": None})]),
         ("f(a=1)", [(OK, "f", {"a": 1})]),
+        (
+            "[get-it(from='a=b(c', max-n=5), a.b(in=1)]",
+            [(OK, "get-it", {"from": "a=b(c", "max-n": 5}), (OK, "a.b", {"in": 1})],
+        ),
         ("[f(a='\\d+')]", [(OK, "f", {"a": "\\d+"})]),
         *((raw, [(BAD, "f", None)]) for raw in ("[f(1)]", "[f(**x)]")),
         *((f"[f(a={a})]", [(INVALID, "f", None)]) for a in ("open('x')", "{**b}", "1e999", "'\\ud800'")),
         *((raw, [(NAMELESS, None, None)]) for raw in ("[]", "['f']", "[f()()]")),
-        *((f"{raw}1)", [(INVALID, None, None)]) for raw in ("[f(a='", "-" * 100_000, "f(a=" + "1+" * 100_000)),
+        *(
+            (f"{raw}1)", [(INVALID, None, None)])
+            for raw in ("[f(a='", "-" * 100_000, "f" * 100_000 + ".", "f " * 100_000, "f(a=" + "1+" * 100_000)
+        ),
     ],
 )
 @pytest.mark.filterwarnings("error")
@@ -218,6 +226,7 @@ def test_calls_of_python(raw: str, expected: list[tuple[AttemptStatus, str | Non
         ([Marker("<|python_tag|>"), '{"name": "f", "parameters": {}}'], True, [OK], ""),
         ([Marker("<|python_tag|>"), "f.call(a=1)"], True, [INVALID], ""),
         (['{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}} done'], True, [OK, OK], "done"),
+        (['{"name": "f", "parameters": {}, "a": 1}'], True, [BAD], ""),
         (['{"name": "f", "parameters": {"a'], False, [UNCLOSED], ""),
         (['{"name": "f", "parameters": {"a'], True, [INVALID], ""),
         (['{"name": "f", "parameters": 3}'], True, [BAD], ""),
@@ -233,6 +242,19 @@ def test_a_turn_of_llama(segments: list[Segment], closed: bool, statuses: list[A
     assert [attempt.status for attempt in turn.attempts] == statuses and turn.content == content
     for attempt in turn.attempts:
         check(attempt, attempt.status)
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        ({"type": "function", "function": {"name": "f"}, "arguments": {"a": 1}}, {"a": 1}),
+        ({"function": {"name": "f", "arguments": {"a": 1}}, "arguments": {"a": 1}}, {"a": 1}),
+        ({"function": {"name": "f", "arguments": {"a": 1}}, "arguments": {"b": 2}}, None),
+    ],
+)
+def test_no_call_loses_arguments_that_stand_outside_of_its_function(call: Any, arguments: Any) -> None:
+    (attempt,) = called("qwen3", [json.dumps(call)])
+    assert attempt.arguments == arguments and (attempt.status is OK) == (arguments is not None)
 
 
 HARMONY = ("<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>")

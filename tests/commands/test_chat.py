@@ -97,7 +97,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(monkeypatch: pytest.MonkeyPatc
     before = signal.getsignal(signal.SIGINT)
     requests, chat, shown = talk(monkeypatch, typed, *says)
     assert signal.getsignal(signal.SIGINT) is before
-    goes_on, anew = "last message is removed, the rest goes on\n", "last message is forgotten\n"
+    goes_on, anew = "last message is removed, the rest goes on\n", "last message is removed\n"
     order = ("model: One.", "you: \nyou: ", goes_on, "model: Three.", anew, "model: Five.")
     places = [shown.find(text) for text in order]
     assert -1 not in places and places == sorted(places), shown

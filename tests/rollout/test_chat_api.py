@@ -276,3 +276,16 @@ def test_examples_in_a_prompt_are_sent_with_ids() -> None:
     assert [one["id"] for one in asked["tool_calls"]] == [first["tool_call_id"], second["tool_call_id"]]
     assert asked["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
     assert said == {"role": "assistant", "content": "3"}
+
+
+def test_results_in_a_prompt_go_to_the_calls_that_they_name() -> None:
+    calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in "fg"]
+    results = [{"role": "tool", "name": name, "content": f"of {name}"} for name in "gf"]
+    asked, *sent = as_sent([{"role": "assistant", "content": None, "tool_calls": calls}, *results])
+    assert [one["id"] for one in asked["tool_calls"]] == [one["tool_call_id"] for one in reversed(sent)]
+
+
+def test_arguments_of_the_chat_template_are_sent() -> None:
+    with serving(lambda body: answer("OK.")) as endpoint:
+        ChatAPI(endpoint.url, "big-1", 9.0, template_arguments={"reasoning_effort": "high"}).look([], GREEDY)
+        assert endpoint.asked[-1]["chat_template_kwargs"] == {"reasoning_effort": "high"}

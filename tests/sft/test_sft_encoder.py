@@ -145,6 +145,29 @@ def test_thinking_in_the_text_of_a_turn_with_calls_is_thinking() -> None:
     assert (turn.reasoning or "").strip() == "hm" and len(turn.attempts) == 1 and taught.learns("</think>")
 
 
+def test_thinking_beside_a_text_is_taught_where_the_template_prints_none() -> None:
+    messages = [CONVERSATION[0], {**said("It is 12."), "reasoning_content": "hm"}]
+    assert Taught("qwen2_5", *messages, schemas=()).texts() == ["<think>\nhm\n</think>\n\nIt is 12."]
+
+
+def test_turns_are_taught_behind_the_header_that_the_run_had() -> None:
+    """With thinking switched off, empty thinking belongs to the prompt: no token of it is learnt."""
+    tokenizer = trl_tokenizer("qwen3")
+    chat = resolve_format(tokenizer)
+    assert isinstance(chat, TemplateFormat)
+    row: dict[str, Any] = {"schemas": [LOOK_UP], "enable_thinking": False}
+    ids, mask = chat.prompt(CONVERSATION[:1], [LOOK_UP], enable_thinking=False), list[int]()
+    mask += [0] * len(ids)
+    for text, results in ((f"{GOOD}", CONVERSATION[2:3]), ("It is 12.", [])):
+        turn = [*chat.encode(text), chat.stop_ids[0]]
+        ids, mask = [*ids, *turn], [*mask, *[1] * len(turn)]
+        if results:
+            bridge = chat.bridge(ids, results, messages=CONVERSATION[:1], **row)
+            ids, mask = [*ids, *bridge], [*mask, *[0] * len(bridge)]
+    taught = ConversationEncoder(tokenizer, chat)(CONVERSATION[:4], [LOOK_UP], 1, enable_thinking=False)
+    assert (list(taught.ids), list(taught.mask)) == (ids, mask)
+
+
 def test_an_answer_ends_as_the_template_ends_one_that_a_user_replies_to() -> None:
     taught = Taught("glm4moe", *CONVERSATION)
     ends = taught.tokenizer.convert_ids_to_tokens([taught.ids[end - 1] for _, end in taught.spans])

@@ -188,6 +188,7 @@ def test_ctrl_c_saves_the_step_and_the_command_that_is_shown_goes_on(mini_nano: 
     [
         (("--batch_size", "5", "--micro_batch_size", "2"), ConfigError, "5 is not a multiple of the 2"),
         (("--packing", "true"), ConfigError, "packing"),
+        (("--chat_template_path", "x.jinja"), ConfigError, "chat_template_path would be saved"),
         (("--learning_rate", "0"), ConfigError, "learning_rate"),
         (("--max_length", "20"), DataError, r"conversation 1 has \d+ tokens, but max_length is 20"),
         (("--resume_from_checkpoint", "nowhere"), ConfigError, "nowhere"),

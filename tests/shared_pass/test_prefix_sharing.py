@@ -297,8 +297,12 @@ def test_what_cannot_be_shared_says_why() -> None:
     both_ways = transformers.Gemma3TextConfig(use_bidirectional_attention=True)
     reasons = {"rotary": transformers.GPT2Config(), "sinks": transformers.GptOssConfig(), "causal": both_ways}
     reasons |= {"caps": transformers.Gemma2Config(), "linear_attention": transformers.OlmoHybridConfig()}
+    reasons["recurrent"] = transformers.RecurrentGemmaConfig()
     for word, config in reasons.items():
         assert word in (unsupported(config) or ""), config.model_type
+    small = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    falcon = transformers.FalconForCausalLM(transformers.FalconConfig(**small, alibi=False))
+    assert "cannot be replaced" in (unsupported_model(falcon) or "")
     sizes = {
         "hidden_size": 32,
         "intermediate_size": 32,

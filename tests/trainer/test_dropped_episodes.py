@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.trainings import LossInputs, recorded, run_to_end, same_weights, varied
+from tests.support.trainings import LossInputs, recorded, run_to_end, same_weights, step_logs, varied
 from toolgrpo import DropEpisode
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.episode.dropped import EnvironmentLost
@@ -102,6 +102,8 @@ def test_a_run_that_the_world_ends_goes_on_from_the_step_before(tmp_path: Path, 
         assert [one.step for one in complete_checkpoints(tmp_path / lost)] == [broken.state.global_step]
         assert 0 < broken.state.global_step < 6
         if lost == "the judge":
+            state = broken.state
+            assert state.num_input_tokens_seen == step_logs(broken)[-1]["num_tokens"], "of the steps that were done"
             assert any(row[3] is None for row in recorded(tmp_path / lost)), "what was dropped can be looked at"
         resumed = run_to_end(trainer_of(lost, []), "auto")
         assert recorded(tmp_path / lost) == recorded(tmp_path / "whole")

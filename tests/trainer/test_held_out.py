@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from transformers import TrainerState
 
 from tests.support.trainings import run_to_end, same_weights, signalled, step_logs, varied
 from toolgrpo.errors import ConfigError
-from toolgrpo.testing import ByteChat, tiny_config, tiny_trainer
+from toolgrpo.testing import ByteChat, tiny_config, tiny_qwen3, tiny_trainer
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 from toolgrpo.trainer.stopping import HeldOutWatch
 
@@ -131,6 +131,31 @@ def test_an_evaluation_that_could_score_nothing_is_no_best_one_and_no_plateau(tm
     options |= {"keep": "best", "max_dropped_share": 1.0}
     trainer = run_to_end(tiny_trainer(tmp_path, scores, varied, parts={"eval_dataset": ROWS}, **options))
     assert rates(trainer) == [(2, None), (4, 0.75), (5, 0.0)] and trainer.best_step == 4
+
+
+def test_the_last_steps_are_logged_before_the_evaluation_behind_them(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_steps": 3, "logging_steps": 2, "eval_steps": 3}
+    trainer = run_to_end(tiny_trainer(tmp_path, reward, varied, parts={"eval_dataset": ROWS}, **options))
+    assert [log["step"] for log in step_logs(trainer)] == [2, 3]
+
+
+class Averaging(torch.optim.SGD):
+    """As a schedule-free optimizer: other weights while it does not train."""
+
+    told: ClassVar[list[str]] = []
+
+    def train(self) -> None:
+        self.told.append("train")
+
+    def eval(self) -> None:
+        self.told.append("eval")
+
+
+def test_an_optimizer_with_weights_for_evaluations_is_told_of_them(tmp_path: Path) -> None:
+    model = tiny_qwen3()
+    parts = {"eval_dataset": ROWS, "optimizers": (Averaging(model.parameters(), lr=0.01), None)}
+    trainer = run_to_end(tiny_trainer(tmp_path, reward, varied, model=model, parts=parts, max_steps=2, eval_steps=2))
+    assert Averaging.told == ["train", "train", "eval"] and trainer.engine.weight_loads == 3
 
 
 def test_a_solved_task_is_not_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

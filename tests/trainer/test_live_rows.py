@@ -139,6 +139,14 @@ def test_the_old_policy_reads_live_groups_only(tmp_path: Path, engine_differs: b
         assert min(log["sampling/sampling_logp_difference/mean"] for log in logs) > 1, "one row was compared"
 
 
+def test_the_engines_ratios_are_those_of_the_rows_that_were_read(tmp_path: Path) -> None:
+    names = [f"sampling/importance_sampling_ratio/{name}" for name in ("min", "mean", "max")]
+    changes = {"max_steps": 1, "rollout_correction": "trl", "vllm_importance_sampling_mode": "token_truncate"}
+    _, (log,) = trained(tmp_path, **changes)
+    assert log["signal/rows_skipped"] >= 0.5
+    assert 0 < log[names[0]] < log[names[1]] < log[names[2]] < 0.5, "each scripted token is far from the model's"
+
+
 def test_a_batch_without_anything_to_teach_has_no_gradient_and_no_entropy(tmp_path: Path) -> None:
     gradients, logs = trained(tmp_path, all_alike, max_steps=1)
     assert not gradients[0].any()

@@ -48,6 +48,20 @@ def test_the_chosen_episodes_have_what_the_loss_was_made_of(tmp_path: Path) -> N
     assert min(entropies) - 0.5 < running.state.log_history[0]["entropy"] < max(entropies) + 0.5
 
 
+def test_nothing_is_recorded_of_rows_that_no_pass_has_read(tmp_path: Path) -> None:
+    def some_long(request: SampleRequest, number: int) -> list[int]:
+        return ByteChat.say("." * 130 if number % 2 else "abc"[: 1 + number % 3])
+
+    cut: dict[str, Any] = {"max_completion_length": 20, "mask_truncated_completions": True, "max_steps": 1}
+    off: dict[str, Any] = {
+        "rollout_correction": "off",
+        "vllm_importance_sampling_mode": "sequence_mask",
+    }  # TRL's default
+    run_to_end(tiny_trainer(tmp_path, by_length, some_long, record_tokens=8, **cut, **off))
+    seen = list(iter_tokens(tmp_path))
+    assert seen and all(any(line["trainer_logprobs"]) for line in seen)
+
+
 @pytest.mark.lock
 def test_recording_changes_nothing_that_is_trained(tmp_path: Path) -> None:
     runs = trained(tmp_path / "all", record_tokens=8), trained(tmp_path / "none", record_episodes=False)

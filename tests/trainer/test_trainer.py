@@ -17,7 +17,7 @@ from trl.trainer import utils as trl_utils
 from tests.support.trainings import LossInputs, by_length, call_and_answer
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.episode.trajectory import Trajectory
-from toolgrpo.errors import ChatFormatError, ConfigError, EngineError, RewardError
+from toolgrpo.errors import ChatFormatError, ConfigError, DataError, EngineError, RewardError
 from toolgrpo.testing import ByteChat, ScriptedTools, numbered_tokenizer, tiny_config, tiny_qwen3, tiny_trainer
 from toolgrpo.tools import load_tools
 
@@ -99,6 +99,12 @@ def test_a_format_that_refuses_users_is_asked_before_the_first_step(tmp_path: Pa
     rows = [{"prompt": "q", "user_turns": ["more"] if i % 2 else None} for i in range(8)]
     with pytest.raises(ChatFormatError, match="no users here"):
         tiny_trainer(tmp_path, by_length, call_and_answer, rows=rows, chat=WithoutUsers())
+
+
+def test_too_few_rows_for_a_step_are_an_error_and_no_empty_training(tmp_path: Path) -> None:
+    few = [{"prompt": "q0", "answer": "0"}]
+    with pytest.raises(DataError, match="the training set has 1 row, but one step takes 2 different prompts"):
+        tiny_trainer(tmp_path, by_length, call_and_answer, rows=few)
 
 
 def test_a_lost_episode_stops_training_and_is_no_reward(tmp_path: Path) -> None:

@@ -173,8 +173,15 @@ def _function(value: Any) -> Mapping[str, Any] | None:
         inner = value.get("function") if isinstance(value, Mapping) and "name" not in value else None
         if isinstance(inner, str):
             return {**value, "name": inner}
-        value = inner if isinstance(inner, Mapping) else value
+        value = _with_outer_arguments(inner, value) if isinstance(inner, Mapping) else value
     return value if isinstance(value, Mapping) else None
+
+
+def _with_outer_arguments(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the inner object with arguments that stand beside it, under a name that is free there."""
+    given = [outer[key] for key in ARGUMENTS if outer.get(key) is not None]
+    free = [key for key in ARGUMENTS if inner.get(key) is None]
+    return {**inner, free[0]: given[0]} if given and free else inner
 
 
 def _attempt(raw: str, call: Any, form: CallForm) -> CallAttempt:
@@ -187,7 +194,7 @@ def _attempt(raw: str, call: Any, form: CallForm) -> CallAttempt:
         detail = f"the call has both arguments and parameters; a call is {form.text}"
         return malformed(AttemptStatus.BAD_ARGUMENTS, raw, detail, name)
     others = [key for key in function if key not in _BESIDE]
-    if not given and others:
+    if not any(given) and others:
         meant = attempt_from(raw, name, {key: function[key] for key in others})
         shown = (
             f"write it as {written(form.text, meant.name, meant.arguments)}"

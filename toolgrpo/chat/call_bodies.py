@@ -39,6 +39,10 @@ _BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\]:,\"]+)(\s*:)")
 _PYTHON_FORM = "[name(key='value', other=1)]"
 # A string of Python, newlines allowed; one that does not end runs to the end of the text, so nothing is read twice.
 _STRING = re.compile(r"'(?:[^'\\]|\\.?)*(?:'|\Z)|\"(?:[^\"\\]|\\.?)*(?:\"|\Z)", re.DOTALL)
+# The name of a tool or of an argument, whole; tools of MCP servers have dots and dashes in theirs.
+_STRING_OR_NAME = re.compile(
+    rf"{_STRING.pattern}|(?<![\w.:-])(?P<name>[A-Za-z_][\w.:-]*+)(?=\s*(?:\(|=(?!=)))", re.DOTALL
+)
 _DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
 _DEEPSEEK = CallForm(f'NAME{_DEEPSEEK_SEPARATOR}{{"key": "value"}}', "<｜tool▁call▁end｜>")
 _FENCED = re.compile(r"\s*(?P<name>[^\s`{]+)\s*```(?:json)?\s*(?P<arguments>\{.*)", re.DOTALL)
@@ -61,9 +65,16 @@ def gemma_object(raw: str, name: str, body: str) -> list[CallAttempt]:
 
 def python_calls(raw: str, name: str, body: str) -> list[CallAttempt]:
     """Read `[name(key='value', other=1), second()]` as Python, without running it."""
-    text = unguarded(body)
+    names: dict[str, str] = {}  # that Python may not know as such (`get-weather`, `from`), by what stands for each
+
+    def as_python(found: re.Match[str]) -> str:
+        if found["name"] is None:
+            return found[0].replace("\n", "\\n").replace("\r", "\\r")
+        names[f"_{len(names)}"] = found["name"]
+        return f"_{len(names) - 1}"
+
     try:
-        one_line = _STRING.sub(lambda string: string[0].replace("\n", "\\n").replace("\r", "\\r"), text.strip())
+        one_line = _STRING_OR_NAME.sub(as_python, unguarded(body).strip())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python remarks on odd escapes, and this is not our user's code
             tree = parse_python(one_line, mode="eval").body
@@ -73,7 +84,7 @@ def python_calls(raw: str, name: str, body: str) -> list[CallAttempt]:
     calls = tree.elts if isinstance(tree, ast.List | ast.Tuple) else [tree]
     if not calls:
         return [malformed(AttemptStatus.MISSING_NAME, raw, f"the list of calls is empty; calls are {_PYTHON_FORM}")]
-    return [_python_call(call, raw) for call in calls]
+    return [_python_call(call, raw, names) for call in calls]
 
 
 def deepseek_call(raw: str, name: str, body: str) -> list[CallAttempt]:
@@ -105,28 +116,19 @@ def _json_calls(raw: str, text: str, form: CallForm) -> list[CallAttempt]:
         return [unreadable(raw, str(error)[:200] or type(error).__name__, form)]
 
 
-def _python_call(call: ast.expr, raw: str) -> CallAttempt:
+def _python_call(call: ast.expr, raw: str, names: dict[str, str]) -> CallAttempt:
     if not isinstance(call, ast.Call):
         return malformed(AttemptStatus.MISSING_NAME, raw, f"the call has no name; calls are {_PYTHON_FORM}")
-    name = _dotted(call.func)
+    name = names.get(call.func.id, "") if isinstance(call.func, ast.Name) else ""
     if not name:
         return malformed(AttemptStatus.MISSING_NAME, raw, f"the call has no name; calls are {_PYTHON_FORM}")
     if call.args or any(keyword.arg is None for keyword in call.keywords):
         return malformed(AttemptStatus.BAD_ARGUMENTS, raw, "every argument needs its name, as in key='value'", name)
     try:
-        arguments = {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}
+        arguments = {names[str(keyword.arg)]: _literal(keyword.value) for keyword in call.keywords}
     except (ValueError, RecursionError) as error:
         return malformed(AttemptStatus.INVALID_JSON, raw, f"an argument cannot be read: {error}", name)
     return attempt_from(raw, name, arguments)
-
-
-def _dotted(node: ast.expr) -> str:
-    """Return `name` or `module.name`; tools of an MCP server have such names."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
 def _literal(node: ast.expr) -> Any:
@@ -161,7 +163,7 @@ _LINE_WITH_OBJECT = re.compile(r"^[^\S\n]*(?=\{)", re.MULTILINE)
 _BETWEEN = re.compile(r"[\s;,]*")
 _FUNCTION_TAG = re.compile(r"^[^\S\n]*<function=(?P<name>[^\s<>{]{1,200})>", re.MULTILINE)
 _FUNCTION_END = re.compile(r"</?function>")
-_PYTHON_LIST = re.compile(r"\[\s*[A-Za-z_][\w.]{0,200}\(")
+_PYTHON_LIST = re.compile(r"\[\s*[A-Za-z_][\w.:-]{0,200}\(")
 _TYPE_FIRST = re.compile(r'\{\s*"type"\s*:\s*"function"')
 
 

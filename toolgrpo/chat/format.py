@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # it imports transformers
     from toolgrpo.chat.turn_reader import TurnReader
 
 _QUESTION: Message = {"role": "user", "content": "q"}
+_ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>")  # base models', which chat models say now and then
 _TAIL = 16  # tokens: longer than the header of any assistant turn
 
 
@@ -58,7 +59,8 @@ class TemplateFormat:
                 f"token of this tokenizer; use a tokenizer of the model's own family"
             )
         self.text_of_end = family.ends[0]  # of the token that closes a turn
-        self.stop_ids = tuple(control[end] for end in family.ends if end in control)
+        ends = (*family.ends, *_ENDS_OF_TEXT, tokenizer.eos_token)
+        self.stop_ids = tuple(dict.fromkeys(control[end] for end in ends if end in control))
         self._markers = {control[text]: Marker(text) for text in reader.markers if text in control}
         self._guard = TextGuard(control, for_template=True)
         self.bridge([self.stop_ids[0]], [{"role": "tool", "name": "f", "content": "r"}])  # says what is wrong, now

@@ -24,7 +24,7 @@ from toolgrpo.commands.plugins import load_rewards, load_toolbox
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, load_tasks
 from toolgrpo.data.load import HeldOut, hold_out, hub_place
-from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
+from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
 from toolgrpo.models import NAMED_MODELS, check_model, folder_of
 from toolgrpo.observe.console import show_warnings
 from toolgrpo.observe.progress import RunProgress
@@ -34,11 +34,11 @@ from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout import Player
 from toolgrpo.rollout.demand import MOST_AT_A_TIME, PROMPT_ROOM, Prompts, Window
 from toolgrpo.rollout.row_parts import OFFERED, TOOL_COLUMNS, check_user_turns
-from toolgrpo.support.plain_text import counted, without_secrets
+from toolgrpo.support.plain_text import without_secrets
 from toolgrpo.support.shipped_files import page_here
 from toolgrpo.support.storage import storage_errors
 from toolgrpo.tools.base import ToolProvider
-from toolgrpo.trainer.assembly import open_player, suited_rows
+from toolgrpo.trainer.assembly import check_rows_of_a_step, open_player, suited_rows
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig, get_peft_config, get_quantization_config
 from toolgrpo.trainer.memory import Device, Estimate, RunShape, estimate
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
@@ -79,13 +79,7 @@ class Job:
     def training_rows(self) -> Dataset:
         """Return the rows to train on; at least as many as one step takes."""
         dataset = self._all_rows if self._shares is None else self._all_rows.select(self._shares.train)
-        group, batch = self.config.num_generations, self.config.generation_batch_size
-        if len(dataset) < batch // group:
-            raise DataError(
-                f"{self.dataset_spec} has {counted(len(dataset), 'row')}, but one step needs {batch // group} different "
-                f"prompts (a generation batch of {batch} episodes in groups of {group}). Give more rows, a smaller "
-                f"--per_device_train_batch_size or --gradient_accumulation_steps, or larger groups."
-            )
+        check_rows_of_a_step(dataset, self.config, self.dataset_spec)
         return dataset
 
     def heldout_rows(self, default: int = 0) -> Dataset | None:

@@ -39,6 +39,7 @@ from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.progress import StepProgress, library_bars_off
 from toolgrpo.observe.records import iter_episodes
 from toolgrpo.options import options_of, with_fields_of
+from toolgrpo.rollout.row_parts import thinking_of
 from toolgrpo.sft.encoder import ConversationEncoder, Example, Schemas, read_conversations
 from toolgrpo.sft.from_run import is_training, offered, run_examples
 from toolgrpo.shared_pass.scoring import SharedPass
@@ -66,6 +67,11 @@ class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
         for name in ("packing", "eval_packing", "padding_free", "assistant_only_loss"):
             if getattr(self, name):
                 raise ConfigError(f"{name} belongs to TRL's own tokenization and has no effect here; leave it out")
+        if self.chat_template_path:
+            raise ConfigError(
+                "chat_template_path would be saved with the model and not trained on; write the template into the model's "
+                "folder, as chat_template.jinja, and leave it out"
+            )
         if self.max_steps == 0:
             self.max_steps: int = -1  # one pass over the conversations, or num_train_epochs
         options_of(self, SFTOptions)
@@ -359,7 +365,8 @@ def _examples(
 
 def _encoded(encode: ConversationEncoder, one: Mapping[str, Any], schemas: Schemas, system: str | None) -> Example:
     opening = [{"role": "system", "content": system}] if system and one["messages"][0]["role"] != "system" else []
-    return encode([*opening, *one["messages"]], schemas or None, len(opening) + one["n_prompt"])
+    n_prompt, thinking = len(opening) + one["n_prompt"], one.get("enable_thinking")
+    return encode([*opening, *one["messages"]], schemas or None, n_prompt, enable_thinking=thinking)
 
 
 def _examples_of_run(
@@ -383,7 +390,8 @@ def _examples_of_run(
         )
     kept = []
     for one in found.conversations:
-        example = _encoded(encode, one, offered(schemas, one), sft.system_prompt)
+        thinking = {"enable_thinking": thinking_of(one, known.get("enable_thinking"))}
+        example = _encoded(encode, {**one, **thinking}, offered(schemas, one), sft.system_prompt)
         if len(example.ids) <= max_length:
             examples.append(example)
             kept.append(one)

@@ -104,6 +104,7 @@ class ChatAPI:
     timeout_s: float  # of a request with all its tries
     limit_name: str = "max_tokens"  # of a reply; OpenAI's newer models know another name only
     flag: str = "--base_url"  # that named it
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)  # of the endpoint's chat template
     name: str = CHAT_API
     max_model_len: int = 1 << 30  # its window is not known
     gives_logprobs: bool = False
@@ -142,8 +143,9 @@ class ChatAPI:
         body = {"model": self.model, "messages": list(messages), self.limit_name: max_tokens, **_sampling(options)}
         if schemas:
             body["tools"] = list(schemas)
-        if enable_thinking is not None:
-            body["chat_template_kwargs"] = {"enable_thinking": enable_thinking}
+        thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        if asked := {**self.template_arguments, **thinking}:
+            body["chat_template_kwargs"] = asked
         return await self._endpoint(timeout_s or self.timeout_s).ask(self._client, lambda: (body, read_reply))
 
     def look(self, schemas: Sequence[Mapping[str, Any]], options: SamplingOptions) -> str:
@@ -349,7 +351,7 @@ def _sampling(options: SamplingOptions) -> dict[str, float]:
 def as_sent(messages: Sequence[Message]) -> list[Message]:
     """Return messages as an endpoint takes them: a call without an id gets one, and its result names it."""
     sent: list[Message] = []
-    waiting: list[str] = []  # ids of calls without a result
+    waiting: dict[str, Any] = {}  # names of calls without a result, by their ids
     for number, message in enumerate(messages):
         shown = {key: message[key] for key in ("role", "content") if message.get(key) is not None}
         shown.setdefault("content", "")
@@ -359,10 +361,11 @@ def as_sent(messages: Sequence[Message]) -> list[Message]:
                 for place, call in enumerate(message["tool_calls"])
             ]
             shown["tool_calls"] = [_call(one, made.get("name"), made.get("arguments")) for one, made in calls]
-            waiting = [one for one, _ in calls]
+            waiting = {one: made.get("name") for one, made in calls}
         elif message["role"] == "tool":
-            shown["tool_call_id"] = message.get("tool_call_id") or (waiting[0] if waiting else "unknown")
-            waiting = [one for one in waiting if one != shown["tool_call_id"]]
+            named = [one for one, name in waiting.items() if name == message.get("name")]
+            shown["tool_call_id"] = message.get("tool_call_id") or next(iter((*named, *waiting)), "unknown")
+            waiting.pop(shown["tool_call_id"], None)
         sent.append(shown)
     return sent
 

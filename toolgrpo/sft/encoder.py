@@ -140,8 +140,16 @@ class ConversationEncoder:
             )
         self.chat = found
 
-    def __call__(self, messages: Sequence[Message], schemas: Schemas | None = None, n_prompt: int = 0) -> Example:
+    def __call__(
+        self,
+        messages: Sequence[Message],
+        schemas: Schemas | None = None,
+        n_prompt: int = 0,
+        *,
+        enable_thinking: bool | None = None,
+    ) -> Example:
         """Return the tokens of a conversation. Turns among its first `n_prompt` messages are shown, and not trained on.
+        With `enable_thinking` the headers of turns are those of this switch, else those under which the turns fit.
 
         Raises `ChatFormatError` where its template cannot print it.
         """
@@ -157,7 +165,7 @@ class ConversationEncoder:
         for index, message in enumerate(messages):
             if message["role"] != "assistant" or index < n_prompt:
                 continue
-            turn = self._turn(messages, index, tools)
+            turn = self._turn(messages, index, tools, enable_thinking)
             if last is None:
                 asked = messages[:index]
                 before = self.chat.prompt(asked, tools, enable_thinking=turn.enable_thinking)
@@ -168,7 +176,7 @@ class ConversationEncoder:
             last = index
         return Example(tuple(ids), tuple(mask))
 
-    def _turn(self, messages: Sequence[Message], index: int, tools: list[Any]) -> _Turn:
+    def _turn(self, messages: Sequence[Message], index: int, tools: list[Any], given: bool | None) -> _Turn:
         """Return one assistant turn as it is said in a short conversation.
 
         In the whole one a template may print the turns before it otherwise once it is there, and
@@ -178,13 +186,17 @@ class ConversationEncoder:
         results = index + 1
         while results < len(messages) and messages[results]["role"] == "tool":
             results += 1  # some templates end a turn with calls by what follows them
-        for enable_thinking in (None, True, False):
+        unprinted = messages[index].get(_UNPRINTED)
+        for enable_thinking in (None, True, False) if given is None else (given,):
             header, whole = (
                 self.chat.render(shown, tools, enable_thinking=enable_thinking, ask=ask)
                 for shown, ask in ((asked, True), ([*asked, *messages[index:results]], results > index + 1))
             )
-            if whole.startswith(header):
-                text = self._thought(messages[index].get(_UNPRINTED), opening=f"{_OPENED}\n") + whole[len(header) :]
+            # A template may print empty thinking in the header, and none in a turn that results follow.
+            shown = header.removesuffix(f"{_OPENED}\n{_CLOSED}")
+            if whole.startswith(header) or (given is False and whole.startswith(shown)):
+                said = whole[len(header if whole.startswith(header) else shown) :]
+                text = self._thought(unprinted, opening=f"{_OPENED}\n") + said
                 return _Turn(self._until_end(text, messages[index]), enable_thinking)
         plain = header.removesuffix("\n").removesuffix(_OPENED)
         if plain == header or not whole.startswith(plain):
@@ -192,7 +204,7 @@ class ConversationEncoder:
                 f"the chat template of the {self.chat.name} format prints message {index} otherwise than its own "
                 f"header begins, so the assistant's tokens cannot be told apart. Use a template that prints what it asks for."
             )
-        thought = messages[index].get("reasoning_content") or messages[index].get(_UNPRINTED) or ""
+        thought = messages[index].get("reasoning_content") or unprinted or ""
         return _Turn(self._until_end(self._thought(thought) + whole[len(plain) :], messages[index]), False)
 
     def _thought(self, thought: str | None, opening: str = "") -> str:
@@ -242,7 +254,11 @@ class ConversationEncoder:
         Markers in a text would otherwise be printed as letters, which is right for everybody else's
         messages.
         """
-        content = message.get("content")
+        content, thought = message.get("content"), message.get("reasoning_content")
+        # Read again as <think>; a format that has none of it, or markers of its own, is not taught any.
+        reads = any(_OPENED in text for text in self.chat.reader.thinking)
+        if message["role"] == "assistant" and thought and reads and not self._prints_thoughts:
+            message = {key: message[key] for key in message if key != "reasoning_content"} | {_UNPRINTED: thought}
         if message["role"] != "assistant" or not isinstance(content, str):
             return message
         ids = self._tokenizer.encode(content, add_special_tokens=False)

@@ -31,7 +31,7 @@ class RunExamples:
 
     conversations: list[dict[str, Any]] = field(
         default_factory=list
-    )  # messages, of them a prompt; names of tools or None
+    )  # messages, of them a prompt; names of tools or None; the row's own switch of thinking
     n_episodes: int = 0
     left_out: Counter[str] = field(default_factory=Counter)  # by the reason
 
@@ -70,6 +70,8 @@ def run_examples(records: Iterable[Mapping[str, Any]], *, near: bool = True, of_
         else:
             row = record["row"]
             names = {"offered": row.get("tools"), "hidden": row.get("hidden_tools") or []}
+            if row.get("enable_thinking") is not None:
+                names["enable_thinking"] = row["enable_thinking"]
             found.conversations.append({"messages": conversation, "n_prompt": len(prompt), **names})
             questions.add(question)
             calls.update([made] if attempts else [])

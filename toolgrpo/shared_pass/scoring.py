@@ -76,6 +76,8 @@ def unsupported(config: Any) -> str | None:
         return "it is an encoder-decoder model"
     if is_known_hybrid(text):
         return None
+    if getattr(text, "block_types", None):
+        return "it has recurrent layers"
     odd = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
     if odd:
         return f"it has layers of another kind ({', '.join(odd)})"
@@ -309,4 +311,6 @@ def unsupported_model(unwrapped: Any) -> str | None:
         return "its adapter puts its own tokens before every row"
     if any(name.rpartition(".")[2] in ("sinks", "sink") for name, _ in unwrapped.named_parameters()):
         return "it has attention sinks"
+    if not (is_known_hybrid(unwrapped.config.get_text_config()) or unwrapped._supports_attention_backend):
+        return "its attention cannot be replaced"  # it would run over the packed rows as if they were one
     return unsupported(unwrapped.config)

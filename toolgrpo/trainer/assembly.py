@@ -127,6 +127,17 @@ def open_player(
     return agent
 
 
+def check_rows_of_a_step(rows: Any, config: ToolGRPOConfig, name: str) -> None:
+    """Raise `DataError` where a step could not be filled: TRL's loop would end without one. A stream may have any number."""
+    group, batch = config.num_generations, config.generation_batch_size
+    if hasattr(rows, "__len__") and len(rows) < batch // group:
+        raise DataError(
+            f"{name} has {counted(len(rows), 'row')}, but one step needs {batch // group} different prompts (a generation "
+            f"batch of {batch} episodes in groups of {group}). Give more rows, a smaller --per_device_train_batch_size or "
+            f"--gradient_accumulation_steps, or larger groups."
+        )
+
+
 def suited_rows(
     rows: Any,
     name: str,

@@ -103,18 +103,21 @@ def tied_head_expected(model: Any) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """Place of a process when a step began, and its generators of random numbers, those of the accelerators too."""
+    """Place of a process when a step began, the tokens counted by then, and its generators of random numbers, those of
+    the accelerators too.
+    """
 
     place: Place
+    n_tokens: int
     of_python: Any
     of_numpy: Any
     cpu: torch.Tensor
     cuda: tuple[torch.Tensor, ...]
 
     @classmethod
-    def now(cls, place: Place) -> Self:
+    def now(cls, place: Place, n_tokens: int) -> Self:
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        return cls(place, random.getstate(), np.random.get_state(), torch.get_rng_state(), tuple(cuda))
+        return cls(place, n_tokens, random.getstate(), np.random.get_state(), torch.get_rng_state(), tuple(cuda))
 
     def restore_random_numbers(self) -> None:
         random.setstate(self.of_python)
@@ -227,22 +230,23 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         if begun is None or not step or any(gather_object([files.why_incomplete(folder) is None])):
             return
         begun.restore_random_numbers()
+        self._trainer.state.num_input_tokens_seen = begun.n_tokens
         self.save(write, begun.place)
         self._warn(f"step {step} is saved in {folder}")
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        self._begun = _Begun.now(self._place(self._trainer.recorder.size()))
+        self._begun = _Begun.now(self._place(self._trainer.recorder.size()), state.num_input_tokens_seen)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         self._begun = None
         # A checkpoint keeps no metrics that were not logged, and an evaluation may ask for one. Those of the last step
-        # belong to TRL's closing line.
-        keeps = control.should_save or control.should_evaluate
-        control.should_log = control.should_log or (keeps and state.global_step < state.max_steps)
+        # belong to TRL's closing line, which after an evaluation is one of an evaluation.
+        keeps = control.should_save and state.global_step < state.max_steps
+        control.should_log = control.should_log or control.should_evaluate or keeps
 
     on_epoch_end = on_step_end
 

@@ -46,7 +46,15 @@ from toolgrpo.support.barrier import Processes
 from toolgrpo.support.run_lock import FolderClaim, claim_folder
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_jobs
-from toolgrpo.trainer.assembly import Tools, cache_of, engine_lines, loaded_lines, model_card, take_parts
+from toolgrpo.trainer.assembly import (
+    Tools,
+    cache_of,
+    check_rows_of_a_step,
+    engine_lines,
+    loaded_lines,
+    model_card,
+    take_parts,
+)
 from toolgrpo.trainer.batches import Batches, check_engine, open_groups
 from toolgrpo.trainer.checkpoint_files import BegunRun
 from toolgrpo.trainer.checkpointing import Checkpoints, tied_head_expected
@@ -174,7 +182,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         else:
             built = BuiltEngine(engine, EngineChoice(engine.name, "given"))
         self.engine_choice = built.choice
-        self._weights_of_step: int | None = None
+        self._weights_of_step = None
         correction = settled(
             args,
             gives_logprobs=built.engine.gives_logprobs,
@@ -193,6 +201,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         self.fitting = given.fitting(built.engine, self.progress.say)
         self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
         self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
+        check_rows_of_a_step(self.train_dataset, self.args, "the training set")
         given = settled_checkpointing(given, built.choice.name, self.train_dataset, say)
         self.args = given.config
         self._shared_pass = open_pass(given, self.train_dataset, say)

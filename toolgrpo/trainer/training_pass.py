@@ -198,7 +198,9 @@ def open_pass(given: Parts, rows: Any, say: Callable[[str], None]) -> SharedPass
     if shape.is_large(min(sizes.largest, args.max_tokens_per_pass or sizes.largest)):
         map_large_blocks()
     most = most_tokens(shape, **sizes._asdict(), free=free, given=args.max_tokens_per_pass, say=say)
-    return SharedPass(mode=args.prefix_sharing, max_tokens=most)
+    # One for all: the forward passes of a batch are as many in every process.
+    found = [one for one in gather_object([most]) if one is not None]
+    return SharedPass(mode=args.prefix_sharing, max_tokens=min(found, default=None))
 
 
 class PassSizes(NamedTuple):

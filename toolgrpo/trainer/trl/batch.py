@@ -237,14 +237,14 @@ class TokenTap:
         chosen = chosen_episodes(recorded, self._n)
         self._chosen = {one.trajectory.metadata["episode"]: one for one in chosen}
 
-    def hear(self, inputs: Mapping[str, Any], scored: Scores) -> None:
-        """Record, once, what the pass over a micro-batch gave for the chosen episodes."""
+    def hear(self, inputs: Mapping[str, Any], scored: Scores, read: torch.Tensor | None) -> None:
+        """Record, once, what the pass over a micro-batch gave for the chosen episodes, of the rows that it read."""
         if not self._chosen:
             return
         logps, entropies, _ = scored
         for row, number in enumerate(numbers_of(inputs)):
             episode = self._chosen.pop(number, None)
-            if episode is not None:
+            if episode is not None and (read is None or read[row]):
                 seen = tokens_of_row(inputs, row, logps, entropies, episode.trajectory.mask)
                 line = {"step": self._chosen_at, "episode": number, **seen}
                 self._recorder.tokens_seen(line, list(episode.trajectory.ids))

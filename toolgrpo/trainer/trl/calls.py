@@ -167,9 +167,16 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
     def evaluation_loop(self, dataloader: Any, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> EvalLoopOutput:
         """Measure all rows in one rollout, and compute no loss."""
         self.model.eval()  # what TRL logs by
+        inner = getattr(self.optimizer, "optimizer", self.optimizer)
+        averages = callable(getattr(inner, "eval", None))  # as schedule-free ones do, until they train again
+        if averages:
+            self.optimizer.eval()
+            self._weights_of_step = None
         rows_of = metric_key_prefix.removeprefix("eval").removeprefix("_")  # one of several data sets
         label = f"evaluation after step {self.state.global_step} on {rows_of}" if rows_of else None
         batch = self.measure(self._evaluation_rows(dataloader), mode="eval", label=label)
+        if averages:
+            self._weights_of_step = None
         self.rollout_batches.processes.meet()  # rewards may take long too
         shown = [(bool(one.success), {"reward": one.total, **_by_function(one)}) for one in batch.scored]
         of_all: list[tuple[bool, dict[str, float | None]]] = gather_object(shown)
@@ -215,6 +222,8 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
         self._scoring = None
         self._log_drawn(taken)
         scored = trl_batch.train_batch(output)
+        if choice is not None and scored.weights is not None:
+            self._log_ratios(scored.weights[choice.live], scored.mask[choice.live])
         worth = applied((*WORTH, *self._rule.stages), scored, facts)
         if worth.advantages.dim() > 1:
             check_by_token(self.args)
@@ -304,6 +313,14 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
         # stable, so that a repeated run fills up with the same dead rows
         read[torch.argsort(dead.int(), stable=True)[:n_read]] = True
         return RowChoice(read, math.nan)
+
+    def _log_ratios(self, weights: torch.Tensor, mask: torch.Tensor) -> None:
+        """Log the engine's ratios of the rows that were read; TRL counts each of the others as 1."""
+        own = weights.flatten() if weights.shape[1] == 1 else weights[mask.bool()]
+        of_all = torch.tensor([value for part in gather_object([own.tolist()]) for value in part] or [0.0])
+        for name in ("min", "mean", "max"):
+            value = float(getattr(of_all, name)())
+            self._metrics["train"][f"sampling/importance_sampling_ratio/{name}"][-1] = value
 
     def _segments_of(self, trajectories: Sequence[Trajectory]) -> SegmentedRows | None:
         """Return where segments begin in these episodes, or None if no process has one of several."""
@@ -435,7 +452,7 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
         scored: Scores = score(*whole, **kwargs) if choice is None else choice.score(score, *whole, **kwargs)
         made.logps = scored[0]
         if made.inputs is not None:
-            self._token_tap.hear(made.inputs, scored)
+            self._token_tap.hear(made.inputs, scored, None if choice is None else choice.live)
         return scored
 
     @contextmanager

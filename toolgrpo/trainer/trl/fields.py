@@ -60,6 +60,9 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 
 # Of Transformers' own fields, which steer its training loop.
 DONE_HERE: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("bf16_full_eval", "fp16_full_eval"), "leave it out; an evaluation samples in the engine's precision"
+    ),
     "enable_jit_checkpoint": "leave it out; SIGTERM ends a run after its step, saved, and the next run resumes from there",
 }
 

@@ -67,6 +67,7 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     _checkpoints: Checkpoints
     heldout_watch: HeldOutWatch
     _shared_pass: SharedPass
+    _weights_of_step: int | None  # of the engine
 
     def __init__(self, args: Any, **kwargs: Any) -> None:
         wanted, args.use_vllm = args.use_vllm, False  # so that TRL starts no engine of its own
