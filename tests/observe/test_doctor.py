@@ -86,7 +86,7 @@ TROUBLES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "tool_fails": ({"tools/multiply/failures": 30.0}, ["multiply", "83 %", "raised 5"]),
     "engine_differs": ({"sampling/sampling_logp_difference/mean": 0.05}, ["0.050"]),
-    "engine_draws_oddly": ({"sampling/surprise": 12.3}, ["12.3 nats a token in steps 10 to 12", "where 0.6 would"]),
+    "engine_draws_oddly": ({"sampling/surprise": 12.3}, ["12.3 nats per token in steps 10 to 12", "where 0.6 would"]),
     "cache_is_small": ({"engine/cache_demand": 4.4}, ["4.4 times", "--vllm_gpu_memory_utilization"]),
     "lengths_weighted_unlike": (
         {"correction/masked_episodes/q4": 0.4, "correction/masked_episodes/q1": 0.02},

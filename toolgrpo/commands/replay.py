@@ -173,9 +173,7 @@ class ReplayRun:
                 self._say_answer(answer)
             if then.reward != again.reward:
                 differ = True
-                self.terminal.say(
-                    f"differs  the environment returned {_number(then.reward)}, now {_number(again.reward)}"
-                )
+                self.terminal.say(f"differs  the environment gave {_number(then.reward)}, now {_number(again.reward)}")
             then = replace(then, reward=again.reward)
         scored = self._scored(then, rewards)
         recorded = self.record.get("rewards") or {}

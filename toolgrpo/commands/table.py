@@ -390,7 +390,7 @@ COMMANDS: Mapping[str, Command] = {
         ),
         Command(
             name="replay",
-            purpose="repeat the calls and rewards of a recorded episode, or the whole episode",
+            purpose="repeat the calls and rewards of an episode, or the whole episode",
             more="Tools, rewards and limits are those of OUTPUT_DIR/run.yaml.",
             run="replay:run_replay",
             positional={"folder": "OUTPUT_DIR", "episode": "EPISODE"},
