@@ -100,7 +100,7 @@ def max_tokens_per_pass_option() -> Any:
     """Return the field that bounds such a pass."""
     return option(
         None,
-        "Most packed tokens of one forward pass; default: as many as TRL's, or in GRPO on a CPU as many as fit into memory.",
+        "Maximum packed tokens per forward pass; default: as many as TRL's, or in GRPO on a CPU as many as fit into memory.",
         allowed=lambda number: number is None or number >= 1,
         wrong="{name} must be a positive number of tokens, got {value}",
     )
@@ -159,20 +159,20 @@ class EpisodeOptions(Options, theme="episode"):
     """Options of an episode and its limits."""
 
     max_completion_length: int | None = option(
-        1024, "Most tokens of an episode after its prompt: sampled tokens and tool results together."
+        1024, "Maximum tokens of an episode after its prompt: sampled tokens and tool results together."
     )
-    max_turns: int | None = option(8, "Most assistant turns of an episode.")
+    max_turns: int | None = option(8, "Maximum assistant turns per episode.")
     max_user_turns: int | None = option(
-        None, "Most user messages after the prompt, from a column `user_turns` or an environment."
+        None, "Maximum user messages after the prompt, from a column `user_turns` or an environment."
     )
-    max_tool_calls: int | None = option(None, "Most tool calls of an episode; further ones are answered with an error.")
-    max_turn_tokens: int | None = option(None, "Most sampled tokens of one turn.")
+    max_tool_calls: int | None = option(None, "Maximum tool calls per episode; further calls get an error.")
+    max_turn_tokens: int | None = option(None, "Maximum sampled tokens per turn.")
     max_tool_response_tokens: int | None = option(
-        1024, "Most tokens of a tool result; a longer one is cut in the middle, and says so.", theme="tools"
+        1024, "Maximum tokens per tool result; a longer one is cut in the middle, with a notice.", theme="tools"
     )
-    episode_timeout: float | None = seconds(None, "Wall-clock seconds after which an episode ends as it is.")
+    episode_timeout: float | None = seconds(None, "Wall-clock seconds after which an episode ends.")
     max_concurrent_episodes: int | None = option(
-        None, "Most episodes that run at once in one process; default: all.", **at_least(1)
+        None, "Maximum episodes that run at once in one process; default: all.", **at_least(1)
     )
     enable_thinking: bool | None = option(
         None,
@@ -187,7 +187,7 @@ class EpisodeOptions(Options, theme="episode"):
         choices=("answer", "accept", "ignore"),
         theme="sampling",
     )
-    tool_timeout: float = seconds(30.0, "Seconds after which a tool call is given up.", theme="tools")
+    tool_timeout: float = seconds(30.0, "Seconds after which a tool call is abandoned.", theme="tools")
     reward_timeout: float | None = seconds(
         None, "Seconds that a reward may take for a batch; more is an error, never a reward.", theme="rewards"
     )
@@ -255,8 +255,8 @@ class OverlapOptions(Options, theme="overlap"):
 
     max_staleness: int = option(
         0,
-        "Most batches by which the weights that sample one may lag behind: rollouts run while this many earlier ones "
-        "are trained on. 0: rollouts and training alternate.",
+        "Maximum lag of the sampling weights, in batches: rollouts run while this many earlier "
+        "batches are trained on. 0: rollouts and training alternate.",
         **at_least(0),
     )
 
@@ -272,7 +272,7 @@ class LearningOptions(Options, theme="credit"):
     )
     max_dropped_share: float = option(
         0.25,
-        "Largest share of a batch's episodes that may go without a reward; above it the run stops and names the causes.",
+        "Maximum share of a batch's episodes that may be dropped; above it the run stops and names the causes.",
         allowed=lambda share: 0 <= share <= 1,
         wrong="{name} must be between 0 and 1, got {value}",
     )
@@ -343,12 +343,12 @@ class HeldOutOptions(Options, theme="evaluation"):
 class WatchOptions(Options, theme="watching"):
     """Options of display and recording."""
 
-    success_threshold: float = option(1.0, "Least reward with which an episode counts as a success.", theme="rewards")
+    success_threshold: float = option(1.0, "Minimum reward for an episode to count as a success.", theme="rewards")
     logging_steps: float = option(1, "Steps between two log entries.")
     quiet: bool = option(False, "Show errors only: no lines, no progress bar, no warnings.")
     max_infrastructure_failures: float | None = option(
         0.5,
-        "Largest share of a rollout's episodes that may fail for infrastructure reasons (engine lost, tool timed out or "
+        "Maximum share of a rollout's episodes that may fail for infrastructure reasons (engine lost, tool timed out or "
         "died); above it the run stops.",
         allowed=lambda share: share is None or 0 < share <= 1,
         wrong="{name} must be a share above 0 and at most 1, or none; got {value}",

@@ -142,7 +142,7 @@ def test_a_template_whose_header_reads_what_users_say_is_refused_where_they_spea
     still = "{% if messages | length > 4 and messages[-1].role == 'user' %}still {% endif %}{% endif %}"
     tokenizer = tokenizer_of(template(header=HEADER.replace("{% endif %}", still)))
     chat = proven(tokenizer)
-    with pytest.raises(ChatFormatError, match=r"cannot go on with a user's message .*toolgrpo's ids are those of"):
+    with pytest.raises(ChatFormatError, match=r"cannot continue after a user's message .*toolgrpo's ids are those of"):
         prove_rows(chat, tokenizer, [[QUESTION]], user_turns=True)
 
 
@@ -259,7 +259,7 @@ def test_calls_of_a_row_stand_in_the_text_of_a_template_that_prints_none() -> No
 
 @pytest.mark.parametrize("name", ["deepseekv3", "deepseek_r1_distill"])
 def test_a_model_that_is_spoken_to_in_other_words_than_its_templates_is_warned_of(name: str) -> None:
-    with pytest.warns(UserWarning, match=r"in Hermes' words: calls are .*its chat template prints .*tool▁calls▁begin"):
+    with pytest.warns(UserWarning, match=r"Hermes' form of calls .*its chat template prints .*tool▁calls▁begin"):
         chat = proven(trl_tokenizer(name))
     printed = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```<｜tool▁call▁end｜>"
     (attempt,) = chat.parse(chat.encode(printed)).attempts

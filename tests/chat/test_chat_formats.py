@@ -134,7 +134,7 @@ def test_a_template_that_cannot_be_proven_is_refused_with_a_reason(name: str) ->
 def test_a_template_on_a_tokenizer_of_another_family_is_refused(name: str) -> None:
     tokenizer = trl_tokenizer("qwen3")
     tokenizer.chat_template = template_text(name)
-    with pytest.raises(ChatFormatError, match="no single token of this tokenizer"):
+    with pytest.raises(ChatFormatError, match="not a single token of this tokenizer"):
         resolve_format(tokenizer)
 
 

@@ -36,7 +36,7 @@ def test_a_family_that_would_write_the_answer_anew_is_refused_where_users_speak(
     tokenizer = trl_tokenizer(REFUSED)
     chat = resolve_format(tokenizer)
     prove_rows(chat, tokenizer, [[QUESTION]])
-    with pytest.raises(ChatFormatError, match=r"cannot go on with a user's message.*<\|return\|>.*<\|end\|>"):
+    with pytest.raises(ChatFormatError, match=r"cannot continue after a user's message.*<\|return\|>.*<\|end\|>"):
         prove_rows(chat, tokenizer, [[QUESTION]], user_turns=True)
     assert not can_hear_users(chat, tokenizer)
 

@@ -68,7 +68,7 @@ def test_a_chat_is_one_episode_and_becomes_a_row(monkeypatch: pytest.MonkeyPatch
     requests, chat, shown = talk(monkeypatch, typed, 'call add {"a": 1, "b": 2}\ncall sub {}', "Three.", "Bye.")
     assert len(requests) == 3 and chat.ended and "has ended" not in shown
     assert all(after.ids[: len(before.ids)] == before.ids for before, after in pairwise(requests)), "one episode"
-    order = ["calls: add(a=1, b=2)", "result: 3", "result: Error", "model: Three.", "you: you: add()", "/reset begins"]
+    order = ["calls: add(a=1, b=2)", "result: 3", "result: Error", "model: Three.", "you: you: add()", "/reset starts"]
     order += ["model: Bye.", "8 messages are now a row"]
     places = [shown.find(text) for text in order]
     assert -1 not in places and places == sorted(places), shown
@@ -80,7 +80,7 @@ def test_a_chat_is_one_episode_and_becomes_a_row(monkeypatch: pytest.MonkeyPatch
 def test_a_conversation_that_has_ended_can_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     _, _, shown = talk(monkeypatch, f"/save {file}\nhello\n/reset\n/save {file}\n/quit\nno\n", "Hi.")
-    assert shown.count("nothing was said yet") == 1
+    assert shown.count("the conversation is empty") == 1
     (row,) = read_conversations(file)
     assert [one["content"] for one in row["messages"]] == ["Be short.", "hello", "Hi."]
 
@@ -97,7 +97,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(monkeypatch: pytest.MonkeyPatc
     before = signal.getsignal(signal.SIGINT)
     requests, chat, shown = talk(monkeypatch, typed, *says)
     assert signal.getsignal(signal.SIGINT) is before
-    goes_on, anew = "last message is forgotten, the rest goes on\n", "last message is forgotten\n"
+    goes_on, anew = "last message is removed, the rest goes on\n", "last message is removed\n"
     order = ("model: One.", "you: \nyou: ", goes_on, "model: Three.", anew, "model: Five.")
     places = [shown.find(text) for text in order]
     assert -1 not in places and places == sorted(places), shown

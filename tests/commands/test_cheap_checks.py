@@ -152,8 +152,8 @@ GIVEN = ["--model", "nano", "--dataset_id_or_path", "arithmetic", "--reward", "t
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--report_to wandbb tensorboard", "report_to wandbb is no tracker; .*; the nearest is 'wandb'"),
-        ("--resume_from_checkpoint true", "there is no complete checkpoint in .*out to resume from; auto begins anew"),
+        ("--report_to wandbb tensorboard", "report_to wandbb is not a tracker; .*; the nearest is 'wandb'"),
+        ("--resume_from_checkpoint true", "no complete checkpoint in .*out to resume from; auto starts a new run"),
         ("--resume_from_checkpoint nowhere", "cannot resume from nowhere: there is no such folder"),
         ("--eval_dataset_id_or_path arithmetic", "is given, but no --eval_questions N, so nothing would be measured"),
         ("--report_to wandb tensorboard", None),
@@ -167,7 +167,7 @@ def test_what_values_say_together(tmp_path: Path, flags: str, said: str | None) 
 
 
 def test_a_training_without_a_reward_is_told_early() -> None:
-    assert "no reward is given, and it decides what the model learns" in str(early(GIVEN[:4]))
+    assert "no reward is given, and the reward decides what the model learns" in str(early(GIVEN[:4]))
     assert early(GIVEN[:4], "check") is None and early([*GIVEN[:4], "--agent", "my agent"]) is None
 
 
@@ -209,7 +209,7 @@ DEFECTS = {
     "  num_generations: eight": "num_generations must be a whole number, got 'eight'",
     "  lr: 1e-5\n  learning_rate: 2e-5": "'learning_rate' is given twice ('learning_rate'); keep one",
     "  beta: 0.1\n  num_iterations: 6": "write max_steps 6 for steps",
-    "  data: {max_rows: 3}": "it is a heading, and stands one level too deep, under 'training'",
+    "  data: {max_rows: 3}": "it is a heading that is one level too deep, under 'training'",
     "  bf16: 7": "bf16 must be true or false, got 7",
     "modle: {dtipe: bf16}": "unknown heading 'modle'",
     "tools: {tools_script: none.py}": "No such file: ",

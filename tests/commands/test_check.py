@@ -128,7 +128,7 @@ def test_a_reward_that_cannot_tell_gold_from_nonsense_fails(
     ("malformed", "failed", "calls", "warns", "said"),
     [
         ({"invalid_json": 17, "unclosed": 15}, {}, 76, True, "the model does not know the form of calls"),
-        ({"invalid_json": 16}, {}, 76, True, "what stands in the call is no JSON"),
+        ({"invalid_json": 16}, {}, 76, True, "the call holds no valid JSON"),
         ({"invalid_json": 7, "unclosed": 7}, {"bad_arguments": 20}, 76, True, "does not know the form"),
         ({"invalid_json": 9}, {}, 12, True, "9 of them cannot be run"),
         ({"invalid_json": 5, "unclosed": 4}, {}, 18, True, "does not know the form"),
@@ -152,7 +152,7 @@ def test_a_task_without_a_success_is_named_beside_others_that_have_some() -> Non
         check_lines.add_success(report, facts)
     passed, warned = report.lines
     assert passed.verdict is CheckVerdict.PASS and warned.verdict is CheckVerdict.WARNING
-    assert "not one episode succeeds of task chains (8), sums (12)" in warned.said and "toolgrpo sft" in warned.do
+    assert "no episode succeeds of task chains (8), sums (12)" in warned.said and "toolgrpo sft" in warned.do
 
 
 COMMANDS = {"leave it": [], "reinforce": ["train"], "show worked calls": ["sft"]}
@@ -168,7 +168,7 @@ COMMANDS |= {"train on own successes": ["evaluate", "sft"], "fix the schema or t
         ({"mixed": 1, "failed": Counter(bad_arguments=12, raised=5)}, "fix the schema or the prompt", ""),
         ({"mixed": 1, "failed": Counter(bad_arguments=11, raised=6)}, "train on own successes", ""),
         ({"mixed": 1, "failed": Counter(bad_arguments=15)}, "train on own successes", ""),
-        ({"mixed": 0, "live": 1.0}, "show worked calls", "where a group fails, all of it fails"),
+        ({"mixed": 0, "live": 1.0}, "show worked calls", "where a group fails, all its episodes fail"),
         ({"mixed": 0, "calls": 0, "pass_1": 0.0}, "show worked calls", ""),
     ],
 )

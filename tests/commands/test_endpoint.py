@@ -101,7 +101,7 @@ def test_a_large_model_and_a_small_one_side_by_side(server: ScriptedEndpoint, jo
     for words in (["0", "--tokens"], ["--successes", "--as_examples", str(tmp_path / "x.jsonl")]):
         run_show(read("show", [str(tmp_path / "out" / "baseline"), *words]), console)
     assert "counts tokens and does not show them" in shown.getvalue()
-    assert "10 of 20 episodes (10 that say what an earlier one says)" in shown.getvalue()
+    assert "10 of 20 episodes (10 that repeat an earlier one)" in shown.getvalue()
     assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 10
 
 
@@ -136,7 +136,7 @@ def test_a_check_lets_the_endpoint_play_alone(server: ScriptedEndpoint, job: lis
 AT = "--engine chat_api --base_url http://h/v1"
 BAD = [
     (f"train --model big {AT}", NO_TOKENS),
-    ("train --model nano --base_url http://h/v1", "is asked by `toolgrpo evaluate` and `check` alone"),
+    ("train --model nano --base_url http://h/v1", "is used only by `toolgrpo evaluate` and `check`"),
     (f"gateway --model big {AT} --port 0", NO_TOKENS),
     (f"chat big {AT}", NO_TOKENS),
     ("evaluate --model big --engine chat_api", "add --base_url"),
@@ -149,7 +149,7 @@ BAD = [
     (f"evaluate --model big {AT} --agent true", "leave agent out"),
     (f'evaluate --model big {AT} --context {{"max_tokens":9}}', "leave context out"),
     (f"check --model big {AT} --estimate", "leave estimate out"),
-    ("sft --model nano --from_run none", "none is no folder"),
+    ("sft --model nano --from_run none", "none is not a folder"),
     ("sft --model nano --from_run x --dataset_id_or_path y", "both name conversations"),
 ]
 

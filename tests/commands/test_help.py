@@ -110,7 +110,7 @@ def test_what_trains_nothing_refuses_the_flags_of_a_training_and_takes_its_file(
     for command, needed in (("evaluate", evaluate), ("gateway", ["--model", "nano"])):
         for flag in trains:
             (said,) = [str(one) for one in mistakes(read(command, [*needed, f"--{flag}"]))]
-            assert said.startswith(f"--{flag.partition('=')[0]} is read by a training alone")
+            assert said.startswith(f"--{flag.partition('=')[0]} is only read in training")
 
 
 @pytest.mark.parametrize("command", WITH_FLAGS)

@@ -162,7 +162,7 @@ def test_successes_become_examples_once_each_and_are_not_lost(folder: Path, tmp_
     for _ in range(2):
         shown = show(folder, "--successes", "--as_examples", examples)
         assert main(["report", str(folder), "--out", str(page)]) == 0
-    assert "1 of 8 episodes (6 without success; 1 that say what an earlier one says)" in shown.replace("\n", " ")
+    assert "1 of 8 episodes (6 without success; 1 that repeat an earlier one)" in shown.replace("\n", " ")
     with pytest.raises(ConfigError, match=r"no episode|none of them"):
         show(folder, "--successes", "--as_examples", examples, "--step", 99)
     (row,) = read_conversations(examples)
@@ -201,7 +201,7 @@ def test_examples_whose_episodes_had_tools_of_their_own_are_taken_from_the_run(f
     changed = [{**line, "row": {**line.get("row", {}), "tools": ["add"]}} for line in lines]
     (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
     shown = show(tmp_path, "--successes", "--as_examples", tmp_path / "rows.jsonl").replace("\n", " ")
-    assert "were shown tools of their own" in shown and f"--from_run {tmp_path} --output_dir" in shown
+    assert "had their own tools" in shown and f"--from_run {tmp_path} --output_dir" in shown
 
 
 def test_a_folder_whose_name_is_no_text_has_a_report(folder: Path, tmp_path: Path) -> None:

@@ -324,7 +324,7 @@ log.keep_within_limit()
     log, aside = tmp_path / "bounded.log", tmp_path / "bounded.log.1"
     assert log.read_text().endswith("the end\n") or aside.read_text().endswith("the end\n")
     assert log.stat().st_size + aside.stat().st_size < 2_500_000, "of 6 MB; both are about 100 kB where nothing is slow"
-    assert "what was before is in bounded.log.1" in log.read_text()
+    assert "earlier output is in bounded.log.1" in log.read_text()
 
 
 WARNED = """

@@ -87,13 +87,13 @@ def over_refused_rows(folder: Path, *flags: str) -> tuple[Job, io.StringIO]:
 def test_rows_that_a_reward_refuses_stop_the_run_or_are_left_out(tmp_path: Path) -> None:
     job, _ = over_refused_rows(tmp_path)
     rows, rewards = job.training_rows(), job.rewards()
-    said = "2 of 4 rows do not suit code_exec: .*data.jsonl, line 2, 4: its own answer"
+    said = "2 of 4 rows do not fit code_exec: .*data.jsonl, line 2, 4: its own answer"
     with pytest.raises(DataError, match=f"{said}.*--skip_bad_rows"):
         job.rows_to_score(rows, None, rewards, TRAINING_ROWS)
     job, shown = over_refused_rows(tmp_path, "--skip_bad_rows")
     left = job.rows_to_score(rows, None, rewards, TRAINING_ROWS)
     assert list(left["answer"]) == [GOOD_ROW["answer"]] * 2 and re.search(f"{said}.*; left out", shown.getvalue())
-    with pytest.raises(DataError, match="2 of 2 rows do not suit"):
+    with pytest.raises(DataError, match="2 of 2 rows do not fit"):
         job.rows_to_score(rows.select([1, 3]), None, rewards, TRAINING_ROWS)
 
 
@@ -113,7 +113,7 @@ def test_rows_for_other_tools_are_one_error_with_file_and_line(tmp_path: Path) -
         toolbox = load_tools([add]) if tools else None
         return len(job.rows_to_score(rows, toolbox, job.rewards(), name, trains=name == TRAINING_ROWS))
 
-    said = r"8 of 12 rows do not suit the tools: .*data\.jsonl, line 1, 4, 7, 10: names the tool 'ad' in its column `gold_calls`"
+    said = r"8 of 12 rows do not fit the tools: .*data\.jsonl, line 1, 4, 7, 10: names the tool 'ad' in its column `gold_calls`"
     with pytest.raises(DataError, match=said + ".*nearest is 'add'; .*line 3, 6, 9, 12: names the tool 'sub'"):
         look(TRAINING_ROWS)
     with pytest.raises(DataError, match=r"held-out .*data\.jsonl, line \d"):
@@ -166,7 +166,7 @@ def test_a_refused_row_stops_every_process_with_the_same_sentence(tmp_path: Path
         for rank in ("0", "1")
     ]
     first, second = (process.communicate(timeout=300)[0].strip() for process in processes)
-    assert first.startswith("True DataError the training rows: 2 of 4 rows do not suit code_exec: ")
+    assert first.startswith("True DataError the training rows: 2 of 4 rows do not fit code_exec: ")
     assert "line 2, 4: its own answer" in first
     assert second == first.replace("True", "False", 1).replace(f"{tmp_path / '0'}/", f"{tmp_path / '1'}/")
 
@@ -207,7 +207,7 @@ def test_the_rewards_that_tasks_name_are_checked_before_the_first_step(tmp_path:
     for tasks, said in ((("reward: gsm8k", "name: other"), "no reward"), ((f"reward: {needs}",), "asks for 'gold'")):
         with pytest.raises(RewardError, match=said):
             by_task(*tasks)
-    assert "by_task: the gold answers of 8 rows score full marks" in by_task("reward: gsm8k", "reward: tool_use")
+    assert "by_task: the gold answers of 8 rows get full marks" in by_task("reward: gsm8k", "reward: tool_use")
 
 
 def test_one_file_of_rows_is_enough(tmp_path: Path) -> None:

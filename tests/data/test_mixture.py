@@ -46,7 +46,7 @@ def test_the_data_sets_of_trl_are_whole_or_by_their_fractions(tmp_path: Path) ->
     a, b = "datasets:\n- {path: json, data_files: DIR/a.jsonl%s}\n", "- {path: DIR/b, name: main, split: test%s}\n"
     path = mixture(tmp_path, f"learning_rate: 1\n{a}{b}" % ("", ""))
     assert len(load_tasks(path)) == 25
-    with pytest.raises(DataError, match="says which split it takes"):
+    with pytest.raises(DataError, match="already names the split"):
         load_tasks(path, split="heldout")
     rows = load_tasks(mixture(tmp_path, (a + b) % (", columns: [prompt], fraction: 0.6", ", fraction: 0.2")))
     assert Counter(row["prompt"][0]["content"].split()[0] for row in rows) == {"a": 15, "test": 5}

@@ -32,7 +32,7 @@ def test_a_folder_of_rows_is_written_and_loads(capsys: pytest.CaptureFixture[str
     said = capsys.readouterr()
     lines = said.out.splitlines()
     assert lines[0].split() == ["tool", "drawn", "answered", "rows"] and lines[1].startswith("add ")
-    assert lines[-1] == "Go on with: toolgrpo check --config rows/config.yaml" and said.err == ""
+    assert lines[-1] == "Next: toolgrpo check --config rows/config.yaml" and said.err == ""
     files = sorted(file.name for file in Path("rows").iterdir())
     assert files == ["README.md", "config.yaml", "heldout.jsonl", "train.jsonl"]
     train, held_out = (load_tasks("rows", split=split) for split in ("train", "heldout"))
@@ -56,7 +56,7 @@ def test_a_folder_of_rows_is_written_and_loads(capsys: pytest.CaptureFixture[str
         ("--tools_script bad.py rows", "tool 'f': no docstring"),
         ("--tools_script mute.py rows", "no rows to train on could be drawn (f: none of"),
         ("--tools_script {tools} --hold_out dvide rows", "--hold_out dvide: there is no such tool"),
-        ("--hold_out add rows", "--hold_out is about tools to draw rows from"),
+        ("--hold_out add rows", "--hold_out applies to tools to draw rows from"),
         (f"--environment {ROOT}/tests/fixtures/tools/hostile_environment.py:Nothing rows", "No Nothing found in"),
     ],
 )

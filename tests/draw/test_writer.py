@@ -103,4 +103,4 @@ def test_bad_input_is_told_before_a_tool_is_called(words: str, said: str, capsys
         assert main(["init", "--tools_script", MATH, *words.format(url=endpoint.url).split(), "rows"]) == 2
     assert said in capsys.readouterr().err and not Path("rows").exists()
     assert main(["init", "--writer", "http://h/v1", "shop"]) == 2
-    assert "--writer is about tools to draw rows from" in capsys.readouterr().err
+    assert "--writer applies to tools to draw rows from" in capsys.readouterr().err

@@ -133,9 +133,9 @@ LOGPROBS: list[Bad] = [
 LONG = b"content-length: 400"
 CHUNKED = b"transfer-encoding: chunked"
 WIRES: list[Bad] = [
-    ("a closed connection", DROP, ("ServerDisconnectedError", "before an answer had come whole")),
+    ("a closed connection", DROP, ("ServerDisconnectedError", "before the whole answer arrived")),
     ("no HTTP", Wire([b"SSH-2.0-OpenSSH_9.6\r\n"]), ("Bad status line", "SSH-2.0")),
-    ("half of the headers", Wire([b"HTTP/1.1 200 OK\r\ncontent-ty"]), ("before an answer had come whole",)),
+    ("half of the headers", Wire([b"HTTP/1.1 200 OK\r\ncontent-ty"]), ("before the whole answer arrived",)),
     ("a body shorter than its length", Wire([raw(b"{}", LONG)]), ("received 2 of 400 bytes",)),
     ("two lengths", Wire([raw(b"{}", LONG, b"content-length: 2")]), ("Duplicate Content-Length",)),
     ("a chunk's length that is none", Wire([raw(b"zz\r\n{}\r\n", CHUNKED)]), ("Invalid character in chunk size",)),

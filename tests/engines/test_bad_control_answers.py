@@ -38,7 +38,7 @@ ANYWHERE: list[Bad] = [
     ("null", text("null"), ("its body is None", "an object")),
     ("a bad gzip", Body(b"no gzip", headers={"content-encoding": "gzip"}), ("content-encoding",)),
     ("a redirect", Body(status=307, headers={"location": "http://192.0.2.1/"}), ("307, a redirect",)),
-    ("a closed connection", DROP, ("ServerDisconnectedError", "before an answer had come whole")),
+    ("a closed connection", DROP, ("ServerDisconnectedError", "before the whole answer arrived")),
     ("an error 500", Body(b"out of memory", 500), ("HTTP 500: 'out of memory'",)),
 ]
 MODELS = [
@@ -132,7 +132,7 @@ def test_what_is_no_address_and_one_server_given_twice_are_refused_at_once(serve
     with pytest.raises(ConfigError, match="at least one URL"):
         engine_of()
     for url in ("localhost:8000", "ftp://localhost", "http://", "http://a b", "http://[", "http://host:port"):
-        with pytest.raises(ConfigError, match="is no address of a vLLM server"):
+        with pytest.raises(ConfigError, match="is not an address of a vLLM server"):
             engine_of(url)
     with pytest.raises(ConfigError, match=rf"{server.url}"):
         engine_of(server.url, server.url + "/v1/")

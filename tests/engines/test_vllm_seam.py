@@ -150,7 +150,7 @@ def test_a_second_engine_lives_beside_the_first_and_goes_without_it(started: Any
     second.shutdown()
     second.shutdown()
     assert largest_gap(model, asked, sample_together(engine, *asked)) < 1e-4
-    with pytest.raises(EngineError, match="this engine was given back"):
+    with pytest.raises(EngineError, match="this engine was released"):
         sample_together(second, *asked)
     assert torch.get_num_threads() == around["threads"] and gc.get_freeze_count() == 0
 

@@ -234,6 +234,6 @@ def test_weights_arrive_by_four_phases_and_a_restarted_server_is_met_again(
         with pytest.raises(FinalEngineError, match="was restarted and has lost the trained weights"):
             sample_in_turn(engine, *requests)
         engine.load_weights(tiny_qwen3(3).named_parameters())
-        assert "was restarted; the weight transfer is set up anew" in caplog.text
+        assert "was restarted; the weight transfer is set up again" in caplog.text
         assert largest_gap(tiny_qwen3(3), requests, sample_in_turn(engine, *requests)) < 1e-4
         engine.shutdown()

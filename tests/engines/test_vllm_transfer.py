@@ -141,7 +141,7 @@ def test_a_restarted_server_is_met_anew(
     route.push(iter(weights()), controls(servers))
     servers[1].restart()
     route.push(iter(weights()), controls(servers))
-    assert f"the vLLM server at {servers[1].url} was restarted; the weight transfer is set up anew" in caplog.text
+    assert f"the vLLM server at {servers[1].url} was restarted; the weight transfer is set up again" in caplog.text
     assert len(wire.groups) == 2 and [server.weight_version for server in servers] == ["run-2", "run-2"]
     for server in servers:  # the one that was not restarted has to join the new group, too
         assert [path for path, _ in server.posted].count("/init_weight_transfer_engine") == 2

@@ -99,8 +99,8 @@ PLAIN = Trajectory((1,), (2, 3, 4, 5), (1, 1, 0, 0), (-1.0, -1.0, None, None), (
     ("starts", "message"),
     [
         ((SegmentStart(2, 0),), "each with a prompt"),
-        ((SegmentStart(2, 3),), "one after the other"),
-        ((SegmentStart(2, 2), SegmentStart(3, 1)), "one after the other"),
+        ((SegmentStart(2, 3),), "follow one another"),
+        ((SegmentStart(2, 2), SegmentStart(3, 1)), "follow one another"),
         ((SegmentStart(1, 1),), "were sampled"),
         ((SegmentStart(2, 1, 1),), "segment 1 must go on from one before it, got 1"),
     ],

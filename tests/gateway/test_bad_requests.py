@@ -61,9 +61,9 @@ TABLE: dict[str, tuple[Any, tuple[int, str], str]] = {
     "an unknown role": (asked(messages=[{"role": "critic"}]), (400, "invalid_value"), "got 'critic'"),
     "several answers": (asked(n=3), (400, "unsupported_value"), "ask 3 times"),
     "a promised form": (asked(response_format={"type": "json_object"}), (400, "unsupported_value"), "json_object"),
-    "a tool without a name": (asked(tools=[{"type": "function"}]), (400, "invalid_value"), "no function with a name"),
-    "no JSON": (b"{", (400, "invalid_value"), "no JSON"),
-    "bytes of half a character": (b'{"model": "\xed\xa0\xbd"}', (400, "invalid_value"), "no JSON"),
+    "a tool without a name": (asked(tools=[{"type": "function"}]), (400, "invalid_value"), "a function with a name"),
+    "no JSON": (b"{", (400, "invalid_value"), "not JSON"),
+    "bytes of half a character": (b'{"model": "\xed\xa0\xbd"}', (400, "invalid_value"), "not JSON"),
     "calls that are no list": (
         asked(messages=[NO_CALLS]),
         (400, "invalid_value"),

@@ -113,7 +113,7 @@ def test_stages_of_files_come_in_their_order_and_then_those_that_were_given(tmp_
     [
         ("return None", r"returned NoneType None; return the batch"),
         ("return replace(batch, advantages=torch.zeros(3))", r"advantages of shape \(3,\); .* 2 rows, .*\(2, 3\)"),
-        ("return replace(batch, advantages=batch.advantages / 0)", r"no finite number"),
+        ("return replace(batch, advantages=batch.advantages / 0)", r"not a finite number"),
         ("return replace(batch, mask=torch.ones_like(batch.mask))", r"put tokens into the mask"),
         ("return 1 / 0", r"raised ZeroDivisionError: division by zero \(line 4\)"),
     ],

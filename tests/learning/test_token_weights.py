@@ -118,7 +118,7 @@ DEFAULT: dict[str, Any] = {"vllm_importance_sampling_mode": "sequence_mask"}  # 
         ({"gradient_accumulation_steps": 4}, "bypass", "one update"),
         ({"num_iterations": 2}, "geo_tis", "several updates"),
         ({"steps_per_generation": 2}, "geo_tis", "several updates"),
-        ({"importance_sampling_level": "sequence"}, "geo_tis", "narrower than what rounding does"),
+        ({"importance_sampling_level": "sequence"}, "geo_tis", "narrower than the effect of rounding"),
         ({"num_iterations": 2, "rollout_correction": "bypass"}, "bypass", "as asked"),
         ({"rollout_correction": "off"}, "off", "as asked"),
         ({"vllm_importance_sampling_mode": "token_mask"}, "trl", "vllm_importance_sampling_mode is set"),

@@ -86,7 +86,7 @@ TROUBLES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "tool_fails": ({"tools/multiply/failures": 30.0}, ["multiply", "83 %", "raised 5"]),
     "engine_differs": ({"sampling/sampling_logp_difference/mean": 0.05}, ["0.050"]),
-    "engine_draws_oddly": ({"sampling/surprise": 12.3}, ["12.3 nats a token in steps 10 to 12", "where 0.6 would"]),
+    "engine_draws_oddly": ({"sampling/surprise": 12.3}, ["12.3 nats per token in steps 10 to 12", "where 0.6 would"]),
     "cache_is_small": ({"engine/cache_demand": 4.4}, ["4.4 times", "--vllm_gpu_memory_utilization"]),
     "lengths_weighted_unlike": (
         {"correction/masked_episodes/q4": 0.4, "correction/masked_episodes/q1": 0.02},
@@ -98,7 +98,7 @@ TROUBLES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "tool_never_used": ({"tools/multiply/calls": 0.0, "tools/multiply/failures": 0.0}, ["multiply", "60 calls"]),
     "calls_given_up": (
         {"tools/call_frequency": GIVEN_UP, "success": SWAYING},
-        ["has 0.93 of them, and had 1.80", "steps 3 to 12", "0.31 to 0.35"],
+        ["has 0.93 of them, down from 1.80", "steps 3 to 12", "0.31 to 0.35"],
     ),
     "reward_without_success": ({"reward": RISING, "success": 0.1}, ["from 0.17 to 0.60", "0.10 to 0.10"]),
 }

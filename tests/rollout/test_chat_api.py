@@ -225,7 +225,7 @@ LOOKS: list[tuple[Says, str]] = [
     ((404, b"nothing"), "'big-1', or --base_url is not its address up to /v1"),
     ((301, b""), "--base_url is not its address up to /v1"),
     ((400, b"no tools here"), "'big-1' with these tools"),
-    ((200, b"<html>"), "is no OpenAI-compatible one"),
+    ((200, b"<html>"), "is not an OpenAI-compatible endpoint"),
 ]
 
 
@@ -249,7 +249,7 @@ def test_the_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
         endpoint.says = lambda body: (401, f"bad key {KEY}".encode())
         with pytest.raises(ConfigError, match=rf"refuses the key in {KEY_VARIABLE}: HTTP 401, b'bad key \*\*\*'"):
             api.look([], GREEDY)
-    with pytest.raises(EngineError, match=r"gives no reply: .*--base_url"):
+    with pytest.raises(EngineError, match=r"sends no reply: .*--base_url"):
         ChatAPI(endpoint.url, "big-1", 0.2).look([], GREEDY)
     with pytest.raises(EngineError, match="no log-probabilities"):
         run_blocking(api.sample(SampleRequest((0,), 1, (), GREEDY)))

@@ -123,5 +123,5 @@ def test_it_is_known_before_the_first_episode_who_will_speak() -> None:
     silent = speaking(lambda answer: None)
     assert users_speak(None, SimpleNamespace(column_names=("prompt", "user_turns"))) and users_speak(silent, None)
     assert not users_speak(ScriptedTools(ADD), [])
-    with pytest.raises(DataError, match="both would speak"):
+    with pytest.raises(DataError, match="both would write"):
         run(["a"], ["more"], tools=silent)

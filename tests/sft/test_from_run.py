@@ -58,11 +58,11 @@ def test_each_success_is_used_once_and_the_others_are_counted_by_their_reason() 
     first = [one["messages"][0]["content"] for one in found.conversations]
     assert first == ["What is 2 + 3?", "What is 2 - 3?", "Now?", "And now?", "Hello", "Say it.", "Hello"]
     assert str(found) == (
-        "7 of 13 episodes (2 without success; 1 with a question that an earlier one has; 1 with the calls of an earlier "
+        "7 of 13 episodes (2 without success; 1 with the question of an earlier one; 1 with the calls of an earlier "
         "one; 1 with a call that could not be run; 1 without an answer)"
     )
     twice = [record("What is 2 + 3?", add(*numbers)) for numbers in ((2, 3), (3, 2), (2, 3))]
-    assert str(run_examples(twice, near=False)) == "2 of 3 episodes (1 that say what an earlier one says)"
+    assert str(run_examples(twice, near=False)) == "2 of 3 episodes (1 that repeat an earlier one)"
     said = json.dumps(found.conversations[0]["messages"])
     assert "x0" not in said and "tool_call_id" not in said, "families write ids in their own form"
 

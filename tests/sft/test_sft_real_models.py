@@ -186,7 +186,7 @@ def test_ctrl_c_saves_the_step_and_the_command_that_is_shown_goes_on(mini_nano: 
 @pytest.mark.parametrize(
     ("more", "error", "message"),
     [
-        (("--batch_size", "5", "--micro_batch_size", "2"), ConfigError, "5 is no multiple of the 2"),
+        (("--batch_size", "5", "--micro_batch_size", "2"), ConfigError, "5 is not a multiple of the 2"),
         (("--packing", "true"), ConfigError, "packing"),
         (("--chat_template_path", "x.jinja"), ConfigError, "chat_template_path would be saved"),
         (("--learning_rate", "0"), ConfigError, "learning_rate"),

@@ -83,7 +83,7 @@ def test_the_schema_of_a_result_is_not_looked_at() -> None:
 def test_a_listing_without_an_end_is_given_up() -> None:
     """Both at once, since each takes as long as its limit; a busy machine needs some of it to start the server."""
     cases = {
-        "endless-empty": (4.0, "had not come to the end of its tools within 4 s; there were 0 by then"),
+        "endless-empty": (4.0, "did not finish listing its tools within 4 s; there were 0 by then"),
         "never-answers": (3.0, "no answer within 3 s"),
     }
     with ThreadPoolExecutor(len(cases)) as threads:
@@ -108,7 +108,7 @@ def test_what_a_server_says_beside_its_messages_goes_into_the_log_and_is_quoted_
     [
         ("big", "bytes; at most 16,777,216 are read"),
         ("deep", "the server's answer cannot be read: it is nested too deeply"),
-        ("not-a-result", "answered with what is no result (content: "),
+        ("not-a-result", "answered with no valid result (content: "),
     ],
 )
 def test_an_answer_that_cannot_be_used_is_an_error_of_its_call(case: str, says: str) -> None:
@@ -120,7 +120,7 @@ def test_an_answer_that_cannot_be_used_is_an_error_of_its_call(case: str, says: 
 
 
 @pytest.mark.parametrize(
-    ("case", "says"), [("http-big", "more than 16,777,216 bytes"), ("http-packed", "packs its answers")]
+    ("case", "says"), [("http-big", "more than 16,777,216 bytes"), ("http-packed", "compresses its answers")]
 )
 def test_an_answer_over_http_has_the_same_bound(case: str, says: str) -> None:
     port = free_port()

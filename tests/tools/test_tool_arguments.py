@@ -178,7 +178,7 @@ def deep_schema(depth: int) -> dict[str, Any]:
         ({"$id": "http://127.0.0.1:9/a.json", "properties": {"a": {"$ref": "b.json"}}}, "Nothing is fetched from elsewhere"),
         ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "which is not in the schema"),
         ({"properties": {"a": {"$dynamicRef": "#none"}}}, "which is not in the schema"),
-        ({"properties": {"a": {"title": "t", "items": {"$ref": "#/properties/a/title"}}}}, "which is no schema"),
+        ({"properties": {"a": {"title": "t", "items": {"$ref": "#/properties/a/title"}}}}, "which is not a schema"),
         ({"$ref": "#"}, "refers to itself"),
         ({"properties": {"a": {"$ref": "#/properties/a"}}}, "refers to itself"),
         ({"properties": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}}, "$defs": {"b": {"not": {"$ref": "#/properties/a"}}}}, "refers to itself"),

@@ -186,7 +186,7 @@ def test_a_checkpoint_from_elsewhere_begins_a_run_in_its_folder(tmp_path: Path) 
 def test_a_run_does_not_begin_over_the_model_that_it_trains(tmp_path: Path) -> None:
     before = finished(tmp_path)
     for model in (tmp_path, tmp_path / "checkpoint-14"):
-        with pytest.raises(ConfigError, match="lies in the output folder"):
+        with pytest.raises(ConfigError, match="is in the output folder"):
             files.begin_run(tmp_path, None, lambda text: None, model=str(model))
         assert files.begin_run(tmp_path, "auto", lambda text: None, model=str(model)).run == "aa"
     assert tree(tmp_path) == before

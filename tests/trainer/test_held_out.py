@@ -185,7 +185,7 @@ def test_a_training_after_another_begins_at_the_first_row(tmp_path: Path) -> Non
     [
         ({"stop_when": "plateau"}, "stop_when"),
         ({"stop_when": "solved"}, r"stop_when.*eval_steps"),
-        ({"keep": "best"}, "keep goes by held-out success"),
+        ({"keep": "best"}, "keep uses held-out success"),
         ({"eval_steps": 2, "metric_for_best_model": "loss"}, "eval_success"),
         ({"num_iterations": 0}, "num_iterations must be at least 1"),
         ({"rollout_correction": "trl", "vllm_importance_sampling_correction": False}, "leave one of the two out"),

@@ -63,8 +63,8 @@ def test_what_was_measured_after_the_training_is_the_index_of_the_model() -> Non
     made = ModelCard(base_model="owner/base", is_adapter=True, tools=TOOLS, chat="qwen3", **measured)
     text = made.text("my: model")
     assert "| before (greedy) | 0.250 [" in text and "| after (sampled) | 0.333 [" in text
-    assert "trained on, too" not in text
-    assert "\n\n3 of these questions were trained on, too.\n\n" in replace(made, n_trained_on=3).text("m")
+    assert "also trained on" not in text
+    assert "\n\n3 of these questions were also trained on.\n\n" in replace(made, n_trained_on=3).text("m")
     merged = merged_card(text)
     flags = "--enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3"
     assert f"--enable-lora --lora-modules NAME=FOLDER {flags}`" in text

@@ -132,7 +132,7 @@ def test_a_signal_in_the_last_step_is_remembered_saves_what_is_due_and_asks_for_
     trainer = Run(tmp_path, save_strategy=saves, max_steps=2).train(signalled(2))
     assert trainer.stopped_by == "SIGTERM" and trainer.state.global_step == 2
     assert [c.step for c in complete_checkpoints(tmp_path)] == saved
-    assert "go on with --resume_from_checkpoint" not in capsys.readouterr().err
+    assert "resume with --resume_from_checkpoint" not in capsys.readouterr().err
 
 
 def test_another_number_of_processes_goes_on_with_the_recording_and_the_order(
@@ -178,7 +178,7 @@ def test_weights_alone_are_no_run_to_go_on_with(tmp_path: Path) -> None:
     run = Run(tmp_path, max_steps=2, save_only_model=True)
     run.train()
     assert run.train(resume="auto").state.global_step == 2, "nothing is left to train"
-    with pytest.raises(ConfigError, match=r"checkpoint-2 holds weights alone .*--model_name_or_path"):
+    with pytest.raises(ConfigError, match=r"checkpoint-2 holds only weights .*--model_name_or_path"):
         run.train(resume="auto", max_steps=3)
 
 

@@ -103,7 +103,7 @@ def test_a_format_that_refuses_users_is_asked_before_the_first_step(tmp_path: Pa
 
 def test_too_few_rows_for_a_step_are_an_error_and_no_empty_training(tmp_path: Path) -> None:
     few = [{"prompt": "q0", "answer": "0"}]
-    with pytest.raises(DataError, match="the training set has 1 row, but one step takes 2 different prompts"):
+    with pytest.raises(DataError, match="the training set has 1 row, but one step needs 2 different prompts"):
         tiny_trainer(tmp_path, by_length, call_and_answer, rows=few)
 
 

@@ -58,8 +58,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "images to evaluate on": ({}, {"eval_dataset": {"a": PICTURES}}, "a column 'image'"),
     "multimodal logs": ({"log_multimodal": False}, {}, "episodes are text"),
     "num_beams": ({"generation_kwargs": {"do_sample": True, "num_beams": 2}}, {}, "generation_kwargs has num_beams"),
-    "rollout_func": ({}, {"rollout_func": print}, "write what it does as tools or as an environment"),
-    "several environments": ({}, {"environment_factory": {"a": dict, "b": dict}}, r"here all rows have one\. Write"),
+    "rollout_func": ({}, {"rollout_func": print}, "implement it as tools or as an environment"),
+    "several environments": ({}, {"environment_factory": {"a": dict, "b": dict}}, r"rows have the same one\. Write"),
     "an unknown environment": (
         {},
         {"environment_factory": {"counter": Counter}, "train_dataset": UNKNOWN},

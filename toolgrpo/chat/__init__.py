@@ -92,9 +92,9 @@ def resolve_format(tokenizer: Any) -> ChatFormat:
     own = "" if chat.family.knows_tools else own_call(tokenizer)
     if own:
         warnings.warn(
-            f"the {chat.name} chat format speaks to this model in Hermes' words: calls are {chat.call_text!r}, where its chat "
-            f"template prints {own!r}. The model has to learn this form, or be shown it in the prompt. To use its own, set "
-            f"tokenizer.response_template to one that says how its calls are read.",
+            f"the {chat.name} chat format uses Hermes' form of calls with this model: {chat.call_text!r}, where its chat "
+            f"template prints {own!r}. The model has to learn this form, or see it in the prompt. To "
+            f"use the model's own form, set tokenizer.response_template to one that describes its calls.",
             stacklevel=2,
         )
     return chat

@@ -52,7 +52,7 @@ _SHAPES: dict[str, Sequence[tuple[str, str]]] = {
 }
 _QUESTIONS = ("What is 2 + 3?", "\n\n  a\n\n\n\nb\t\t\tc  \r\n", "Grüße, 你好 e\u0301 \U0001f600")
 _WAY_OUT = (
-    "Use the model's original chat template, if this is another; else set tokenizer.chat_template to one that prints system, "
+    "Use the model's original chat template, if this is a different one; else set tokenizer.chat_template to one that prints system, "
     "user and assistant texts alone (calls are then written in Hermes' words), or pass your own format as `chat=` to "
     "ToolGRPOTrainer."
 )
@@ -163,7 +163,7 @@ class _Proof:
         question: list[Message] = [{"role": "user", "content": "q"}]
         prompt = self.tokenizer.decode(self.chat.prompt(question, [schema]), clean_up_tokenization_spaces=False)
         missing = [word for word in (_ONE, "Look something up.", "key") if word not in prompt]
-        self._check(not missing, "a prompt with a tool", f"the model never sees its tools: {missing} is nowhere in it")
+        self._check(not missing, "a prompt with a tool", f"the model never sees its tools: no {missing} in the prompt")
 
     def bridge_extends(
         self, shape: str, answers: Sequence[tuple[str, str]], *, thinking: bool | None = None, system: str = _SYSTEMS[0]
@@ -345,7 +345,7 @@ class _UserProof:
     def _check(self, holds: bool, text: str, what: str) -> None:
         if not holds:
             raise ChatFormatError(
-                f"the {self.chat.name} chat format cannot go on with a user's message with the tokenizer and chat template "
+                f"the {self.chat.name} chat format cannot continue after a user's message with the tokenizer and chat template "
                 f"of {self.tokenizer.name_or_path or 'this model'}: for {text[:60]!r}, {what}. Leave out `user_turns` and "
                 f"next_user_message, or use the model's original chat template, or a model of another family."
             )

@@ -362,7 +362,7 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 _REFUSED = {
-    "<|vision_start|>": "it takes images, which toolgrpo does not",
+    "<|vision_start|>": "it takes images, which toolgrpo does not support",
     "<|START_ACTION|>": "its form of calls is not read yet",
     "<atem:": "its form of calls is not read yet",
 }
@@ -390,4 +390,4 @@ def family_of(template: str) -> Family | None:
 def refusal_of(template: str) -> str:
     """Why no family reads this template, in words that finish "it is of no family that toolgrpo supports: ..."."""
     known = next((why for sign, why in _REFUSED.items() if sign in template), None)
-    return known or "nothing in it is a sign of a known one (ChatML's <|im_start|>, Llama's <|start_header_id|>, ...)"
+    return known or "it has no marker of a known family (ChatML's <|im_start|>, Llama's <|start_header_id|>, ...)"

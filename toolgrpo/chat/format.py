@@ -55,8 +55,8 @@ class TemplateFormat:
         self.control = control = self._encoder.control
         if family.ends[0] not in control:
             raise ChatFormatError(
-                f"the {family.name} chat format ends a turn with {family.ends[0]}, which is no single token of this "
-                f"tokenizer; use a tokenizer of the model's own family"
+                f"the {family.name} chat format ends a turn with {family.ends[0]}, which is not a single "
+                f"token of this tokenizer; use a tokenizer of the model's own family"
             )
         self.text_of_end = family.ends[0]  # of the token that closes a turn
         ends = (*family.ends, *_ENDS_OF_TEXT, tokenizer.eos_token)
@@ -126,9 +126,9 @@ class TemplateFormat:
         if MARK not in text or end is None:
             ends = " or ".join(self._decode([end]) for end in self.stop_ids)
             raise ChatFormatError(
-                f"the {self.name} chat format cannot go on with a user's message: the model ends an answer with {ends}, and "
-                f"behind an answer that a user replies to its chat template prints {self._decode(following[:4])!r}, so what was "
-                f"sampled would have to be written anew. Leave out `user_turns` and next_user_message, or use a model of another "
+                f"the {self.name} chat format cannot continue after a user's message: the model ends an answer with {ends}, but "
+                f"after an answer that a user replies to, its chat template prints {self._decode(following[:4])!r}, so "
+                f"sampled tokens would have to change. Leave out `user_turns` and next_user_message, or use a model of another "
                 f"family."
             )
         return following[end:]

@@ -89,7 +89,7 @@ def _load(described: dict[str, Any] | None) -> ResponseTemplate | None:
     try:
         template = load_response_template(described)
     except ValueError as error:
-        raise ChatFormatError(f"the tokenizer's response template is not one: {error}") from error
+        raise ChatFormatError(f"the tokenizer's response template is not valid: {error}") from error
     calls = template.fields.get(CALLS)
     return None if calls is None or calls.open_re is None or calls.close_re is None else template
 

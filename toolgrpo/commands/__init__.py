@@ -1,6 +1,4 @@
-"""Commands: arguments, files of settings, what a terminal shows,
-and the commands themselves.
-"""
+"""The commands, their arguments, settings files and terminal output."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class ScriptArguments(Options, theme="tools"):
         None, "Data: a file, a hub id or a task set (arithmetic, gsm8k).", theme="data"
     )
     dataset_split: str = option("train", "Split to train on.", theme="data")
-    max_rows: int | None = option(None, "Most rows to use.", theme="data", **at_least(1))
+    max_rows: int | None = option(None, "Maximum number of rows to use.", theme="data", **at_least(1))
     system_prompt: str | None = option(None, "System message of rows that have none.", theme="data")
     eval_dataset_id_or_path: str | None = option(
         None, "Data to measure success on; default: the held-out split of the training data.", theme="evaluation"
@@ -129,7 +129,7 @@ class ScriptArguments(Options, theme="tools"):
             if self.reward and self.reward_function_name not in self.reward:
                 raise ConfigError(
                     f"--reward_function_name {self.reward_function_name} names a function of --reward_fn FILE.py, which "
-                    f"is not given; a built-in of that name goes to --reward, beside {', '.join(self.reward)}"
+                    f"is not given; give a built-in of that name to --reward, beside {', '.join(self.reward)}"
                 )
             self.reward = self.reward or [self.reward_function_name]
         if not self.reward:
@@ -140,7 +140,9 @@ class ScriptArguments(Options, theme="tools"):
         """Refuse what an agent has no use for: it brings its own tools."""
         if self.agent is None:
             if self.agent_host != ScriptArguments.agent_host:
-                raise ConfigError("--agent_host is where an agent connects to, and there is none; give --agent too")
+                raise ConfigError(
+                    "--agent_host is the address that an agent connects to, but there is no agent; give --agent too"
+                )
             return
         if not self.agent.strip():
             raise ConfigError("--agent is given without a value; give FILE.py or a command line, or leave the flag out")
@@ -219,8 +221,8 @@ def reward_is_given(given: Given) -> None:
     script = _script(given)
     if script.reward == ["tool_result"] and script.reward_is_default:
         raise ConfigError(
-            "no reward is given, and it decides what the model learns: --reward exact_match (the answer stands in the final "
-            "response), tool_result (the last tool response is the answer, whatever the model says after it) or another "
+            "no reward is given, and the reward decides what the model learns: give --reward exact_match (the answer is in "
+            "the final response), tool_result (the last tool response is the answer, whatever the model says after it) or another "
             "built-in (docs/how-to/rewards.md), or --reward_fn my_reward.py"
         )
 
@@ -331,7 +333,7 @@ def trackers(given: Given) -> None:
     for name in report_to if isinstance(report_to, list) else [report_to or "none"]:
         if name not in (*TRACKERS, "all", "none"):
             raise ConfigError(
-                f"report_to {name} is no tracker; there are {', '.join(TRACKERS)}, all and none; the nearest is "
+                f"report_to {name} is not a tracker; there are {', '.join(TRACKERS)}, all and none; the nearest is "
                 f"{nearest(str(name), TRACKERS)[0]!r}"
             )
 
@@ -365,9 +367,7 @@ def no_endpoint(given: Given) -> None:
     if known["engine"] == CHAT_API:
         raise ConfigError(NO_TOKENS)
     if known["base_url"]:
-        raise ConfigError(
-            f"base_url {known['base_url']} is asked by `toolgrpo evaluate` and `check` alone; leave it out"
-        )
+        raise ConfigError(f"base_url {known['base_url']} is used only by `toolgrpo evaluate` and `check`; leave it out")
 
 
 def endpoint(given: Given) -> None:
@@ -377,12 +377,12 @@ def endpoint(given: Given) -> None:
     asked = [name for name in named if name_at_endpoint(str(known[name]), known["engine"]) is not None]
     if asked and not known["base_url"]:
         raise ConfigError(
-            f"{asked[0]} {known[asked[0]]} is a model behind a chat endpoint, and base_url does not say where that is; add "
+            f"{asked[0]} {known[asked[0]]} is a model behind a chat endpoint, but base_url does not give its address; add "
             f"--base_url https://HOST/v1"
         )
     if known["base_url"] and not asked:
         raise ConfigError(
-            f"base_url {known['base_url']} is given, and nothing is asked there; add --engine {CHAT_API}, or "
+            f"base_url {known['base_url']} is given, but nothing uses it; add --engine {CHAT_API}, or "
             f"--baseline {_AT_ENDPOINT}NAME to `toolgrpo evaluate`"
         )
     if str(known["model_name_or_path"]).startswith(_AT_ENDPOINT):
@@ -393,7 +393,7 @@ def endpoint(given: Given) -> None:
     for name in ("agent", "context", "estimate", "card") if asked else ():
         if known.get(name):
             raise ConfigError(
-                f"{name} goes by a model that we run, and {asked[0]} {known[asked[0]]} is behind a chat endpoint; leave "
+                f"{name} needs a model that toolgrpo runs, but {asked[0]} {known[asked[0]]} is behind a chat endpoint; leave "
                 f"{name} out"
             )
 
@@ -417,7 +417,7 @@ def output_folder(given: Given) -> None:
     card = folder / "README.md"
     if given.command in ("train", "sft") and card.is_file() and card.read_bytes()[:3] != b"---":
         raise ConfigError(
-            f"output_dir {folder} has a README.md that is no model's card, and the card would replace it; give another folder"
+            f"output_dir {folder} has a README.md that is not a model card, and the model card would replace it; give another folder"
         )
     if folder.is_dir() and not known.get("dry_run"):
         claim_folder(folder).release()

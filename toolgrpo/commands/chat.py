@@ -45,7 +45,7 @@ from toolgrpo.tools.arguments import signatures_text
 from toolgrpo.tools.base import ToolProvider, ToolSession
 from toolgrpo.trainer.config import ModelConfig
 
-_COMMANDS = "/reset begins anew, /tools lists the tools, /save FILE.jsonl keeps this; Ctrl-C stops an answer, Ctrl-D or /quit ends it"
+_COMMANDS = "/reset starts over, /tools lists the tools, /save FILE.jsonl saves the conversation; Ctrl-C stops an answer, Ctrl-D or /quit ends it"
 
 
 def chat_arguments(given: Given) -> tuple[ScriptArguments, EvaluationConfig, ModelConfig]:
@@ -147,7 +147,7 @@ class ChatTools:
             if command == "/tools":
                 self.terminal.say(signatures_text(self.schemas) or "none")
             elif command == "/save" and not self.messages:
-                self.terminal.say("nothing was said yet")
+                self.terminal.say("the conversation is empty")
             elif command == "/save":
                 self._save(Path(rest or "chat.jsonl").expanduser())
             elif command.startswith("/"):
@@ -162,7 +162,7 @@ class ChatTools:
         self.kept = self.messages[: said[-1]] if len(said) > 1 else []
         self.messages = [*self.kept]
         self.stopping = False
-        self.terminal.say("stopped; your last message is forgotten" + (", the rest goes on" if self.kept else ""))
+        self.terminal.say("stopped; your last message is removed" + (", the rest goes on" if self.kept else ""))
 
     def _line(self) -> str:
         """Return a line that was typed, with its end; Ctrl-C begins another, and none is left after Ctrl-D."""
@@ -277,7 +277,7 @@ async def converse(runner: EpisodeRunner, chat: ChatTools, thinking: bool | None
                 chat.terminal.say(trajectory.failure)
             if not chat.ended:
                 chat.terminal.say(
-                    f"the conversation has ended ({trajectory.stop_reason}); the next line begins another"
+                    f"the conversation has ended ({trajectory.stop_reason}); the next line starts another"
                 )
     finally:
         signal.signal(signal.SIGINT, before)

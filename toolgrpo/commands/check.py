@@ -123,14 +123,14 @@ class Preflight:
                 self.report.add("reward", **reward.function.agreement())
             checked = check_gold(some, reward)
             if checked is not None:
-                said = f"{reward.name}: the gold answers of {checked} rows score full marks"
+                said = f"{reward.name}: the gold answers of {checked} rows get full marks"
                 self.report.add("reward", said, rows=checked)
         if all(isinstance(reward.function, Judge) for reward in rewards):
             return self._sandbox(rewards)  # an episode that is made up has no siblings
         try:
             self.made_up(list(some.select(range(min(len(some), 20)))), rewards, calls=tools is not None or by_agent)
         except ToolGRPOError as error:
-            said = f"cannot be asked about an episode that was made up: {error}"
+            said = f"cannot be tried on a made-up episode: {error}"
             self.report.add("reward", said, warning="If real episodes have what it needs, nothing is wrong")
         self._sandbox(rewards)
 
@@ -141,8 +141,8 @@ class Preflight:
         lengths = [prompts.length(row, prompts.schemas(row)) for row in some]
         add_prompts(self.report, lengths, trainer.engine.max_model_len, trainer.args.max_completion_length)
         if "wandb" in trainer.args.report_to and not has_wandb_login():
-            said = "wandb has no login here, so a run would go on without it"
-            self.report.add("trackers", said, warning="`wandb login`, WANDB_API_KEY, or WANDB_MODE=offline")
+            said = "wandb has no login here, so a run would continue without it"
+            self.report.add("trackers", said, warning="Run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline")
 
     def made_up(self, rows: list[dict[str, Any]], rewards: Sequence[Reward], *, calls: bool) -> None:
         """Compare the scores of gold answers, however they may be written, with that of nonsense."""
@@ -365,7 +365,7 @@ class CheckRun(Preflight):
         self.report.add("context", f"{window}{guessed}", longest_prompt=window.longest_prompt, context=window.tokens)
         self.add_memory(found)
         if found.cache is not None:
-            warning = f"Some would be computed again ({MORE_ROOM})" if found.cache.demand > 2 else ""
+            warning = f"Some episodes would be computed again ({MORE_ROOM})" if found.cache.demand > 2 else ""
             failure = f"vLLM does not start ({MORE_ROOM})" if found.cache.tokens < found.cache.window else ""
             self.report.add("cache", str(found.cache), warning=warning, failure=failure, tokens=found.cache.tokens)
 
@@ -468,7 +468,7 @@ class CheckRun(Preflight):
 
     def _estimate_time(self, episodes: int, episode_s: float) -> None:
         rollout_s = episode_s * episodes
-        said = f"a rollout of {episodes} episodes about {rollout_s:.1f} s; the training pass was not tried"
+        said = f"a rollout of {episodes} episodes takes about {rollout_s:.1f} s; the training pass was not tried"
         self.report.add("time", said, rollout_s=rollout_s)
 
 

@@ -99,7 +99,7 @@ class CheckReport:
 def add_tried(report: CheckReport, tried: Tried) -> None:
     """Add a line for each fault that drawn arguments found, or one for all tools."""
     for fault in tried.faults:
-        warning = "A model will draw worse: mend it, or leave the tool out"
+        warning = "A model will send worse arguments: fix the tool, or leave it out"
         report.add("tools", f"{fault.tool}: {fault.said}", warning=warning, tool=fault.tool, fault=fault.kind)
     silent = [name for name, n in tried.answered.items() if not n]
     answered = len(tried.answered) - len(silent)
@@ -146,7 +146,7 @@ def add_calls(report: CheckReport, facts: Untrained, batch: RolloutBatch, tool_n
         warning = f"Teach the form first (toolgrpo sft), put worked examples before the questions{accept}"
     elif why is not None:
         said += why
-        warning = f"Go on with `toolgrpo sft` until most calls can be run ({page_here('calls-that-fail')})"
+        warning = f"Continue `toolgrpo sft` until most calls can be run ({page_here('calls-that-fail')})"
     elif max(facts.malformed.total(), facts.failed.total()) > facts.calls / 2:
         warning = "Read some in `toolgrpo evaluate`, and fix what the tools say"
     numbers: dict[str, Any] = {"calling": facts.calling, "calls": facts.calls, "malformed": dict(facts.malformed)}
@@ -160,7 +160,7 @@ def add_budget(
     results = [result for trajectory in batch.trajectories for result in trajectory.results]
     if results:
         lengths, cut = [length(result.content) for result in results], sum(result.truncated for result in results)
-        warning = "Raise --max_tool_response_tokens, or let tools say less" if cut > len(results) / 4 else ""
+        warning = "Raise --max_tool_response_tokens, or make tools return less" if cut > len(results) / 4 else ""
         said = f"tokens of {len(results)} results: {spread(lengths)}; {cut} were cut"
         report.add("results", said, warning=warning, cut=cut, longest=max(lengths))
     in_turn = sum(cut_in_turn(trajectory, limits) for trajectory in batch.trajectories)
@@ -178,7 +178,7 @@ def add_budget(
     report.add("length", said, warning=warning, stops=dict(facts.stops))
     if facts.copied:
         said = f"{facts.copied} of {len(batch)} episodes end with a copy of the last result in its <tool_response> tags"
-        report.add("answers", said, warning="Ask for an answer in --system_prompt, or show some first (toolgrpo sft)")
+        report.add("answers", said, warning="Ask for answers in --system_prompt, or show some first (toolgrpo sft)")
     if facts.stops["engine_failure"]:
         report.add("engine", f"{facts.stops['engine_failure']} episodes were lost", failure="See the log")
 
@@ -191,8 +191,8 @@ def add_success(report: CheckReport, facts: Untrained) -> None:
     warning = ""
     if facts.never:
         of = ", ".join(f"{task} ({n})" for task, n in facts.never.items())
-        said += f"; not one episode succeeds of task {of}"
-        warning = "Groups of these teach nothing yet: show them first (toolgrpo sft), or begin with easier ones"
+        said += f"; no episode succeeds of task {of}"
+        warning = "These rows teach nothing yet: show worked calls first (toolgrpo sft), or use easier rows"
     numbers: dict[str, Any] = {"pass_1": facts.pass_1, "pass_k": facts.pass_k, "k": facts.k, "live": facts.live}
     report.add("success", said, warning=warning, **numbers)
 
@@ -212,7 +212,7 @@ def add_road(
         ", held-out ones too (eval_share): first put those into a file of their own" if "eval_share" in draw else ""
     )
     said, do = {
-        Road.LEAVE: (f"{_percent(facts.pass_1)} of the episodes succeed", "Take harder rows, if there are any"),
+        Road.LEAVE: (f"{_percent(facts.pass_1)} of the episodes succeed", "Use harder rows, if there are any"),
         Road.REINFORCE: (
             f"{groups}, so {_percent(low)} to {_percent(high)} of all"
             + ("" if whole_run_s is None else f"; the whole run takes about {duration(whole_run_s)}")
@@ -220,18 +220,18 @@ def add_road(
             "",
         ),
         Road.MEND: (
-            f"hardly a success, and most calls that go wrong do so for one cause, {cause}",
+            f"hardly any success, and most failed calls have one cause, {cause}",
             f"Read them: {draw} --output_dir outputs/calls; toolgrpo show outputs/calls/model --cause {cause}",
         ),
         Road.OWN: (
             f"{groups}, which is rare",
-            f"Draw more of these rows{shared}, and learn from them: {draw} --samples 16 --output_dir outputs/own; "
+            f"Sample more episodes of these rows{shared}, and learn from them: {draw} --samples 16 --output_dir outputs/own; "
             f"{teach} --from_run outputs/own",
         ),
         Road.SHOW: (
-            "where a group fails, all of it fails, and there is nothing to reinforce",
-            f"Take easier rows, or {teach} --dataset_id_or_path WORKED.jsonl, with system messages as in a training; a larger model can play them "
-            f"({page_here('where-every-try-fails', page='docs/background/dead_groups.md')})",
+            "where a group fails, all its episodes fail, so there is nothing to reinforce",
+            f"Use easier rows, or {teach} --dataset_id_or_path WORKED.jsonl, with system messages as in a training; a larger model can play them "
+            f"({page_here('where-every-episode-fails', page='docs/background/dead_groups.md')})",
         ),
     }[road]
     report.add("road", f"{road}: {said}", warning=do, road=road.value, whole_run_s=whole_run_s, **numbers)
@@ -258,7 +258,7 @@ def add_agreement(report: CheckReport, differences: Sequence[float], largest: fl
     difference = fmean(differences)
     said = f"{when}; log-probabilities of engine and trainer differ by {difference:.1e} on average"
     failure = (
-        f"They should be one model: see {page_here(page='docs/how-to/engines.md')}" if difference > largest else ""
+        f"Both should hold one model: see {page_here(page='docs/how-to/engines.md')}" if difference > largest else ""
     )
     report.add("weights", said, failure=failure, difference=difference)
 

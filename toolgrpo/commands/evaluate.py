@@ -121,7 +121,7 @@ class EvaluationRun:
         if had is not None:
             raise ConfigError(
                 f"eval_share {self.script.eval_share:g} with seed {self.config.seed} holds out other rows than the run of "
-                f"{self.model.model_name_or_path}, which trained on some of them; give what it had: {had}"
+                f"{self.model.model_name_or_path}, which trained on some of them; give the values of that run: {had}"
             )
 
     def _measure(self, name: str, rows: Dataset, label: str) -> ModelReport | CheckReport:
@@ -239,7 +239,7 @@ def _check_lost(report: ModelReport, most: float | None, folder: Path) -> None:
     lost, n = sum(one.dropped == DropCause.ENDPOINT for one in report.episodes), len(report.episodes)
     if most is not None and lost > most * n:
         raise TooManyDroppedError(
-            f"the endpoint lost {lost} of {n} episodes of {report.model}, after retries; {folder}/episodes.jsonl has why "
-            f"(toolgrpo show {shlex.quote(str(folder))} --cause dropped). Measure again, with a smaller --max_concurrent_episodes or a larger "
+            f"the endpoint lost {lost} of {n} episodes of {report.model}, after retries; {folder}/episodes.jsonl has "
+            f"the causes (toolgrpo show {shlex.quote(str(folder))} --cause dropped). Measure again, with a smaller --max_concurrent_episodes or a larger "
             f"--engine_timeout, or raise max_infrastructure_failures (now {most:g})"
         )

@@ -63,7 +63,7 @@ def export_lines(given: Given) -> Iterator[str]:
     (asked,) = given.made((ExportArguments,))
     source, merged = Path(asked.folder), None if asked.merge is None else Path(asked.merge)
     if not (source / "config.json").is_file() and not is_adapter(source):
-        raise ConfigError(f"{source} holds no trained model; give the output_dir of a training that has ended")
+        raise ConfigError(f"{source} holds no trained model; give the output_dir of a finished training")
     if merged is None and is_adapter(source):
         raise ConfigError(f"{source} holds a LoRA adapter; say where the whole weights go with --merge FOLDER")
     if merged is not None and not is_adapter(source):
@@ -166,8 +166,8 @@ def _template(chat: ChatFormat, tokenizer: Any, schemas: Sequence[Mapping[str, A
     block = f"\n<tool_response>\n{_RESULT}\n</tool_response>"
     if str(tokenizer.decode(after)) != f"\n<|im_start|>user{2 * block}{_END}{header}":
         raise ConfigError(
-            f"one is written for ChatML with results in <tool_response> (Qwen2.5, Qwen3, plain ChatML), and this is the "
-            f"{chat.name} chat format; Ollama's own template of the base model may do (ollama show --modelfile BASE)"
+            f"a Modelfile is written only for ChatML with results in <tool_response> (Qwen2.5, Qwen3, plain ChatML), but this "
+            f"is the {chat.name} chat format; Ollama's own template of the base model may do (ollama show --modelfile BASE)"
         )
 
     def opening(system: bool, shown: Sequence[Mapping[str, Any]]) -> str:

@@ -212,7 +212,7 @@ def _values_of_words(
 def _value(flag: Flag, behind: Sequence[str]) -> Any:
     """Return the value of a flag, from the words behind it; raise ValueError."""
     if flag.of_training:
-        raise ValueError("is read by a training alone; leave it out here (a training's YAML file may have it)")
+        raise ValueError("is only read in training; leave it out here (a YAML file for training may have it)")
     bare = True if flag.is_switch else flag.bare
     if not behind and bare is not None:
         return bare
@@ -283,7 +283,7 @@ def _unknown_keys(content: Iterable[GivenKey], known: Mapping[str, Flag]) -> lis
             continue
         instead = answer_to(given.name) or f"the nearest known key is {nearest(given.name, known)[0]!r}"
         if given.name in HEADINGS and given.heading is not None:
-            instead = f"it is a heading, and stands one level too deep, under {given.heading!r}: indent it less"
+            instead = f"it is a heading that is one level too deep, under {given.heading!r}: indent it less"
         complaints.append(f"{given.where}: unknown key {given.name!r}; {instead}")
     return complaints
 

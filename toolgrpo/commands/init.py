@@ -37,7 +37,7 @@ def init(given: Given) -> int:
     for name in ("hold_out", "allow_writes", "writer", "writer_model"):
         if given.values.get(name):
             raise ConfigError(
-                f"--{name} is about tools to draw rows from, and none are named; add --tools_script FILE.py"
+                f"--{name} applies to tools to draw rows from, but no tools are named; add --tools_script FILE.py"
             )
     if given.values.get("skills"):
         if len(words) > 1:
@@ -53,7 +53,7 @@ def init(given: Given) -> int:
     )
     print(f"{folder}/ has {', '.join(sorted(file.name for file in folder.iterdir()))}")
     page = page_here(page="docs/tutorials/half_an_hour.md") if name == "shop" else folder / "README.md"
-    print(f"Go on with {page}")
+    print(f"Next: read {page}")
     return 0
 
 
@@ -76,7 +76,7 @@ def _draw(folder: Path, tools: dict[str, str], given: Given) -> int:
 
     url, model = (given.values.get(name) for name in ("writer", "writer_model"))
     if bool(url) is not bool(model):
-        raise ConfigError("--writer URL and --writer_model NAME belong together: the address, and what it is asked for")
+        raise ConfigError("--writer URL and --writer_model NAME belong together: the address and the model there")
     new = not folder.exists()
     check_output_folder(folder, "the rows", "toolgrpo init FOLDER")
     hold_out = [name for name in str(given.values.get("hold_out") or "").split(",") if name]
@@ -110,5 +110,5 @@ def _draw(folder: Path, tools: dict[str, str], given: Given) -> int:
         raise
     n = {"train.jsonl": len(drawn.train), "heldout.jsonl": len(drawn.held_out)}
     print(f"{folder}/ has {', '.join(f'{name} ({rows} rows)' for name, rows in n.items())}, config.yaml, README.md")
-    print(f"Go on with: toolgrpo check --config {shlex.quote(str(config))}")
+    print(f"Next: toolgrpo check --config {shlex.quote(str(config))}")
     return 0

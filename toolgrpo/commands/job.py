@@ -251,7 +251,7 @@ class Job:
 
     @property
     def dropout(self) -> str:
-        said = f"lora_dropout {self.model.lora_dropout:g}: the training pass scores another policy than sampled; 0 is exact"
+        said = f"lora_dropout {self.model.lora_dropout:g}: the training pass scores a different policy than the sampled one; 0 is exact"
         return said if self.model.use_peft and self.model.lora_dropout else ""
 
     def peft_config(self) -> Any:

@@ -96,7 +96,7 @@ def data_lines(given: Given) -> Iterator[str]:
             wrong = rows_without_their_tools(tools, rows)
             if wrong:
                 told = rows_and_reasons(wrong, places_of(rows, wrong).__getitem__)
-                raise DataError(f"{len(wrong)} rows do not suit the tools: {told}")
+                raise DataError(f"{len(wrong)} rows do not fit the tools: {told}")
         written = _as_the_model_sees(asked.model_name_or_path, tools)
         for number, place in places_of(rows, range(min(asked.show, len(rows)))).items():
             row: dict[str, Any] = rows[number]

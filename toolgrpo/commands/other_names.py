@@ -92,7 +92,7 @@ ANSWERS: Mapping[str, str] = {  # keys that may mean several things, or nothing 
     "mixed_precision": "write bf16: true (or fp16: true)",
     "use_lora": "write use_peft: true",
     "env": "it holds `NAME: value` lines, in a config that you give (never in the run.yaml of a run)",
-    "datasets": "write the data sets into a mixture file and give that as dataset_id_or_path (docs/how-to/data.md)",
+    "datasets": "write the datasets into a mixture file, and give it as dataset_id_or_path (docs/how-to/data.md)",
     "dataset_mixture": "write `datasets:` as TRL has it, with path, name, split, columns and fraction of each",
     "dataset_config": "it belongs to a dataset_name, and there is none",
     "dataset_prompt_column": "rename that column of the rows to `prompt`",

@@ -67,8 +67,8 @@ def replay_arguments(given: Given) -> tuple[ReplayArguments, ScriptArguments, Re
     its_own = [f"{spec} ({name})" for name, spec in runs if lies_in(folder, name, spec)]
     if its_own and not replay.run_its_files:
         raise ConfigError(
-            f"{folder} itself holds what the replay would run: {', '.join(its_own)}. Read it, and if you trust it give "
-            f"--run_its_files"
+            f"{folder} itself holds files that the replay would run: {', '.join(its_own)}. Read them, and if you "
+            f"trust them, give --run_its_files"
         )
     return replay, script, config, given
 
@@ -233,7 +233,7 @@ class ReplayRun:
             self.terminal.say("the same tokens")
             return False
         turn = sum(one.start <= place for one in self.then.turns)
-        self.terminal.say(f"they part at token {place} after the prompt, in turn {max(1, turn)}")
+        self.terminal.say(f"they diverge at token {place} after the prompt, in turn {max(1, turn)}")
         self._say_number("reward together", self.record.get("reward_given"), scored.total)
         return True
 

@@ -70,7 +70,7 @@ def run_values(text: str) -> Mapping[str, Any]:
 def keep_run_config(text: str, output_dir: Path, run: str | None = None) -> None:
     """Write `run_text` into the output folder, with the identity of the run."""
     path = output_dir / RUN_FILE
-    with storage_errors(f"what the run was given ({path})", output_dir):
+    with storage_errors(f"the settings of the run ({path})", output_dir):
         write_whole(path, text + (f"{RUN_ID}: {run}\n" if run else ""), mode=0o600)
 
 
@@ -150,7 +150,7 @@ def config_of_run(folder: Path) -> Path:
         if (place / RUN_FILE).is_file():
             return place / RUN_FILE
     raise ConfigError(
-        f"{folder} has no {RUN_FILE}, which says what its run was given; give that with --config FILE.yaml"
+        f"{folder} has no {RUN_FILE}, which has the settings of its run; give them with --config FILE.yaml"
     )
 
 

@@ -66,9 +66,7 @@ class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
         self.__dict__.update(settled_device(self.__dict__))
         for name in ("packing", "eval_packing", "padding_free", "assistant_only_loss"):
             if getattr(self, name):
-                raise ConfigError(
-                    f"{name} belongs to how TRL makes tokens itself, and has no effect here; leave it out"
-                )
+                raise ConfigError(f"{name} belongs to TRL's own tokenization and has no effect here; leave it out")
         if self.chat_template_path:
             raise ConfigError(
                 "chat_template_path would be saved with the model and not trained on; write the template into the model's "
@@ -146,7 +144,7 @@ def _with_batch(sft: SFTArguments, config: ToolSFTConfig) -> ToolSFTConfig:
     at_once = at_a_time * config.world_size
     if sft.batch_size % at_once:
         raise ConfigError(
-            f"batch_size {sft.batch_size} is no multiple of the {at_once} conversations that "
+            f"batch_size {sft.batch_size} is not a multiple of the {at_once} conversations that "
             f"{config.world_size} process{'' if config.world_size == 1 else 'es'} take at once; change it, or "
             f"--micro_batch_size"
         )
@@ -267,7 +265,7 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
     exit_code = 0
     if stop.stopped_by is not None and step < trainer.state.max_steps:
         exit_code = 130 if stop.stopped_by is signal.SIGINT else 0
-        progress.say(f"stopped by {stop.stopped_by.name} after step {step}, which is saved; go on with")
+        progress.say(f"stopped by {stop.stopped_by.name} after step {step}, which is saved; resume with")
         progress.say(f"  {resume_command('sft', folder)}")
     return SFTResult(losses, folder, exit_code)
 

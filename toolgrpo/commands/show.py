@@ -62,7 +62,7 @@ def recording_in(folder: Path) -> Path:
             return place
     if not folder.is_dir():
         raise ConfigError(
-            f"{folder} is no folder; give the output folder of a run (the working folder is {Path.cwd()})"
+            f"{folder} is not a folder; give the output folder of a run (the working folder is {Path.cwd()})"
         )
     raise ConfigError(
         f"{folder} holds no episodes.jsonl; give the output folder of a run that recorded its episodes "
@@ -145,7 +145,7 @@ def _write_examples(folder: Path, asked: ShowArguments, console: Console) -> Non
     if any(one["offered"] is not None or one["hidden"] for one in found.conversations):
         _say(
             console,
-            "some episodes were shown tools of their own, which rows of messages cannot say; --from_run goes by them",
+            "some episodes had their own tools, which rows of messages cannot hold; --from_run uses them",
         )
         rows = f"--from_run {shlex.quote(str(folder))}"
     known = read_run(run_file(folder) or run_file(folder.parent))

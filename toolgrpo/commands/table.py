@@ -108,11 +108,11 @@ class InitArguments(Options, theme="written"):
     allow_writes: bool = allow_writes_option("rows")
     writer: str | None = option(
         None,
-        "Address of an OpenAI-compatible endpoint, up to /v1, which words the questions.",
+        "Address of an OpenAI-compatible endpoint, up to /v1, that words the questions.",
         theme="rows",
         **CHAT_ADDRESS,
     )
-    writer_model: str | None = option(None, "Model that it is asked for.", theme="rows")
+    writer_model: str | None = option(None, "Model to use at that endpoint.", theme="rows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ class EvaluationArguments(Options, theme="measurement"):
         self.ks = sorted(set(self.ks or (1, self.samples)))
         wrong = [k for k in self.ks if not 1 <= k <= self.samples]
         if wrong:
-            raise ConfigError(f"ks must lie between 1 and samples ({self.samples}), got {wrong[0]}; raise --samples")
+            raise ConfigError(f"ks must be between 1 and samples ({self.samples}), got {wrong[0]}; raise --samples")
         if self.fail_if and not self.baseline:
             raise ConfigError(
                 f"fail_if {self.fail_if} compares with a baseline, and none is given; add --baseline MODEL"
@@ -167,7 +167,7 @@ class ReplayArguments(Options, theme="replayed"):
     folder: str = option("", "Output folder of the run.")
     episode: int = option(-1, "Number of the episode.")
     with_model: str | None = option(None, "Sample the whole episode again with this model: a folder, hub id or name.")
-    all: bool = option(False, "Ask the rewards about every recorded episode, as a table (instead of EPISODE).")
+    all: bool = option(False, "Apply the rewards to every recorded episode, as a table (instead of EPISODE).")
     run_its_files: bool = option(
         False, "Run Python files in the recording's folder, which the author of the recording wrote."
     )
@@ -186,7 +186,7 @@ class ShowArguments(Options, theme="shown"):
         None, "Show the N episodes of the step with the least reward (5).", bare=5, **at_least(1)
     )
     best: int | None = option(None, "Show the N episodes of the step with the most reward (5).", bare=5, **at_least(1))
-    cause: str | None = option(None, "Show episodes that ended so or met this, e.g. timeout, length, invalid_json.")
+    cause: str | None = option(None, "Show episodes with this end or error, e.g. timeout, length, invalid_json.")
     successes: bool = option(False, "Show episodes that succeeded.")
     as_examples: str | None = option(None, "File (.jsonl) to write the successes of any step to, for `toolgrpo sft`.")
     tokens: bool = option(False, "Show tokens, coloured by their probability.")
@@ -207,7 +207,7 @@ class ReportArguments(Options, theme="page"):
     other: str | None = option(None, "Output folder of a second run, to compare the two.")
     out: str | None = option(None, "HTML file to write; default: OUTPUT_DIR/report.html.")
     most_episodes: int | None = option(
-        None, "Most episodes shown, evenly spread over the steps of a longer run; default: 12000.", **at_least(1)
+        None, "Maximum episodes shown, evenly spread over the steps of a longer run; default: 12000.", **at_least(1)
     )
     live: bool = option(False, "Serve the page to this machine only, and follow the run.")
     port: int = option(0, "Port to serve it on, with --live; 0: a free one.")
@@ -237,7 +237,7 @@ class GatewayArguments(Options, theme="where"):
         8000,
         "Port to listen on; 0: a free one.",
         allowed=lambda port: 0 <= port < 65536,
-        wrong="--{name} must lie between 0 and 65535, got {value}",
+        wrong="--{name} must be between 0 and 65535, got {value}",
     )
     host: str = option("127.0.0.1", "Interface to listen on; change it to admit other machines.")
     api_key: str | None = option(
@@ -264,7 +264,7 @@ class SFTArguments(Options, theme="data"):
 
     dataset_id_or_path: str | None = option(None, "Conversations: a file, a folder or a hub id.")
     from_run: str | None = option(
-        None, "Output folder of a run, whose successful episodes are the conversations; each kind once.", **_SOME_TEXT
+        None, "Output folder of a run; its different successful episodes are the conversations.", **_SOME_TEXT
     )
     dataset_split: str = option("train", "Split to train on.")
     tools_script: str | None = option(None, "Python file with the tools of conversations that name none.")
@@ -293,7 +293,7 @@ class SFTOptions(Options, theme="training"):
 
     max_length: int | None = option(
         None,
-        "Most tokens of a conversation; default: the model's context window. A longer one is an error.",
+        "Maximum tokens of a conversation; default: the model's context window. A longer one is an error.",
         theme="data",
     )
     learning_rate: float | None = option(
@@ -326,7 +326,7 @@ COMMANDS: Mapping[str, Command] = {
             purpose="write a task to begin with, or rows drawn from your tools",
             run="init:init",
             positional={"task": f"[{'|'.join(TASKS)}]", "folder": "[FOLDER]"},
-            asks=f"say which task, and into which folder: toolgrpo init [{'|'.join(TASKS)}] [FOLDER]",
+            asks=f"name a task and a folder: toolgrpo init [{'|'.join(TASKS)}] [FOLDER]",
             classes=(InitArguments,),
             themes=("written", "rows"),
         ),
@@ -358,7 +358,7 @@ COMMANDS: Mapping[str, Command] = {
         ),
         Command(
             name="check",
-            purpose="look at all that a training needs, draw some episodes, do one step",
+            purpose="check everything a training needs, play some episodes, do one step",
             more="Nothing is kept.",
             run="check:run_check",
             loads=True,
@@ -390,7 +390,7 @@ COMMANDS: Mapping[str, Command] = {
         ),
         Command(
             name="replay",
-            purpose="do the calls and rewards of a recorded episode again, or all of it",
+            purpose="repeat the calls and rewards of an episode, or the whole episode",
             more="Tools, rewards and limits are those of OUTPUT_DIR/run.yaml.",
             run="replay:run_replay",
             positional={"folder": "OUTPUT_DIR", "episode": "EPISODE"},
@@ -403,10 +403,10 @@ COMMANDS: Mapping[str, Command] = {
         ),
         Command(
             name="show",
-            purpose="look at the episodes that a run recorded",
+            purpose="show the episodes that a run recorded",
             run="show:show",
             positional={"folder": "OUTPUT_DIR", "episode": "[EPISODE]"},
-            asks="give the run's output folder, and an episode's number for that one alone: toolgrpo show DIR [EPISODE]",
+            asks="give the run's output folder, and an episode's number to show only that one: toolgrpo show DIR [EPISODE]",
             classes=(ShowArguments,),
             needs=("folder",),
             themes=("shown",),
@@ -414,7 +414,7 @@ COMMANDS: Mapping[str, Command] = {
         Command(
             name="chat",
             purpose="talk to a model in the terminal, with its tools",
-            more="A folder that a training wrote brings the tools and the system message of its run.",
+            more="A folder that a training wrote provides the tools and the system message of its run.",
             run="chat:run_chat",
             loads=True,
             positional={"model_name_or_path": "MODEL"},
@@ -433,7 +433,7 @@ COMMANDS: Mapping[str, Command] = {
             more="FILE may be a hub id or a named task set too.",
             run="look:data_lines",
             positional={"dataset_id_or_path": "FILE"},
-            asks="say which rows: toolgrpo data FILE --show 3 (a file, a hub id, or a task set such as arithmetic)",
+            asks="name the rows: toolgrpo data FILE --show 3 (a file, a hub id, or a task set such as arithmetic)",
             classes=(DataArguments, ScriptArguments),
             needs=("dataset_id_or_path",),
             themes=(
@@ -454,9 +454,9 @@ COMMANDS: Mapping[str, Command] = {
         ),
         Command(
             name="env",
-            purpose="print what a bug report needs to know of this machine",
+            purpose="print the facts about this machine that a bug report needs",
             run="look:environment_lines",
-            asks="toolgrpo env takes no words",
+            asks="toolgrpo env takes no arguments",
         ),
         Command(
             name="gateway",
@@ -501,7 +501,7 @@ COMMANDS: Mapping[str, Command] = {
         ),
         Command(
             name="completion",
-            purpose="print what completes commands and flags in a shell",
+            purpose="print the shell completion of commands and flags",
             run="main:print_completion",
             positional={"shell": "bash|zsh|fish"},
             asks=(

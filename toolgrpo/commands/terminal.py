@@ -122,7 +122,7 @@ class RunLog:
                 return
             aside = _set_aside(self.path)
             self.path.replace(aside)
-            said = f"[the log reached {self._limit} bytes; what was before is in {aside.name}]\n"
+            said = f"[the log reached {self._limit} bytes; earlier output is in {aside.name}]\n"
             self._go_on_in(self.path, head=said.encode())
 
     def _go_on_in(self, path: Path, head: bytes, *, append: bool = False) -> bool:

@@ -83,7 +83,7 @@ def doctor_summary(doctor: DoctorWatch) -> dict[str, Any]:
 
 def doctor_lines(doctor: DoctorWatch) -> list[str]:
     """Return what a person is told at the end."""
-    nothing = ["doctor    nothing was learned: in no step did the episodes of a group differ in reward"]
+    nothing = ["doctor    nothing was learned: in every step, the episodes of each group had equal rewards"]
     at_end = [f"doctor    {finding.sentence} ({finding.link_here})" for finding in doctor.at_end()]
     return [*(nothing if doctor.learned_nothing else []), *at_end]
 
@@ -131,8 +131,8 @@ def _goes_on_alike(begun: BegunRun | None, text: str) -> bool:
     ((had, same),) = broadcast_object_list([found])
     if had is not None:
         raise ConfigError(
-            f"eval_share holds out other rows than the run had that is gone on with, which trained on some of them; give what "
-            f"it had, {had}, or begin anew with --resume_from_checkpoint false"
+            f"eval_share holds out other rows than the resumed run, which trained on some of them; give the "
+            f"values of that run, {had}, or start a new run with --resume_from_checkpoint false"
         )
     return bool(same)
 
@@ -206,7 +206,7 @@ class TrainingRun:
                     with storage_errors("the model card", Path(self.config.output_dir)):
                         trainer.write_card()
                     if self.config.push_to_hub:
-                        trainer.push_to_hub(commit_message="The card has what was measured after the training")
+                        trainer.push_to_hub(commit_message="The card has the measurements after the training")
             finally:
                 steps = 0 if first_step.number is None else output.global_step - first_step.number
                 summary = self._summary(trainer, before, after, train_s, steps, earlier)

@@ -1,6 +1,6 @@
 """Rows to train and to measure on. No bad row is skipped silently.
 
-The public names are imported on first use: what only asks about a row needs no `datasets`.
+The public names are imported on first use, so code that only checks a row needs no `datasets`.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def file_rows(path: Path, split: str) -> Iterator[RawRow]:
         kind = file.suffix.lower()
         if kind not in READERS:
             raise DataError(
-                f"{file}: files of this kind are not read; use {', '.join(READERS)} (or .yaml for a mixture)"
+                f"{file}: files of this kind are not supported; use {', '.join(READERS)} (or .yaml for a mixture)"
             )
         try:
             if file.stat().st_size == 0:
@@ -169,9 +169,7 @@ def find_files(folder: Path, split: str) -> list[Path]:
     kinds = {file.suffix.lower() for file in chosen}
     if len(chosen) > 1 and (chosen != parts or len(kinds) > 1):
         names = ", ".join(file.name for file in chosen)
-        raise DataError(
-            f"the folder {folder} has several files for the split {split!r}: {names}; give the one that is meant"
-        )
+        raise DataError(f"the folder {folder} has several files for the split {split!r}: {names}; give the path of one")
     return chosen
 
 

@@ -224,7 +224,7 @@ def _resolve(spec: str, split: str, limit: int | None) -> _Resolved:
         place = HubSplit(name, rest or None, split)
         return _Resolved(hub_rows(place), dict, place)
     raise DataError(
-        f"there is no data named {spec!r}: no such file, and it is none of {', '.join((*_EMBEDDED, *FORMATS))}, "
+        f"there is no dataset named {spec!r}: no such file, and it is none of {', '.join((*_EMBEDDED, *FORMATS))}, "
         f"reasoning_gym:NAME, or OWNER/NAME on the hub"
     )
 
@@ -297,9 +297,9 @@ class Mixture(_Opening):
             if is_mixture(task.data):
                 raise DataError(f"the mixture {path} names another mixture, {task.data}; put its tasks here")
         if len({task.weight is None for task in mixture.tasks}) > 1:
-            raise DataError(f"the mixture {path} has a fraction for some data sets alone; give one for all, or none")
+            raise DataError(f"the mixture {path} has a fraction for only some datasets; give one for all, or none")
         if split != "train" and any(task.split for task in mixture.tasks):
-            raise DataError(f"{path} says which split it takes of each data set; hold rows out with --eval_share 0.1")
+            raise DataError(f"{path} already names the split of each dataset; hold rows out with --eval_share 0.1")
         mixture._path = path
         return mixture
 
@@ -342,7 +342,7 @@ def _of_trl(datasets: list[Any]) -> list[dict[str, Any]]:
         path, name, files, folder = (rest.pop(key, None) for key in ("path", "name", "data_files", "data_dir"))
         if (files and path not in ("json", "csv", "parquet")) or (folder and not located(str(path)).is_dir()):
             raise DataError(
-                f"{path}: data_files and data_dir are read of this machine alone: `path: json`, or a folder"
+                f"{path}: data_files and data_dir are only read from this machine: `path: json`, or a folder"
             )
         inner, rest["weight"] = folder or name, rest.pop("fraction", None)
         spec = with_config(str(path), inner) if inner else path

@@ -212,8 +212,8 @@ def n_trained_on(rows: Any, heldout: Any) -> int:
 def trained_on_line(n: int, n_heldout: int) -> str:
     """Return what is said of held-out rows that are trained on."""
     return (
-        f"{n} of {n_heldout} held-out rows have a prompt that is trained on: their success shows what was learned by heart. "
-        f"Hold out others (--eval_share 0.1 takes them off the training rows)"
+        f"{n} of {n_heldout} held-out rows have a prompt that is trained on: their success shows memorization. Hold out "
+        f"other rows (--eval_share 0.1 takes them from the training rows)"
     )
 
 
@@ -363,7 +363,7 @@ def _check_user_turns(texts: Any) -> None:
         return
     if not isinstance(texts, list):
         raise RowError(
-            f"the column 'user_turns' must be a list of what the user says after the prompt, not {_name(texts)}"
+            f"the column 'user_turns' must be a list of the user's messages after the prompt, not {_name(texts)}"
         )
     for number, text in enumerate(texts, start=1):
         if not isinstance(text, str) or not text.strip():
@@ -388,7 +388,7 @@ def _check_column(name: Any, value: Any) -> None:
     except UnicodeEncodeError as error:
         raise RowError(f"{_column(name)} has a broken character in it (a lone surrogate)") from error
     except RecursionError as error:
-        raise RowError(f"{_column(name)} is nested too deeply; at most {_DEEPEST} levels are taken") from error
+        raise RowError(f"{_column(name)} is nested too deeply; at most {_DEEPEST} levels are accepted") from error
     except (ValueError, TypeError) as error:  # an integer of too many digits, keys that are no text
         raise RowError(f"{_column(name)} cannot be written as JSON: {str(error)[:100]}") from error
 

@@ -66,7 +66,7 @@ def write_rows(rows: Callable[[bool], Iterable[Row]]) -> Dataset | None:
     types = dict(zip(kinds, schema.types, strict=True))
     path = _new_file()
     with (
-        storage_errors(f"the rows of the data set, which are kept in {path},", path.parent),
+        storage_errors(f"the rows of the dataset, which are kept in {path},", path.parent),
         pyarrow.OSFile(str(path), "wb") as file,
         pyarrow.ipc.new_stream(file, schema) as writer,
     ):

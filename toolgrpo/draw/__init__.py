@@ -1,1 +1,1 @@
-"""Rows drawn from tools: arguments by their types and names, calls that really run, questions in plain words."""
+"""Draw rows from tools: choose arguments by type and name, run the calls, and word the questions."""

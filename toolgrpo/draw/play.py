@@ -119,7 +119,7 @@ def may_be_played(spec: ToolSpec, *, allow_writes: bool) -> bool:
     return allow_writes or spec.read_only is not False
 
 
-NOT_READ_ONLY = "its server does not mark it readOnlyHint; --allow_writes calls it nevertheless"
+NOT_READ_ONLY = "its server does not mark it readOnlyHint; --allow_writes calls it anyway"
 
 
 def fault_of(result: ToolResult) -> str:

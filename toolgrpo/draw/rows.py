@@ -193,9 +193,9 @@ training:
 """
 
 _README = """\
-{n_train} rows to train on and {n_held_out} held out, drawn from {tools} by `toolgrpo init`. Every answer is what the tools
-said, twice, in workers of their own. `gold_calls` has the calls, `task` the tools in their order ("and": one after the
-other; "then": on the result before). Held out are other values, other wordings and {away}.
+`toolgrpo init` drew {n_train} rows to train on and {n_held_out} held-out rows from {tools}. Every answer is a result that the
+tools gave twice, in separate workers. `gold_calls` has the calls, `task` the tools in their order ("and": one after the
+other; "then": on the result before). The held-out rows have other values, other wordings and {away}.
 
     toolgrpo data {folder} --show 5
     toolgrpo check --config {config}
@@ -203,7 +203,7 @@ other; "then": on the result before). Held out are other values, other wordings 
     toolgrpo evaluate --config {config} --model_name_or_path {output} --output_dir {measured}
 
 Read twenty rows first: the questions are only as clear as your docstrings. `EXAMPLES = {{"parameter": [...]}}` in the
-tools file wins over guessing, and `toolgrpo init` into another folder draws again.
+tools file overrides guessed values, and `toolgrpo init` into another folder draws again.
 """
 
 
@@ -212,8 +212,8 @@ def write_folder(drawn: ToolRows, folder: Path, tools: Mapping[str, str], hold_o
     if not drawn.train or not drawn.held_out:
         none = "; ".join(f"{name}: {one.out}" for name, one in drawn.played.items() if one.out)
         raise DataError(
-            f"no rows {'to train on ' if not drawn.train else 'to hold out '}could be drawn{f' ({none})' if none else ''}; say in "
-            f"docstrings what may be given, or register values: EXAMPLES = {{'parameter': [...]}}"
+            f"no rows {'to train on ' if not drawn.train else 'to hold out '}could be drawn{f' ({none})' if none else ''}; describe "
+            f"the accepted values in docstrings, or register values: EXAMPLES = {{'parameter': [...]}}"
         )
     for name, rows in (("train", drawn.train), ("heldout", drawn.held_out)):
         write_whole(folder / f"{name}.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

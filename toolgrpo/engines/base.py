@@ -57,7 +57,7 @@ class Sample:
 CHAT_API, KEY_VARIABLE = "chat_api", "TOOLGRPO_CHAT_KEY"
 NO_TOKENS = (
     f"engine {CHAT_API} asks an endpoint for messages, and gets no token ids and no log-probabilities to train on; "
-    f"`toolgrpo evaluate` and `toolgrpo check` play with it, and `toolgrpo sft --from_run` learns from what it did well"
+    f"`toolgrpo evaluate` and `toolgrpo check` play with it, and `toolgrpo sft --from_run` learns from its successes"
 )
 """Said wherever a chat endpoint would have to be an engine."""
 

@@ -160,7 +160,7 @@ def _wrong_numbers(policy: Policy) -> str | None:
         vision = kind == "qwen3_next" or importlib.util.find_spec("torchvision") is not None
         if not (vision and policy.dtype == torch.bfloat16 and size in CPU_DELTA_RULE_SIZES):
             return (
-                f"vLLM on a CPU cannot draw from this {kind}: it needs bf16 (--bf16 true; here it is {policy.dtype}), linear-"
+                f"vLLM on a CPU cannot run this {kind}: it needs bf16 (--bf16 true; here it is {policy.dtype}), linear-"
                 f"attention heads {' or '.join(map(str, CPU_DELTA_RULE_SIZES))} wide (here {size}), and torchvision "
                 f"({'installed' if vision else 'missing; https://download.pytorch.org/whl/cpu has it'})"
             )
@@ -175,7 +175,7 @@ def _cannot_unpack(policy: Policy) -> str | None:
     if missing:
         return f"vLLM does not read 4-bit weights by itself: pip install {' '.join(missing)}"
     wide = policy.dtype == torch.float32
-    return "vLLM computes with 4-bit weights in bf16, and training in float32: add --bf16 true" if wide else None
+    return "vLLM computes with 4-bit weights in bf16, but training is in float32: add --bf16 true" if wide else None
 
 
 def _kind(policy: Policy) -> str:
@@ -232,8 +232,8 @@ def _vllm_colocate(policy: Policy, options: EngineOptions) -> Engine:
         return VLLMColocateEngine(start_vllm(config, start))
     if policy.device.type == "cuda" and policy.dtype == torch.float32:
         raise ConfigError(
-            "vllm_lora_sync adapter needs 16 bits on a GPU, for vLLM's kernels there compute adapters in no other, and this "
-            "model computes in float32; add --dtype bfloat16 (or --bf16 true), or set vllm_lora_sync to merge"
+            "vllm_lora_sync adapter needs 16 bits on a GPU, because vLLM's kernels there compute adapters only in 16 bits, "
+            "and this model computes in float32; add --dtype bfloat16 (or --bf16 true), or set vllm_lora_sync to merge"
         )
     save_adapter = adapter_saver(policy)
     lora = adapter_config(policy.model)
@@ -267,8 +267,8 @@ def _transformers(policy: Policy, options: EngineOptions) -> Engine:
 
     if policy.device.type == "cuda" and _kind(policy) in _WRONG_ON_GPU:
         raise ConfigError(
-            f"engine transformers does not draw from {_kind(policy)} on a GPU: on an H100 its log-probabilities were up to "
-            f"2.1 from the trainer's, and nobody knows why. Use --engine vllm_colocate or vllm_server"
+            f"engine transformers does not sample from {_kind(policy)} on a GPU: on an H100 its log-probabilities were up "
+            f"to 2.1 off the trainer's, for an unknown reason. Use --engine vllm_colocate or vllm_server"
         )
     seed = options.seed + policy.process_index
     base = policy.base_model

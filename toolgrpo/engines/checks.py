@@ -87,7 +87,7 @@ def check_sample(sample: Sample, vocabulary: int | None) -> None:
         _checked_logprobs(numbers or ())
         raise BadAnswer("logprobs", Described(f"{len(numbers or ())} numbers"), f"{len(ids)}, one for each token")
     except BadAnswer as error:
-        raise EngineError(f"the engine drew what cannot be trained on: {error}") from error
+        raise EngineError(f"the engine returned a sample that cannot be trained on: {error}") from error
 
 
 def checked_sample(

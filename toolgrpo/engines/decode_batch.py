@@ -241,7 +241,7 @@ def bound_time_steps_as_trained(model: Any) -> None:
         if module.time_step_limit[0] > 0:
             raise ModelError(
                 f"{type(module).__name__} raises time steps to {module.time_step_limit[0]} when it reads a whole sequence "
-                f"and not when it decodes, so no engine draws what would be trained; train another model."
+                f"and not when it decodes, so no engine samples from the policy that would be trained; train another model."
             )
 
 

@@ -130,7 +130,7 @@ class TransferWeights(ServerWeights):
             lost = [server.url for server in servers if not self.holds(server)]
             if not lost:
                 return
-            _log.warning("the vLLM server at %s was restarted; the weight transfer is set up anew", ", ".join(lost))
+            _log.warning("the vLLM server at %s was restarted; the weight transfer is set up again", ", ".join(lost))
             self.close()
         self._servers = _Servers(servers)
         self._engine = self._watched("meet its servers", self._new_engine)
@@ -171,7 +171,7 @@ class TransferWeights(ServerWeights):
         if not engine.model_update_group.available:
             raise ConfigError(
                 "vLLM finds no library of NCCL in the trainer's environment; install one, or start the servers "
-                "without --weight-transfer-config, whereupon weights go through a folder"
+                "without --weight-transfer-config, so that weights go through a folder"
             )
         return engine
 
@@ -191,14 +191,14 @@ class TransferWeights(ServerWeights):
         if not outcome.done():
             raise FinalEngineError(
                 f"vLLM's {self.backend} weight transfer did not {what} within {self._timeout_s:g} s (--engine_timeout). "
-                f"Look at the servers' logs, start them anew, and resume from the last checkpoint."
+                f"Look at the servers' logs, restart them, and resume from the last checkpoint."
             )
         error = outcome.exception()
         if error is None or isinstance(error, EngineError | ConfigError):
             return outcome.result()
         raise FinalEngineError(
-            f"vLLM's {self.backend} weight transfer could not {what}: {type(error).__name__}: {error}. Start the "
-            f"servers anew, and resume from the last checkpoint; without --weight-transfer-config weights go through "
+            f"vLLM's {self.backend} weight transfer could not {what}: {type(error).__name__}: {error}. Restart "
+            f"the servers, and resume from the last checkpoint; without --weight-transfer-config weights go through "
             f"a folder."
         ) from error
 

@@ -175,8 +175,8 @@ def forget_prefixes(server: ServerControl) -> None:
             return
         time.sleep(0.1)  # a transfer of cached blocks is on its way
     raise EngineError(
-        f"the vLLM server at {server.url} could not forget its cached prefixes, which older weights have computed. "
-        f"Start it anew, and resume from the last checkpoint."
+        f"the vLLM server at {server.url} could not drop its cached prefixes, which older weights "
+        f"computed. Restart it, and resume from the last checkpoint."
     )
 
 

@@ -216,8 +216,8 @@ class _DecodeLoop:
         except BadAnswer as error:
             answer.set_exception(
                 EngineError(
-                    f"the transformers engine drew what cannot be trained on: {error}. Log-probabilities that are not "
-                    f"numbers come from weights that are none: lower the learning rate, and resume from a checkpoint."
+                    f"the transformers engine returned a sample that cannot be trained on: {error}. Log-probabilities that are not "
+                    f"numbers come from weights that are not numbers: lower the learning rate, and resume from a checkpoint."
                 )
             )
 

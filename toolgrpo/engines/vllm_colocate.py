@@ -172,7 +172,7 @@ class VLLMColocateEngine:
                 checked_sample(sample.ids, sample.logprobs, sample.finish_reason, waiting.request, vocabulary)
             )
         except BadAnswer as error:
-            waiting.future.set_exception(EngineError(f"vLLM drew what cannot be trained on: {error}"))
+            waiting.future.set_exception(EngineError(f"vLLM returned a sample that cannot be trained on: {error}"))
 
     async def _gather(self) -> None:
         """Let those that ended together go on together: after a pause,

@@ -127,7 +127,7 @@ async def exchange(
 def _why(error: Exception) -> str:
     """Return what happened, in one line."""
     if isinstance(error, aiohttp.ServerDisconnectedError):  # it has what was parsed so far as its message
-        return "the connection was closed before an answer had come whole"
+        return "the connection was closed before the whole answer arrived"
     if isinstance(error, aiohttp.ClientConnectorError):
         return error.os_error.strerror or str(error.os_error)
     what = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
@@ -225,8 +225,8 @@ class ServerControl:
         config = self._config
         if config is not None and config.logprobs_mode != "processed_logprobs":
             raise ConfigError(
-                f"the vLLM server at {self.url} gives {config.logprobs_mode}, but training needs the log-probabilities "
-                f"of the distribution drawn from. Start it with `--logprobs-mode processed_logprobs`."
+                f"the vLLM server at {self.url} gives {config.logprobs_mode}, but training needs the "
+                f"log-probabilities of the sampled distribution. Start it with `--logprobs-mode processed_logprobs`."
             )
 
     @property
@@ -352,4 +352,4 @@ def _checked_url(url: str) -> str:
 
 
 def _refuse_url(url: str, why: str) -> NoReturn:
-    raise ConfigError(f"{url!r} is no address of a vLLM server ({why}); give one like http://localhost:8000")
+    raise ConfigError(f"{url!r} is not an address of a vLLM server ({why}); give one like http://localhost:8000")

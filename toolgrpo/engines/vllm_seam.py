@@ -199,7 +199,7 @@ def start_vllm(
             if not isinstance(error, _START_ERRORS):
                 raise
             others = (
-                f" {len(_living)} more live in this process: `trainer.close()` gives one back."
+                f" {len(_living)} more live in this process: `trainer.close()` releases one."
                 if _living and not options.on_cpu
                 else ""
             )
@@ -253,7 +253,7 @@ class StepEngine:
         return self._running
 
     def _given_back(self) -> FinalEngineError:
-        return FinalEngineError("this engine was given back (`trainer.close()`); make a new trainer to generate")
+        return FinalEngineError("this engine was released (`trainer.close()`); make a new trainer to generate")
 
     @property
     def on_cpu(self) -> bool:
@@ -327,7 +327,7 @@ class StepEngine:
             if self._engine.reset_prefix_cache(reset_running_requests=running):
                 break
         else:
-            raise EngineError("vLLM still holds prefixes that older weights have computed, and would go on from them")
+            raise EngineError("vLLM still holds prefixes that older weights computed, and would continue from them")
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replace all weights, under their checkpoint names, and drop every cached prefix."""
@@ -375,9 +375,7 @@ class StepEngine:
         if self._running is None:
             raise self._given_back()
         if self.needs_weights:
-            raise EngineError(
-                "vLLM gave its weights up when it slept; load_weights has to come before the next rollout"
-            )
+            raise EngineError("vLLM dropped its weights in sleep mode; call load_weights before the next rollout")
         self._wake(*_PARTS)
 
     def _wake(self, *parts: str) -> None:

@@ -118,7 +118,7 @@ class VLLMServerEngine:
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         if self._weights is None:
-            raise ConfigError("this vllm_server engine was given no route for weights; pass `weights=DiskWeights(...)`")
+            raise ConfigError("this vllm_server engine has no route for weights; pass `weights=DiskWeights(...)`")
         with ExitStack() as held:
             for server in self._servers:
                 held.enter_context(server.weight_lock)
@@ -210,7 +210,7 @@ class _ServerRun:
         """End this request and every other one of the rollout."""
         error = FinalEngineError(
             f"the vLLM server at {link.url} {problem}. It was a request of {len(request.ids)} tokens "
-            f"for at most {request.max_tokens} more. Look at the server's log; when it is well again, resume from the "
+            f"for at most {request.max_tokens} more. Look at the server's log; when it works again, resume from the "
             f"last checkpoint."
         )
         self._given_up = error

@@ -1,6 +1,6 @@
-"""The record of one episode, which every part shares: types of the standard library alone.
+"""The record of one episode, shared by all parts; it uses types of the standard library only.
 
-`token_ledger` is what its tokens are written into while it runs, `trajectory` what it is at its end, `segments` its
-training sequences; `tool_calls` is one call from the model's text to the tool's result, `dropped` why an episode is not
-trained on.
+`token_ledger` records the tokens of a running episode, `trajectory` is the finished record, and `segments` are its
+training sequences. `tool_calls` follows one call from the model's text to the tool's result; `dropped` has the reason
+why an episode is not trained on.
 """

@@ -106,7 +106,7 @@ def check_starts(starts: Sequence[SegmentStart], mask: Sequence[int]) -> None:
         end = before.start + before.n_prompt
         if before.start < 0 or before.n_prompt < 1 or end > after.start:
             raise ValueError(
-                f"segments must lie one after the other, each with a prompt; got {list(starts)} in {len(mask)} tokens"
+                f"segments must follow one another, each with a prompt; got {list(starts)} in {len(mask)} tokens"
             )
         if any(mask[before.start : end]):
             raise ValueError(f"the prompt of the segment at {before.start} holds tokens that were sampled")

@@ -161,8 +161,8 @@ class EngineProof:
             return
         name, dtype = type(policy.base_model).__name__, str(policy.dtype).removeprefix("torch.")
         raise ModelError(
-            f"engine {engine.name} draws from another model than the {name} in {dtype} that the trainer holds: the "
-            f"log-probabilities of {n_tokens} tokens that it drew differ by {difference:.2g} on average from the "
-            f"trainer's, and rounding explains {bound:g}. Train with --engine transformers, which draws with the "
-            f"trainer's own weights; a vLLM server has to be started from the model that is trained, with --dtype {dtype}"
+            f"engine {engine.name} samples from another model than the {name} in {dtype} that the trainer holds: the "
+            f"log-probabilities of {n_tokens} sampled tokens differ by {difference:.2g} on average from the "
+            f"trainer's, and rounding explains {bound:g}. Train with --engine transformers, which samples with "
+            f"the trainer's own weights; start a vLLM server from the model that is trained, with --dtype {dtype}"
         )

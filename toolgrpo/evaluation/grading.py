@@ -116,7 +116,7 @@ def grade_of(
     if drop is None and dropped_by_reward is not None:
         drop = dropped_by_reward.at(DropCause.REWARD)
     if drop is None and rewards and all(value is None for value in rewards.values()):
-        drop = Drop(DropCause.NO_REWARD, "every reward function gave None")
+        drop = Drop(DropCause.NO_REWARD, "every reward function returned None")
     return Grade(rewards, total if drop is None else None, drop)
 
 
@@ -184,7 +184,7 @@ class _Question:
         if not isinstance(reward, Reward):
             if self._ask_model is None:
                 raise ConfigError(
-                    f"{type(reward).__name__} is a reward model, which only TRL's trainer asks; give a function"
+                    f"{type(reward).__name__} is a reward model, which only TRL's trainer uses; give a function"
                 )
             self._values[number] = self._ask_model(number, self._arguments["prompts"], self._arguments["completions"])
             return

@@ -31,7 +31,7 @@ _COUNTED = {  # by a chat endpoint
 _GOOD_ENDS = ("finished", "stop_tool")
 _HELP = {  # by the end of an episode, or the cause of a failed call
     "max_turns": "--max_turns allows more turns",
-    "max_user_turns": "--max_user_turns allows more of the user's",
+    "max_user_turns": "--max_user_turns allows more user messages",
     "length": "--max_completion_length allows more tokens",
     "length_of_turn": "--max_turn_tokens allows longer turns",
     "context_full": "--vllm_max_model_length makes a larger window",
@@ -180,7 +180,7 @@ class ModelReport:
         causes = Counter(call.error.value for call in calls if call.error is not None)
         drops = Counter(one.dropped for one in self.episodes if one.dropped is not None)
         repeat, copy = sum(one.repeats for one in self.episodes), sum(one.copies for one in self.episodes)
-        teach = "show the whole way in --system_prompt, or teach it (toolgrpo sft)"
+        teach = "show a whole episode in --system_prompt, or teach it (toolgrpo sft)"
         lines = [f"ends      {_counts(ends)} of {n} episodes{_help(ends, folder)}"]
         if calls:
             failed = f"{causes.total()} of {len(calls)} failed"

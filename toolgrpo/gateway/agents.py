@@ -77,11 +77,11 @@ def load_agent(agent: str | Path, *, host: str = "127.0.0.1", log_path: Path | N
 
 def _check_host(host: str) -> None:
     if host in ("", "0.0.0.0", "::"):
-        raise ConfigError(f"agent_host {host!r} stands for all addresses, and an agent is told one; give that")
+        raise ConfigError(f"agent_host {host!r} stands for all addresses, but an agent needs one; give that one")
     try:
         socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
-        raise ConfigError(f"agent_host {host!r} is no address of this machine: {error.strerror}") from error
+        raise ConfigError(f"agent_host {host!r} is not an address of this machine: {error.strerror}") from error
 
 
 def check_limits(limits: EpisodeLimits) -> None:
@@ -89,8 +89,8 @@ def check_limits(limits: EpisodeLimits) -> None:
     given = [name for name in ("context", "max_tool_calls", "max_user_turns") if getattr(limits, name) is not None]
     if given:
         raise ConfigError(
-            f"{given[0]} bounds our own loop, and an agent plays the episode itself: it writes its own history, runs its own "
-            f"tools and speaks for its user; leave {given[0]} out"
+            f"{given[0]} limits the built-in loop, but an agent plays the episode itself: it writes its own history, runs "
+            f"its own tools and plays its own user; leave {given[0]} out"
         )
 
 
@@ -102,7 +102,7 @@ def agent_of(given: str) -> PythonAgent | CommandAgent:
     try:
         words = shlex.split(given)
     except ValueError as error:
-        raise ConfigError(f"--agent {given!r} is no command line ({error}), and no Python file") from error
+        raise ConfigError(f"--agent {given!r} is not a command line ({error}), and not a Python file") from error
     if not words:
         raise ConfigError("--agent is given without a value; give FILE.py or a command line, or leave the flag out")
     return CommandAgent(tuple(words))

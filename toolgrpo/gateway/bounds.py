@@ -66,7 +66,7 @@ class Bounds:
                 text = json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace").decode()
             return read_json(text)
         except (ValueError, RecursionError) as error:
-            raise Refused(400, "invalid_value", f"the body is no JSON: {error}") from error
+            raise Refused(400, "invalid_value", f"the body is not JSON: {error}") from error
 
     def _too_large(self, what: str) -> Refused:
         window = f"this model's context window is {self.window} tokens"

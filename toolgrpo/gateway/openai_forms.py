@@ -212,7 +212,7 @@ def read_chat(body: Any, number: str) -> ChatRequest:
         raise Refused(400, "unsupported_value", "`functions` is the old form of tools; give them in `tools`")
     kind = (asked.response_format or {}).get("type", "text")
     if kind != "text":
-        raise Refused(400, "unsupported_value", f"response_format {kind!r} cannot be promised here; leave it out")
+        raise Refused(400, "unsupported_value", f"response_format {kind!r} is not supported; leave it out")
     thinking = (asked.chat_template_kwargs or {}).get("enable_thinking")
     given = asked.asked(f"chatcmpl-{number}")
     return ChatRequest(
@@ -230,14 +230,14 @@ def read_text(body: Any, number: str) -> TextRequest:
     prompt: Any = asked.prompt
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         if len(prompt) > 1:
-            raise Refused(400, "unsupported_value", f"one prompt a request is answered here, got {len(prompt)}")
+            raise Refused(400, "unsupported_value", f"one prompt per request is supported, got {len(prompt)}")
         prompt = prompt[0]
     if not isinstance(prompt, str) and not (isinstance(prompt, list) and set(map(type, prompt)) <= {int}):
         raise Refused(400, "invalid_value", "the prompt must be a text or a list of token ids")
     if not prompt:
         raise Refused(400, "invalid_value", "the prompt is empty; give a text or the ids of at least one token")
     if asked.echo:
-        raise Refused(400, "unsupported_value", "`echo` is not done here; the prompt is yours already")
+        raise Refused(400, "unsupported_value", "`echo` is not supported; you already have the prompt")
     return TextRequest(
         prompt=prompt if isinstance(prompt, str) else tuple(prompt),
         logprobs=asked.logprobs is not None,
@@ -305,7 +305,7 @@ def _text(content: Any, place: int) -> str:
             raise Refused(
                 400,
                 "unsupported_content",
-                f"messages[{place}] holds content of the type {kind!r}; only text is read here",
+                f"messages[{place}] holds content of the type {kind!r}; only text is supported",
             )
         texts.append(str(part.get("text") or part.get("refusal") or ""))
     return "".join(texts)
@@ -314,9 +314,7 @@ def _text(content: Any, place: int) -> str:
 def _call(call: Any, place: int) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise Refused(
-            400, "invalid_value", f"messages[{place}].tool_calls holds something that is no call of a function"
-        )
+        raise Refused(400, "invalid_value", f"messages[{place}].tool_calls holds something that is not a function call")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         arguments = read_arguments(arguments)
@@ -336,7 +334,7 @@ def tool_of(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tool as the toolbox would show it: what only a server reads (`strict`) is left out."""
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise Refused(400, "invalid_value", f"tools holds {json.dumps(tool)[:80]}, which is no function with a name")
+        raise Refused(400, "invalid_value", f"tools holds {json.dumps(tool)[:80]}, which is not a function with a name")
     shown = {key: function[key] for key in ("name", "description", "parameters") if function.get(key) is not None}
     shown.setdefault("parameters", {"type": "object", "properties": {}})
     return {"type": "function", "function": shown}

@@ -185,12 +185,10 @@ def read_responses(body: Any, number: str) -> ResponsesRequest:
     asked = validated(_ResponsesBody, body)
     for name in ("previous_response_id", "conversation", "background"):
         if getattr(asked, name):
-            raise Refused(
-                400, "unsupported_value", f"{name}: nothing is kept here between requests; send the whole input"
-            )
+            raise Refused(400, "unsupported_value", f"{name}: nothing is stored between requests; send the whole input")
     kind = ((asked.text or {}).get("format") or {}).get("type", "text")
     if kind != "text":
-        raise Refused(400, "unsupported_value", f"text.format {kind!r} cannot be promised here; leave it out")
+        raise Refused(400, "unsupported_value", f"text.format {kind!r} is not supported; leave it out")
     items = [{"role": "user", "content": asked.input}] if isinstance(asked.input, str) else asked.input
     messages = _joined(_of_item(item, place) for place, item in enumerate(items))
     if asked.instructions:
@@ -235,7 +233,7 @@ def _of_item(item: Json, place: int) -> Json:
     if kind == "reasoning":
         parts = item.get("content") or item.get("summary") or []
         return {"role": "assistant", "reasoning_content": "".join(str(part.get("text") or "") for part in parts)}
-    raise Refused(400, "unsupported_value", f"input[{place}] is of the type {kind!r}, which is not read here")
+    raise Refused(400, "unsupported_value", f"input[{place}] is of the type {kind!r}, which is not supported")
 
 
 def _joined(parts: Iterator[Json]) -> list[Message]:
@@ -281,7 +279,7 @@ def _flat_tool(tool: Mapping[str, Any], schema: str) -> Json:
     """Return a tool whose name and schema stand beside its type."""
     if tool.get("type") not in (None, "function", "custom") or not tool.get("name"):
         raise Refused(
-            400, "unsupported_value", f"tools holds {json.dumps(tool)[:80]}, which is no function with a name"
+            400, "unsupported_value", f"tools holds {json.dumps(tool)[:80]}, which is not a function with a name"
         )
     shown = {"name": tool["name"], "description": tool.get("description"), "parameters": tool.get(schema)}
     return tool_of({"type": "function", "function": shown})

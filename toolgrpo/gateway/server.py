@@ -164,7 +164,7 @@ class Endpoint:
                 doubled = any(len(said.getlist(name)) > 1 for name in ("host", "origin"))
                 port = self._socket.getsockname()[1]
                 if doubled or is_foreign(said.get("host"), said.get("origin"), served_on=self._host, port=port):
-                    says = "a web page, or another host name, is not answered here"
+                    says = "requests from web pages, or for other host names, are refused"
                     raise Refused(403, "foreign_page", says, kind=_AUTH)
                 return await handle(request)
             except Refused as refused:
@@ -202,7 +202,7 @@ class Endpoint:
                     elif n_bytes > _RECEIVED_BYTES:
                         break
         except TimeoutError as error:
-            late = f"the body has not come to its end within {self._patience_s:g} s"
+            late = f"the body did not arrive completely within {self._patience_s:g} s"
             raise Refused(408, "request_timeout", late) from error
         self._bounds.check_bytes(n_bytes)
         return body

@@ -72,7 +72,7 @@ def _content() -> Iterator[None]:
         raise Refused(400, "invalid_value", str(error)) from error
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-        raise Refused(400, "invalid_value", f"the request cannot be made into tokens: {why}") from error
+        raise Refused(400, "invalid_value", f"the request cannot be converted to tokens: {why}") from error
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ class GatewaySession:
     async def _answering(self) -> AsyncIterator[None]:
         """Keep track of an open request; what is no refusal ends the episode."""
         if self._ended:
-            raise Refused(401, "episode_over", "the episode of this key has ended; a key is good for one episode")
+            raise Refused(401, "episode_over", "the episode of this key has ended; a key is valid for one episode")
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
@@ -409,7 +409,7 @@ class GatewaySession:
         self._cut_answers += 1
         if self._cut_answers > _CUT_ANSWERS:
             raise Refused(
-                400, "episode_over", f"the limit {self.limit} of this episode was met; there is nothing left of it"
+                400, "episode_over", f"the limit {self.limit} of this episode was reached; nothing is left of it"
             )
         return ModelAnswer(tuple(ids), (), (), (), "", None, (), "length")
 

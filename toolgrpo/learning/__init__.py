@@ -1,7 +1,7 @@
-"""From a graded batch to what the loss sees of it: one file an idea, and the table of their order (`stages.py`).
+"""Turn a graded batch into the input of the loss: one file per idea, and the table of their order (`stages.py`).
 
-Pure functions and frozen values over `RolloutBatch`; TRL and the trainer are not known here. `Facts` and `TrainBatch`
-are public, for stages of yours (docs/how-to/stages.md); they are imported on first use, for they bring PyTorch.
+The package has pure functions and frozen values over `RolloutBatch`, and imports neither TRL nor the trainer. `Facts`
+and `TrainBatch` are public, for your own stages (docs/how-to/stages.md), and imported on first use, because of PyTorch.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def _method(args: Any, *, gives_logprobs: bool, same_numbers: bool) -> tuple[str
     if own:
         return "trl", f"{own[0]} is set"
     if args.importance_sampling_level == "sequence":
-        return "geo_tis", "the clip of whole episodes is narrower than what rounding does to their ratio"
+        return "geo_tis", "the clip of whole episodes is narrower than the effect of rounding on their ratio"
     if updates_are_several(args):
         return "geo_tis", "a batch gets several updates, so the clip holds the ratio to the policy before the first"
     return "bypass", "a batch gets one update, so the clip can hold the ratio to the engine itself"

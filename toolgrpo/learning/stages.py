@@ -349,11 +349,11 @@ class UserStage:
             raise self._wrong(f"returned {short(after)}; return the batch, or dataclasses.replace(batch, ...)")
         if after.advantages.shape not in (before.mask.shape, before.mask.shape[:1]):
             raise self._wrong(
-                f"gave advantages of shape {tuple(after.advantages.shape)}; they must be one for each of the "
+                f"returned advantages of shape {tuple(after.advantages.shape)}; they must be one for each of the "
                 f"{len(before.mask)} rows, or one for each token, {tuple(before.mask.shape)}"
             )
         if not after.advantages.isfinite().all():
-            raise self._wrong("gave an advantage that is no finite number; for nothing to learn, give 0")
+            raise self._wrong("returned an advantage that is not a finite number; for nothing to learn, return 0")
         if after.mask.shape != before.mask.shape or ((after.mask != 0) & (before.mask == 0)).any():
             raise self._wrong("put tokens into the mask; a stage may only take some out, by 0 for 1")
         return after

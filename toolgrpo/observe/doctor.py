@@ -28,10 +28,10 @@ LOGS_KEPT = 12  # no rule looks further back
 _SHORT, _LONG = 3, 10  # logs that a rule looks at: of a state, of a trend
 _SWAY = 0.1  # by which the success of a few batches differs with the rows that were drawn
 PARSE_CAUSES = {
-    "invalid_json": "what stands in the call is no JSON",
+    "invalid_json": "the call holds no valid JSON",
     "unclosed": "the call is never closed",
     "missing_name": "the call names no tool",
-    "unmarked": "the call stands there without its markers",
+    "unmarked": "the call has no markers",
     "xml": "the call is written in XML tags, not in JSON",
     "unknown_tool": "there is no tool of that name",
     "bad_arguments": "the arguments do not fit the schema",
@@ -288,7 +288,7 @@ def _reward_reads_markers(logs: Logs) -> Iterator[str]:
         if logs.calls and all(one <= 1e-6 for one in off):  # rounding
             yield (
                 f"the reward {name} gives every episode {score:.3g} {logs.span}, and its file looks for a marker of calls in "
-                f"the text: calls stand in `tool_calls` of a message, and in `calls(trajectory)`"
+                f"the text: calls are in `tool_calls` of a message, and in `calls(trajectory)`"
             )
 
 
@@ -363,8 +363,8 @@ def _engine_draws_oddly(logs: Logs) -> Iterator[str]:
     surprise, entropy = logs.mean("sampling/surprise"), logs.mean("entropy")
     if surprise > 2.0 + 3.0 * entropy:
         yield (
-            f"the engine draws tokens that it calls improbable itself: {surprise:.1f} nats a token {logs.span}, where "
-            f"{entropy:.2g} would follow from its distribution; what is drawn is not what the model says"
+            f"the engine samples tokens that it calls improbable itself: {surprise:.1f} nats per token {logs.span}, where "
+            f"{entropy:.2g} would follow from its distribution; the samples do not follow the model"
         )
 
 
@@ -379,7 +379,7 @@ def _lengths_weighted_unlike(logs: Logs) -> Iterator[str]:
         )
     elif ess[1] <= 0.5 and ess[1] <= 0.7 * ess[0]:
         yield (
-            f"the off-policy correction makes long episodes noise: the weights of the longest quarter {logs.span} leave "
+            f"the off-policy correction turns long episodes into noise: the weights of the longest quarter {logs.span} leave "
             f"{_percent(ess[1])} of their tokens' effect, those of the shortest {_percent(ess[0])} (rollout_correction)"
         )
 
@@ -396,7 +396,7 @@ def _cache_is_small(logs: Logs) -> Iterator[str]:
 def _void_turns(logs: Logs) -> Iterator[str]:
     share = logs.mean("turns/void")
     if share >= 0.1 and logs.why_broken is None and not sum(logs.cut.values()) > 0.5:  # others say why
-        yield f"{_percent(share)} of the turns {logs.span} hold no call that can be read and no answer"
+        yield f"{_percent(share)} of the turns {logs.span} hold neither a readable call nor an answer"
 
 
 def _copied_results(logs: Logs) -> Iterator[str]:
@@ -426,7 +426,7 @@ def _calls_given_up(logs: Logs) -> Iterator[str]:
     (calls, calls_now), (success, success_now) = logs.trend("tools/call_frequency"), logs.trend("success")
     if calls >= 0.5 and 0.05 < calls_now <= 0.7 * calls and success_now - success <= _SWAY and success_now < 0.9:
         yield (
-            f"calls are given up: an episode has {calls_now:.2f} of them, and had {calls:.2f}, {logs.span}, while success "
+            f"the model gives up calls: an episode has {calls_now:.2f} of them, down from {calls:.2f}, {logs.span}, while success "
             f"goes from {success:.2f} to {success_now:.2f}"
         )
 
@@ -437,7 +437,7 @@ def _reward_without_success(logs: Logs) -> Iterator[str]:
     if now - reward >= rise and success_now - success <= 0.02 and success_now < 0.9:
         yield (
             f"the reward rises from {reward:.2f} to {now:.2f} {logs.span}, while success goes from {success:.2f} to "
-            f"{success_now:.2f}: something else than success is rewarded"
+            f"{success_now:.2f}: something other than success is rewarded"
         )
 
 

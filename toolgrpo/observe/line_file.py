@@ -255,7 +255,7 @@ class LineFile:
             file.truncate(n_bytes)
             file.seek(max(0, n_bytes - 1))
             whole = file.read(1) in (b"", b"\n")
-        return None if whole else f"{self.path} was changed: a line ends after {n_bytes} bytes no more"
+        return None if whole else f"{self.path} was changed: no line ends after {n_bytes} bytes any more"
 
     def _drop(self) -> None:
         """Close the file after a failure, ignoring that the rest cannot be written either."""

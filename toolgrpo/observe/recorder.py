@@ -26,7 +26,7 @@ from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored
 from toolgrpo.rollout.observers import Observer, RolloutBegan
 
 _REMEDY = (
-    "Free some space and go on with resume_from_checkpoint auto, or turn the recording off with record_episodes false."
+    "Free some space and resume with resume_from_checkpoint auto, or turn the recording off with record_episodes false."
 )
 
 _FILES = {

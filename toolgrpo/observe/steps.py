@@ -27,7 +27,7 @@ from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer, RolloutBegan, RolloutEnded
 from toolgrpo.support.plain_text import without_secrets
 
-_REMEDY = "Free some space and go on with resume_from_checkpoint auto."
+_REMEDY = "Free some space and resume with resume_from_checkpoint auto."
 _STEPS_BEFORE_WARNING = 3
 _WARN_FROM_BYTES = 1e9
 
@@ -233,8 +233,8 @@ def size_warning(n_bytes: int, *, seconds: float, steps: int, all_steps: int) ->
         return None
     a_day = n_bytes / max(seconds, 1e-9) * 86400
     return (
-        f"recording {a_day / 1e9:.1f} GB a day, {whole / 1e9:.1f} GB in all {all_steps} steps (about a sixth of it on the "
-        f"disk, for full files are gzipped); record_episodes 0.1 keeps a tenth"
+        f"recording {a_day / 1e9:.1f} GB a day, {whole / 1e9:.1f} GB in all {all_steps} steps (about a sixth of that "
+        f"on disk, because full files are gzipped); record_episodes 0.1 keeps a tenth"
     )
 
 

@@ -100,8 +100,8 @@ def stop_if_infrastructure_fails(metrics: Mapping[str, float], most: float | Non
     if most is not None and share > most:
         raise InfrastructureError(
             f"{100 * share:.0f} % of the episodes of this rollout failed for infrastructure reasons, not because of the "
-            f"model ({infrastructure_failures(metrics)}); refusing to train on the remainder. Fix the engine or the tools "
-            f"and go on with resume_from_checkpoint auto, or raise max_infrastructure_failures (now {most:g})."
+            f"model ({infrastructure_failures(metrics)}); refusing to train on the remainder. Fix the engine or "
+            f"the tools and resume with resume_from_checkpoint auto, or raise max_infrastructure_failures (now {most:g})."
         )
 
 

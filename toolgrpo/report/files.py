@@ -28,7 +28,7 @@ def run_folder(folder: Path) -> Path:
     if not folder.exists():
         raise ConfigError(f"there is no folder {folder}; give the output_dir of a run")
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is a file; give the folder it lies in, the output_dir of a run")
+        raise ConfigError(f"{folder} is a file; give its folder, the output_dir of a run")
     for place in (folder, folder / "model"):
         if episode_files(place) or (place / "steps.jsonl").is_file():
             return place

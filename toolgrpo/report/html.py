@@ -129,7 +129,7 @@ class PageWriter:
             f"<title>{html.escape(plain(title))}</title>\n"
             f"<style>{self._style}</style>\n</head>\n<body>\n"
             '<div id="app"><p class="loading">Reading the report ...</p>'
-            "<noscript><p>This report is drawn by a script that stands inside it. Allow scripts for this "
+            "<noscript><p>A script inside this report draws it. Allow scripts for this "
             "file to see it.</p></noscript></div>\n"
         )
 

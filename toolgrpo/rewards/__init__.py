@@ -1,6 +1,6 @@
-"""Rewards: built in by name, or from a user's file; every one checked.
+"""Rewards: built-in ones by name, and functions from a user's file, each checked.
 
-Knows no torch, TRL or vLLM.
+The package imports no torch, TRL or vLLM.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def get_reward(name: str) -> Reward:
     if name not in BUILT_IN:
         known = (*BUILT_IN, "by_task", "judge", *_COMPARING, *IMPORTED)
         raise ConfigError(
-            f"there is no built-in reward {name!r}{nearest_is(name, known)}; there are {', '.join(known)}. A reward of your "
-            f"own is given as a file: --reward_fn FILE.py"
+            f"there is no built-in reward {name!r}{nearest_is(name, known)}; there are {', '.join(known)}. Give your "
+            f"own reward as a file: --reward_fn FILE.py"
         )
     return BUILT_IN[name]
 
@@ -185,8 +185,8 @@ def check_weights(weights: Sequence[float] | None, names: Sequence[str]) -> None
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(
-            f"two rewards have the name {twice!r}, under which both would be logged; give each once (its share is "
-            f"in --reward_weights), or rename a file"
+            f"two rewards have the name {twice!r}, under which both would be logged; give each once (with "
+            f"its weight in --reward_weights), or rename a file"
         )
     if weights is not None and len(weights) != len(names):
         raise ConfigError(

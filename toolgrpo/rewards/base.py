@@ -149,8 +149,8 @@ class Reward:
         if marker is None or len(set(scores)) != 1:
             return None
         return (
-            f"{self.name}: every episode scores {next(iter(scores))}, and its file looks for {marker}, which no message has: "
-            f"calls stand in `tool_calls`, and in toolgrpo.rewards.calls(trajectory)"
+            f"{self.name}: every episode scores {next(iter(scores))}, and its file looks for {marker}, which no message "
+            f"has: calls are in `tool_calls`, and in toolgrpo.rewards.calls(trajectory)"
         )
 
     def check_columns(self, columns: Iterable[str]) -> None:

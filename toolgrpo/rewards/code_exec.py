@@ -254,7 +254,7 @@ def rows_refused(rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
             return str(error)
         if row.refused or reason is None or row.allow_forgeable:
             return row.refused
-        return f"{reason}, which a program can forge; `allow_forgeable: true` in the row has it graded all the same"
+        return f"{reason}, which a program can forge; `allow_forgeable: true` in the row grades it anyway"
 
     with ThreadPoolExecutor(SHARED_WORKERS, thread_name_prefix="code-exec") as threads:
         found = dict(enumerate(threads.map(why, range(len(rows)))))
@@ -313,6 +313,6 @@ def _graded(sandbox: Sandbox, program: str, row: _Row) -> _Score:
 def _say_that_rows_are_refused() -> None:
     """Warn once per process; the metric has the rest."""
     logger.warning(
-        "code_exec scores 0 in rows whose tests give the solution objects of theirs (a function) or compare objects of it, "
-        "since a program can forge these; see code_exec/forgeable for how many. A row says `allow_forgeable: true` to be graded"
+        "code_exec scores 0 in rows whose tests pass their own objects (such as functions) to the solution or compare its objects, "
+        "since a program can forge these; code_exec/forgeable counts them. Set `allow_forgeable: true` in a row to grade it"
     )

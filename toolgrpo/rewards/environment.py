@@ -26,8 +26,8 @@ def environment(trajectories: Sequence[Trajectory], **_: Any) -> list[Score]:
             continue
         if trajectory.reward is None:
             raise RewardError(
-                f"the reward `environment` has nothing to give for episode {row}: its environment or agent returned no reward. "
-                f"Let `reward()` of its class, or the agent, return a number for every row, or use another --reward."
+                f"the reward `environment` has no value for episode {row}: its environment or agent returned no reward. "
+                f"Make `reward()` of its class, or the agent, return a number for every row, or use another --reward."
             )
         rewards.append(trajectory.reward)
     return rewards

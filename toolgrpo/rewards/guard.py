@@ -94,8 +94,8 @@ class RewardGuard:
             _loops.clear()
         _thread("end", self._end_with_main_thread)[1].start()
         raise RewardError(
-            f"{self.what} has not returned within {self.timeout_s:g} s (reward_timeout){self._line_of(thread)}. Give what "
-            f"it waits for a deadline, or raise --reward_timeout if it is only slow."
+            f"{self.what} has not returned within {self.timeout_s:g} s (reward_timeout){self._line_of(thread)}. Set a "
+            f"deadline for the operation that it waits for, or raise --reward_timeout if it is only slow."
         )
 
     def _answer(

@@ -112,7 +112,7 @@ class Judge:
                         tried = partial(self._try, *asked, rng=random.Random(known))
                         self._known[known] = await endpoint.ask(client, tried) if shown[1:] else [0]
             except EndpointFailed as failed:
-                return [DropEpisode(f"the judge at {of.url} gave no ranking: {failed}")] * len(texts)
+                return [DropEpisode(f"the judge at {of.url} returned no ranking: {failed}")] * len(texts)
             own = [self._known[known][shown.index(text)] for text in texts]
             return [(sum((other > one) + (other == one) / 2 for other in own) - 0.5) / (len(own) - 1) for one in own]
 
@@ -153,7 +153,7 @@ class Judge:
         share = sum(agreed) / max(1, len(agreed))
         said = f"judge: agrees with {100 * share:.0f} % of {counted(len(agreed), 'labelled pair')} (a tie counts half)"
         said += f"; {len(failed)} more failed: {failed[0]}" if failed else ""
-        better = "A coin agrees with 50 %: take a stronger model, a clearer rubric, or label more pairs"
+        better = "A coin agrees with 50 %: use a stronger model or a clearer rubric, or label more pairs"
         verdict = {} if (share - 0.5) * len(agreed) ** 0.5 > 0.98 else {"warning" if share > 0.5 else "failure": better}
         return {"said": said, "agreement": share, "pairs": len(agreed), "failed": len(failed)} | verdict
 
@@ -169,7 +169,7 @@ def judge() -> Judge:
         why = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}" for one in error.errors())
     raise ConfigError(
         f"the reward judge has no settings in {path}: {why}. Write url, model and rubric there, or name another file with "
-        f"TOOLGRPO_JUDGE; a key stands in TOOLGRPO_JUDGE_KEY (docs/how-to/judge.md)"
+        f"TOOLGRPO_JUDGE; a key is read from TOOLGRPO_JUDGE_KEY (docs/how-to/judge.md)"
     )
 
 

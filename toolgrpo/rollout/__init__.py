@@ -1,8 +1,8 @@
 """Rollouts: rows become episodes, many at a time, and come back as one batch.
 
-`episode.py` runs one episode within its `limits.py`; `scheduler.py` runs many at once; `rollouts.py` is what customers
-call; `batch.py` is what they get; `observers.py` is how others hear of it. `group_queue.py` holds groups in flight for a
-training that takes them one by one, or while it trains (`ahead.py`).
+`episode.py` runs one episode within its `limits.py`; `scheduler.py` runs many at once; callers use `rollouts.py` and
+get a `batch.py`; `observers.py` notifies others. `group_queue.py` holds groups in flight for a training that takes them
+one by one, or during the training pass (`ahead.py`).
 """
 
 from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored

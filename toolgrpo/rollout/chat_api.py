@@ -188,12 +188,12 @@ class ChatAPI:
             )
         if status is not None:
             cause = " with these tools and sampling options" if tools else ""
-            return ConfigError(f"{where} refuses to be asked for {self.model!r}{cause}: {failed}")
+            return ConfigError(f"{where} refuses requests for {self.model!r}{cause}: {failed}")
         if str(failed).startswith("no turn in its reply"):
             return ConfigError(
-                f"{where} is no OpenAI-compatible one, or {self.flag} is not its address up to /v1: {failed}"
+                f"{where} is not an OpenAI-compatible endpoint, or {self.flag} is not its address up to /v1: {failed}"
             )
-        return EngineError(f"{where} gives no reply: {failed}; start it, correct {self.flag}, or try again later")
+        return EngineError(f"{where} sends no reply: {failed}; start it, correct {self.flag}, or try again later")
 
     def _endpoint(self, timeout_s: float) -> ChatEndpoint:
         return ChatEndpoint(self.base_url, KEY_VARIABLE, timeout_s)

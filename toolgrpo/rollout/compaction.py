@@ -63,8 +63,8 @@ class ContextLimit:
         """Raise ConfigError if an engine of this window is full before this limit says so."""
         if self.max_tokens >= window:
             raise ConfigError(
-                f"context writes the history anew at {self.max_tokens} tokens (max_tokens), but the engine's window of {window} "
-                f"is full before; lower max_tokens, so that a turn has room behind it, or raise vllm_max_model_length"
+                f"context compacts the history at {self.max_tokens} tokens (max_tokens), but the engine's window of {window} "
+                f"is full before that; lower max_tokens to leave room for a turn, or raise vllm_max_model_length"
             )
 
 

@@ -213,7 +213,7 @@ class EpisodeRun:
             return StopReason.LENGTH
         if len(prompt) > history.limit.max_tokens:
             self.failure = (
-                f"the history has {len(prompt)} tokens when it is written anew, and context allows {history.limit.max_tokens} "
+                f"the history has {len(prompt)} tokens when it is compacted, and context allows {history.limit.max_tokens} "
                 f"(max_tokens); raise it, keep fewer turns (keep_last_turns), or cut results (max_tool_response_tokens)"
             )
             return StopReason.CONTEXT_FULL

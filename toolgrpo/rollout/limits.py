@@ -49,7 +49,7 @@ class Room:
         too_long = context is not None and not ledger.turns and len(ledger.all_ids) > context.max_tokens
         if self.left(ledger) >= 1 and not too_long:
             return None
-        what = "the prompt with what the environment's reset returned" if observed else "the prompt"
+        what = "the prompt with the text that the environment's reset returned" if observed else "the prompt"
         cure = "let reset return less" if observed else "shorten it"
         if context is not None and too_long:
             return Drop(

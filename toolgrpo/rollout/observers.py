@@ -98,7 +98,7 @@ class Observers(Observer):
             if not isinstance(observer, Observer):
                 raise ConfigError(
                     f"an observer must be an instance of a subclass of toolgrpo.rollout.Observer, not "
-                    f"{observer!r}; derive its class from it and override what you want to hear of"
+                    f"{observer!r}; derive its class from it and override the methods that you need"
                 )
         self._listeners = {
             event: [one for one in observers if getattr(type(one), event) is not getattr(Observer, event)]

@@ -213,7 +213,7 @@ def check_user_turns(tools: ToolProvider | None, script: Any) -> None:
     """Raise `DataError` where a row has a script beside an environment that speaks."""
     if script and speaks(tools):
         raise DataError(
-            "a row has the column `user_turns`, and the environment has next_user_message: both would speak for the user. "
+            "a row has the column `user_turns`, and the environment has next_user_message: both would write the user's messages. "
             "Leave one of them out; an environment gets the row in reset, under another name of the column too."
         )
 

@@ -92,7 +92,7 @@ def _checked(spec: str, split: str) -> Iterator[dict[str, Any]]:
         if messages is None and isinstance(columns.get("prompt"), list) and isinstance(columns.get("completion"), list):
             messages, n_prompt = [*columns["prompt"], *columns["completion"]], len(columns["prompt"])
         if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
-            page = page_here("where-every-try-fails", "docs/background/dead_groups.md")
+            page = page_here("where-every-episode-fails", "docs/background/dead_groups.md")
             raise DataError(
                 f"{row.where}: no conversation; `messages` (or `prompt` and `completion`) must be a list of "
                 f"messages with a role, got the columns {', '.join(columns)}"
@@ -136,7 +136,7 @@ class ConversationEncoder:
         found = chat or resolve_format(tokenizer)
         if not isinstance(found, TemplateFormat):
             raise ChatFormatError(
-                f"the chat format {found.name} cannot print what an assistant says; use a model with a chat template"
+                f"the chat format {found.name} cannot print assistant messages; use a model with a chat template"
             )
         self.chat = found
 
@@ -271,9 +271,7 @@ class ConversationEncoder:
             apart_from_it = {"reasoning_content": parsed.reasoning, "content": said.lstrip("\n")}
             return message if parsed.reasoning is None or not thought else {**message, **apart_from_it}
         if unread:
-            raise ChatFormatError(
-                f"a call in the text of an assistant cannot be read, {unread[0].detail}: {content!r:.200}"
-            )
+            raise ChatFormatError(f"a call in an assistant's text cannot be read, {unread[0].detail}: {content!r:.200}")
         if parsed.reasoning is None and not parsed.attempts:
             return message
         apart = {**assistant_message(parsed), **{key: message[key] for key in ("tool_calls",) if message.get(key)}}

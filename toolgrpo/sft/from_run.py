@@ -64,9 +64,7 @@ def run_examples(records: Iterable[Mapping[str, Any]], *, near: bool = True, of_
         elif not messages or messages[-1]["role"] != "assistant" or not _text(messages[-1]):
             found.left_out["without an answer"] += 1
         elif question in questions:
-            found.left_out[
-                "with a question that an earlier one has" if near else "that say what an earlier one says"
-            ] += 1
+            found.left_out["with the question of an earlier one" if near else "that repeat an earlier one"] += 1
         elif made in calls:
             found.left_out["with the calls of an earlier one"] += 1
         else:

@@ -1,5 +1,4 @@
-"""The training pass that computes once what rows have in common:
-token ids and tensors in, log-probabilities out.
+"""The training pass that computes shared prefixes once: token ids and tensors in, log-probabilities out.
 
-Reinforcement learning and supervised training both run on it; it knows neither TRL nor rollouts.
+Reinforcement learning and supervised training both use it; it imports neither TRL nor rollouts.
 """

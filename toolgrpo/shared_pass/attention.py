@@ -324,7 +324,7 @@ def attend(
     """Attend in the packed sequence; transformers calls this in every layer."""
     if prefix_layout is None:
         raise ModelError(
-            f"{type(module).__name__} did not hand `prefix_layout` down to its attention, so prompts cannot be shared "
+            f"{type(module).__name__} did not pass `prefix_layout` to its attention, so prompts cannot be shared "
             f"in this model; set prefix_sharing to off."
         )
     device = query.device

@@ -1,2 +1,2 @@
-"""Helpers that know nothing of training: files, names, text, locks, and the process itself. They import no PyTorch before
-it is needed."""
+"""Helpers that do not depend on training: files, names, text, locks and the process. They import PyTorch only when
+needed."""

@@ -107,7 +107,7 @@ def import_failed(label: str, error: BaseException) -> str:
         missing = f"\nThere is no {error.name.rpartition('.')[2]}.py beside the file; copy it there too."
     elif isinstance(error, ModuleNotFoundError) and error.name:
         missing = (
-            f"\nIf {error.name.partition('.')[0]} is a package, it belongs into the environment that this runs in: "
+            f"\nIf {error.name.partition('.')[0]} is a package, install it into the environment of this run: "
             f"{sys.executable} -m pip install ..."
         )
     return f"{label} cannot be imported; fix this error in it:\n{user_traceback(error)}{missing}"

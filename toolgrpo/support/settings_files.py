@@ -55,7 +55,7 @@ def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for place, name in enumerate(names) if name in names[:place])
-        raise ValueError(f"the key {twice!r} stands twice in one object")
+        raise ValueError(f"the key {twice!r} appears twice in one object")
     return found
 
 
@@ -112,7 +112,7 @@ def _check_size(root: yaml.Node) -> None:
     def size(node: yaml.Node) -> int:
         known = sizes.get(id(node), 0)
         if known is None:
-            raise _error("an alias stands within what it stands for", node)
+            raise _error("an alias refers to itself", node)
         if known:
             return known
         sizes[id(node)] = None  # begun
@@ -155,7 +155,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             name = key.value if isinstance(key, yaml.ScalarNode) else None
             if name is not None and (key.tag, name) in seen:
-                raise _error(f"the key {name!r} stands twice", key)
+                raise _error(f"the key {name!r} appears twice", key)
             seen.add((key.tag, name))
         return super().construct_mapping(node, deep)
 

@@ -1,4 +1,4 @@
-"""Fakes for users' tests and ours."""
+"""Fakes for users' tests and for our own."""
 
 from toolgrpo.testing.chat import ByteChat, byte_tokenizer
 from toolgrpo.testing.engine import (

@@ -1,4 +1,4 @@
-"""Tools that cannot hurt the run: loading, schemas, checks, worker processes, environments, MCP."""
+"""Load and run tools without risk to the run: schemas, checks, worker processes, environments, MCP."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def open_tools(
     if isinstance(tools, ToolProvider):
         if environment is not None:
             raise ConfigError(
-                "an environment_factory and a toolbox that is loaded already; use load_tools(..., environment=...) for both"
+                "an environment_factory and a loaded toolbox are both given; use load_tools(..., environment=...) for both"
             )
         timeout_s = getattr(tools, "timeout_s", tool_timeout_s)
         if tool_timeout_s not in (TOOL_TIMEOUT_S, timeout_s):

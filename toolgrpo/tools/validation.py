@@ -189,10 +189,10 @@ def _target(reference: str, resolver: Any, where: str) -> Any:
     except referencing.exceptions.Unresolvable as error:
         raise PluginError(
             f"{where}: its schema refers to {reference[:200]!r}, which is not in the schema. Nothing is fetched from "
-            'elsewhere: put what it means under "$defs" of the same schema.'
+            'elsewhere: put its definition under "$defs" of the same schema.'
         ) from error
     if not isinstance(found.contents, Mapping | bool):
-        raise PluginError(f"{where}: its schema refers to {reference[:200]!r}, which is no schema")
+        raise PluginError(f"{where}: its schema refers to {reference[:200]!r}, which is not a schema")
     return found
 
 

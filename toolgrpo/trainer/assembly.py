@@ -68,7 +68,7 @@ def take_parts(
     named_model, model, reward_funcs = model, folder_of(model), named_rewards(reward_funcs)
     if isinstance(model, str) and is_adapter(model):
         raise ModelError(
-            f"{model} is a LoRA adapter, and a training begins with whole weights: toolgrpo export {shlex.quote(model)} "
+            f"{model} is a LoRA adapter, but training begins with whole weights: run toolgrpo export {shlex.quote(model)} "
             f"--merge {shlex.quote(f'{model}-merged')}, then give that folder"
         )
     train_dataset = as_dataset(train_dataset, "train_dataset")
@@ -118,9 +118,7 @@ def open_player(
     if agent is None:
         return None
     if tools is not None:
-        raise ConfigError(
-            "an agent brings its own tools, so that those that are given would not be used; leave them out"
-        )
+        raise ConfigError("an agent brings its own tools, so the given tools would not be used; leave them out")
     from toolgrpo.gateway.agents import check_limits, load_agent  # most runs have no agent, and need nothing of it
 
     check_limits(config.episode_limits())
@@ -134,7 +132,7 @@ def check_rows_of_a_step(rows: Any, config: ToolGRPOConfig, name: str) -> None:
     group, batch = config.num_generations, config.generation_batch_size
     if hasattr(rows, "__len__") and len(rows) < batch // group:
         raise DataError(
-            f"{name} has {counted(len(rows), 'row')}, but one step takes {batch // group} different prompts (a generation "
+            f"{name} has {counted(len(rows), 'row')}, but one step needs {batch // group} different prompts (a generation "
             f"batch of {batch} episodes in groups of {group}). Give more rows, a smaller --per_device_train_batch_size or "
             f"--gradient_accumulation_steps, or larger groups."
         )
@@ -162,7 +160,7 @@ def suited_rows(
             continue
         from toolgrpo.data.load import places_of  # a trainer whose rows are good needs no reader of files
 
-        text = f"{name}: {len(refused)} of {counted(len(rows), 'row')} do not suit {who}: "
+        text = f"{name}: {len(refused)} of {counted(len(rows), 'row')} do not fit {who}: "
         text += rows_and_reasons(refused, places_of(rows, refused).__getitem__)
         if left_out is None or len(refused) == len(rows):
             raise DataError(f"{text}. Fix these rows, or {advice}")

@@ -336,7 +336,7 @@ class StepGroups:
             self._training.save()
         if failure is not None:
             raise failure
-        raise PeerError(f"process {failed[0]} failed first, so this one cannot go on: {failed[1]}")
+        raise PeerError(f"process {failed[0]} failed first, so this one cannot continue: {failed[1]}")
 
 
 def check_engine(engine: Engine) -> None:
@@ -344,7 +344,7 @@ def check_engine(engine: Engine) -> None:
     if engine.same_numbers_as_trainer:
         raise ConfigError(
             f"max_staleness needs an engine with weights of its own, but {engine.name} decodes with the trainer's, which "
-            f"change while it draws; leave `engine` to the config, or max_staleness at 0"
+            f"change while it samples; leave `engine` to the config, or max_staleness at 0"
         )
 
 

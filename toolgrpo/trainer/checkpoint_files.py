@@ -260,7 +260,7 @@ def to_resume(folder: Path, wanted: Any, say: Say, *, unsealed: bool = False) ->
     if reason is None:
         return named
     if is_foreign(named):
-        say(f"{named} was not saved by toolgrpo; whether it is complete cannot be told")
+        say(f"{named} was not saved by toolgrpo, so it may be incomplete")
         return named
     last = _last_whole(folder, lambda text: None, unsealed)
     other = f"The last complete checkpoint is {last}." if last else f"{folder} has no complete checkpoint."
@@ -272,7 +272,7 @@ def check_wanted(folder: Path, wanted: Any) -> None:
     word = str(wanted).lower()
     if word == "true" and not step_folders(folder):
         raise ConfigError(
-            f"there is no complete checkpoint in {folder} to resume from; auto begins anew where there is none"
+            f"there is no complete checkpoint in {folder} to resume from; auto starts a new run where there is none"
         )
     if word not in ("auto", "true", *_NOTHING) and not Path(str(wanted)).is_dir():
         last = complete_checkpoints(folder)
@@ -285,8 +285,8 @@ def check_model_is_elsewhere(folder: Path, model: str) -> None:
     place = Path(model).resolve() if model and Path(model).is_dir() else None
     if place is not None and (place == folder.resolve() or place in {one.resolve() for one in step_folders(folder)}):
         raise ConfigError(
-            f"the model to train, {model}, lies in the output folder {folder}, which the new run takes for itself; give "
-            f"another --output_dir, or go on with the run there: --resume_from_checkpoint auto"
+            f"the model to train, {model}, is in the output folder {folder}, which the new run uses "
+            f"itself; give another --output_dir, or resume the run there: --resume_from_checkpoint auto"
         )
 
 
@@ -295,7 +295,7 @@ def _last_whole(folder: Path, say: Say, unsealed: bool) -> Path | None:
     run, candidates = _run_of_file(folder), complete_checkpoints(folder)
     if run is None and len({one.run for one in candidates}) > 1:
         found = ", ".join(one.path.name for one in candidates)
-        raise ConfigError(f"the checkpoints in {folder} are of several runs ({found}); name the one to go on from")
+        raise ConfigError(f"the checkpoints in {folder} are of several runs ({found}); name the one to resume from")
     if unsealed and run is None and not candidates:
         foreign = [one for one in step_folders(folder) if is_foreign(one)]
         return max(foreign, key=lambda one: int(one.name.rpartition("-")[2]), default=None)
@@ -353,9 +353,7 @@ def _set_aside(folder: Path, names: Collection[str], say: Say) -> None:
         raise StorageError(
             f"the run in {folder} cannot be set aside in {aside.name} ({error.strerror or error}); give another output_dir"
         ) from error
-    say(
-        f"the run that was in {folder} is set aside, whole, in {aside}; --resume_from_checkpoint auto goes on with a run"
-    )
+    say(f"the run that was in {folder} is moved, whole, to {aside}; --resume_from_checkpoint auto resumes a run")
 
 
 def _delete(folder: Path) -> None:
@@ -386,7 +384,7 @@ def _read(folder: Path) -> Checkpoint | str:
                 return f"its file {name} has {path.stat().st_size} bytes instead of {sealed.n_bytes}"
         return checkpoint
     except FileNotFoundError:
-        return "it was not saved to its end (it has no seal)"
+        return "it was not saved completely (it has no seal)"
     except (OSError, ValueError, RecursionError) as error:
         return f"its seal cannot be read ({error})"
 
@@ -406,7 +404,7 @@ def _from_seal(folder: Path, text: str) -> Checkpoint:
     """Read what `_seal_text` wrote. Raises ValueError for anything else."""
     content = json.loads(text)
     if not isinstance(content, dict) or content.pop("digest", None) != _digest_of_json(content):
-        raise ValueError("it is not as it was written")
+        raise ValueError("it was changed after it was written")
     try:
         files = {str(name): Sealed(int(one["bytes"]), str(one["digest"])) for name, one in content["files"].items()}
         numbers = int(content["step"]), int(content["n_processes"]), float(content["sealed_at"])

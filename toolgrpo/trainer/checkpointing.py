@@ -56,7 +56,7 @@ torch.serialization.register_package(
 # What a run writes beside its model, and what may hold data, secrets of tools, or the weights once
 # more.
 _NOT_FOR_THE_HUB = """\
-# Written by toolgrpo: files of the run that --push_to_hub leaves at home. Change it as you like; it is never overwritten.
+# Written by toolgrpo: files of the run that --push_to_hub does not push. Change it as you like; it is never overwritten.
 episodes*.jsonl*
 heldout*.jsonl*
 tokens*.jsonl*
@@ -263,17 +263,17 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
             raise RunIsComplete(reason or f"all {state.global_step} steps were done before")
         if not files.has_optimizer(self._resumed):
             raise ConfigError(
-                f"{self._resumed} holds weights alone (save_only_model), so no run can go on from it as if it had never stopped; "
-                f"begin a new one from them, with another --output_dir: --model_name_or_path {self._resumed}"
+                f"{self._resumed} holds only weights (save_only_model), so a run cannot be resumed from it; "
+                f"start a new one from them, with another --output_dir: --model_name_or_path {self._resumed}"
             )
         if args.sync_ref_model:
             raise ConfigError(
-                f"sync_ref_model changes the reference model, which no checkpoint holds, so {self._resumed} cannot be "
-                f"resumed; begin anew with resume_from_checkpoint false"
+                f"sync_ref_model changes the reference model, which no checkpoint holds, so {self._resumed} cannot "
+                f"be resumed; start a new run with resume_from_checkpoint false"
             )
         self._trainer.skip_epochs(int(state.epoch or 0))
         for trouble in gather_object(self._restore(self._resumed)):
-            self._warn(f"{trouble}; the training goes on")
+            self._warn(f"{trouble}; the training continues")
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -387,6 +387,6 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         complete = files.complete_checkpoints(self._output_dir)
         last = f"The last complete one is {complete[-1].path}" if complete else "There is no complete one yet"
         return StorageError(
-            f"the checkpoint {folder} could not be written: {reason}. {last}. Free some space, or give another "
-            f"output_dir, and go on with resume_from_checkpoint auto."
+            f"the checkpoint {folder} could not be written: {reason}. {last}. Free some space, or give "
+            f"another output_dir, and resume with resume_from_checkpoint auto."
         )

@@ -157,7 +157,7 @@ class ToolGRPOConfig(trl.GRPOConfig):  # type: ignore[misc]  # TRL ships no type
         """Return a copy with these fields set; `dataclasses.replace` would derive TRL's anew, which TRL refuses."""
         known = {known.name for known in fields(self)}
         if not changes.keys() <= known:
-            raise ConfigError(f"{min(changes.keys() - known)} is no field of {type(self).__name__}")
+            raise ConfigError(f"{min(changes.keys() - known)} is not a field of {type(self).__name__}")
         config = copy.copy(self)
         for name, value in changes.items():
             setattr(config, name, value)
@@ -282,7 +282,7 @@ COMBINATIONS: tuple[tuple[Callable[[Any], Any], str], ...] = (
             c.eval_strategy == "no"
             and [name for name in ("stop_when", "keep") if getattr(c, name) not in (None, "last")]
         ),
-        "{found[0]} goes by held-out success during the training, and nothing is evaluated there; add eval_steps N",
+        "{found[0]} uses held-out success during the training, but nothing is evaluated there; add eval_steps N",
     ),
     (
         lambda c: c.eval_strategy != "no" and str(c.metric_for_best_model).endswith("loss"),

@@ -116,7 +116,7 @@ def settled_cpu(use_cpu: bool, ddp_backend: str | None, bf16: bool | None) -> tu
         for lock in _build_locks():
             logger.warning(
                 "DeepSpeed waits until %s is gone. Either another run builds that extension now, or a build ended early: "
-                "if this run stands still, stop it and remove that file",
+                "if this run hangs, stop it and remove that file",
                 lock,
             )
     if not trains_on_cpu(use_cpu):

@@ -137,7 +137,7 @@ def most_tokens(
             f"A training pass over one row does not fit into memory: {of_a_row:,} tokens in {shape.layers} layers {kept} "
             f"gradient checkpointing take about {_gib(of_a_row * shape.bytes_per_token + _ALWAYS)}, gradients and Adam of "
             f"{shape.n_trained:,} trained weights {_gib(shape.bytes_of_weights)}, and {_gib(free)} are free; "
-            f"{_helpful(shape)}. --max_tokens_per_pass {of_a_row} tries it all the same"
+            f"{_helpful(shape)}. --max_tokens_per_pass {of_a_row} tries it anyway"
         )
     if not shares:
         say(f"{line}: it may not fit; lower --per_device_train_batch_size, and raise --gradient_accumulation_steps")

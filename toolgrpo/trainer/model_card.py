@@ -105,7 +105,7 @@ class ModelCard:
 
     def _table(self) -> str:
         rows = [f"| {when} ({how}) | {share} |" for when, rates in self.success.items() for how, share in rates.items()]
-        known = f"\n{self.n_trained_on} of these questions were trained on, too." if self.n_trained_on else ""
+        known = f"\n{self.n_trained_on} of these questions were also trained on." if self.n_trained_on else ""
         return "\n".join(["| when | success, 95 % interval |", "|---|---|", *rows, known]).rstrip()
 
     def _about(self) -> str:
@@ -129,12 +129,12 @@ class ModelCard:
             return f"The model was trained without tools.\n\n{self._serve()}"
         system = f'{{"role": "system", "content": {json.dumps(self.system_prompt, ensure_ascii=False)}}}, '
         return (
-            f"Give it the tools of `{TOOLS_FILE}`, which are what it saw in training. Other descriptions of the same tools,\n"
-            "`tools=[my_function]` of Transformers among them, make another prompt, and a small model may fail on it.\n\n"
+            f"Give it the tools of `{TOOLS_FILE}`, the schemas that it saw in training. Other descriptions of the same tools,\n"
+            "`tools=[my_function]` of Transformers among them, change the prompt, and a small model may fail on it.\n\n"
             "```python\n"
             "import json\n\n"
             "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-            'folder = "."  # where this file lies\n'
+            'folder = "."  # the folder of this file\n'
             f'tools = json.load(open(f"{{folder}}/{TOOLS_FILE}"))\n'
             "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
             "model = AutoModelForCausalLM.from_pretrained(folder)\n"
@@ -159,17 +159,17 @@ class ModelCard:
         base = plain(self.base_model)
         return (
             f"Serve it with `vllm serve {base} --tokenizer FOLDER --enable-lora --lora-modules NAME=FOLDER{flags}` (and "
-            "`--max-lora-rank`, if its rank is above 16), where FOLDER is where this file lies, and ask for the model NAME. "
+            "`--max-lora-rank`, if its rank is above 16), where FOLDER is the folder of this file, and ask for the model NAME. "
             "`toolgrpo export FOLDER --merge WHOLE` writes base model and adapter as one."
         )
 
     def _train_on(self) -> str:
         given = " --tools_script TOOLS.py" if self.tools else ""
         return (
-            "From here, by rewards; `check` says first whether the model writes calls well enough to begin:\n\n"
+            "Continue with rewards; `check` first shows whether the model writes calls well enough to begin:\n\n"
             f"```bash\ntoolgrpo check --model_name_or_path FOLDER{given} --dataset_id_or_path QUESTIONS.jsonl\n"
             f"toolgrpo train --model_name_or_path FOLDER{given} --dataset_id_or_path QUESTIONS.jsonl --output_dir OUT\n```\n\n"
-            "FOLDER is where this file lies. More examples: `toolgrpo sft --model_name_or_path FOLDER ...`, into another "
+            "FOLDER is the folder of this file. To train on more examples, use `toolgrpo sft --model_name_or_path FOLDER ...`, into another "
             "`--output_dir`."
         )
 
@@ -219,7 +219,7 @@ def merged_card(text: str) -> str:
 
 
 def _serve_whole(flags: str) -> str:
-    return f"Serve it with `vllm serve FOLDER{flags}`, where FOLDER is where this file lies."
+    return f"Serve it with `vllm serve FOLDER{flags}`, where FOLDER is the folder of this file."
 
 
 def _licence(base_model: str) -> dict[str, Any]:

@@ -232,7 +232,7 @@ def report_first_failure(output_dir: Path, accelerator: Any) -> Iterator[None]:
         if first is None or first["process"] == accelerator.process_index:
             raise
         raise PeerError(
-            f"process {first['process']} failed first, so this one cannot go on: {first['error']}"
+            f"process {first['process']} failed first, so this one cannot continue: {first['error']}"
         ) from error
 
 

@@ -323,7 +323,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         if self.stopped_by is not None and self.state.global_step < self.state.max_steps:
             self.progress.say(
                 f"stopped by {self.stopped_by} after step {self.state.global_step}, which is saved in "
-                f"{self.args.output_dir}; go on with --resume_from_checkpoint auto"
+                f"{self.args.output_dir}; resume with --resume_from_checkpoint auto"
             )
 
     def _claim_folder(self) -> None:

@@ -117,8 +117,8 @@ def refuse_rollout_func(rollout_func: Any) -> None:
     """Refuse a function that would replace every episode."""
     if rollout_func is not None:
         raise ConfigError(
-            "rollout_func would replace the episodes that ToolGRPOTrainer is for; write what it does as tools or as an "
-            "environment (`tools=`, `environment_factory=`), or keep TRL's GRPOTrainer for this job"
+            "rollout_func would replace the episodes that ToolGRPOTrainer is for; implement it as tools or "
+            "as an environment (`tools=`, `environment_factory=`), or keep TRL's GRPOTrainer for this job"
         )
 
 
@@ -148,8 +148,8 @@ def single_factory(factory: Any, rows: Any = None) -> Callable[[], Any] | None:
     if isinstance(factory, Mapping):
         if len(factory) != 1:
             raise ConfigError(
-                f"environment_factory names {len(factory)} environments ({', '.join(map(str, factory))}); here all rows have "
-                f"one. Write a class whose reset(**row) chooses by the row, and let the column `tools` name what each row "
+                f"environment_factory names {len(factory)} environments ({', '.join(map(str, factory))}); here all rows "
+                f"have the same one. Write a class whose reset(**row) chooses by the row, and let the column `tools` name what each row "
                 f"is offered"
             )
         ((known, factory),) = factory.items()
@@ -216,6 +216,6 @@ def check_reward_arguments(rewards: Any) -> None:
         if "environments" in parameters:
             name = getattr(reward, "__name__", type(reward).__name__)
             raise ConfigError(
-                f"reward {name} asks for `environments`, whose instances live in the tool workers. Let the class have "
-                f"get_reward(), whose value is a reward by itself and stands in `trajectories[i].reward`"
+                f"reward {name} asks for `environments`, but the instances live in the tool workers. Give the "
+                f"class a get_reward(): its value is a reward by itself and is in `trajectories[i].reward`"
             )

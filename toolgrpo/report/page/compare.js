@@ -74,7 +74,7 @@ async function compareView(wanted) {
     h("div.bar", {}, choice("A", left, sets, (value) => set({ a: value, q: "" })), choice("B", right, sets, (value) => set({ b: value, q: "" }))),
     h("div.toggle", { role: "group", "aria-label": "Which questions" }, [["up", `flipped to success (${kinds.up.length})`], ["down", `flipped to failure (${kinds.down.length})`], ["same", `no flip (${kinds.same.length})`], ["all", `all (${pairs.length})`]].map(([name, text]) => h("button", { type: "button", "aria-pressed": String(kind === name), onclick: () => set({ kind: name, q: "" }) }, text))),
     chosen ? await sideBySide(chosen, sets, left, right) : null,
-    pairs.length ? table(columns, shown, { sort: wanted.sort || "change", down: wanted.down !== "0", onsort: (sort, down) => set({ sort, down: down ? 1 : 0 }), href: (pair) => link("compare", { ...wanted, a: left, b: right, q: REPORT.prompts[pair.q][0] }), empty: "No question did that." }) : h("p.empty", {}, "No question stands in both sets."),
+    pairs.length ? table(columns, shown, { sort: wanted.sort || "change", down: wanted.down !== "0", onsort: (sort, down) => set({ sort, down: down ? 1 : 0 }), href: (pair) => link("compare", { ...wanted, a: left, b: right, q: REPORT.prompts[pair.q][0] }), empty: "No question did that." }) : h("p.empty", {}, "No question is in both sets."),
   ];
 }
 
@@ -92,6 +92,6 @@ async function sideBySide(pair, sets, left, right) {
   const differs = one.turns.findIndex((turn, place) => !other.turns[place] || turnKey(turn) !== turnKey(other.turns[place]));
   return h("section.pair", {},
     h("h2", {}, REPORT.prompts[pair.q][1]),
-    h("p.quiet", {}, differs < 0 ? "Both did the same." : `They part in turn ${differs + 1}.`, one.columns.answer === undefined ? null : [" Answer of the row: ", h("code", {}, short(contentText(one.columns.answer)))]),
+    h("p.quiet", {}, differs < 0 ? "Both did the same." : `They diverge in turn ${differs + 1}.`, one.columns.answer === undefined ? null : [" Answer of the row: ", h("code", {}, short(contentText(one.columns.answer)))]),
     h("div.side.two", {}, [[one, left, rows[0]], [other, right, rows[1]]].map(([episode, key, row]) => h("article.episode", {}, h("header", {}, h("b", {}, name(key)), " ", h("a", { href: episodeLink(row) }, `episode ${episode.n}, reward ${num(episode.r)}`), h("div", {}, badges(row))), conversation(episode, { prompt: false })))));
 }

@@ -68,5 +68,5 @@ function episodeTable(found, wanted, set) {
     { name: "tokens", number: true, value: (row) => rows.gen[row] },
     { name: "time", number: true, value: (row) => rows.s[row], show: (row) => seconds(rows.s[row]) },
   ];
-  return table(columns, found, { sort: wanted.sort, down: wanted.down !== "0", onsort: (sort, down) => set({ sort, down: down ? 1 : 0 }), href: (row) => episodeLink(row), empty: "No episode is left by this filter." });
+  return table(columns, found, { sort: wanted.sort, down: wanted.down !== "0", onsort: (sort, down) => set({ sort, down: down ? 1 : 0 }), href: (row) => episodeLink(row), empty: "No episode matches this filter." });
 }

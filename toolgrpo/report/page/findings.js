@@ -10,14 +10,14 @@ async function findingsView(wanted) {
     return h("section.finding", {},
       h("h2", {}, one.rule.replaceAll("_", " ")),
       h("p", {}, one.sentence),
-      h("p.quiet", {}, `Said after ${plural(one.steps.length, "step")}: ${ranges(one.steps)}. What to do: ${one.link}`),
+      h("p.quiet", {}, `Reported after ${plural(one.steps.length, "step")}: ${ranges(one.steps)}. What to do: ${one.link}`),
       examples.length ? h("p", {}, "For example ", examples.map((row, place) => [place ? ", " : "", h("a", { href: episodeLink(row) }, `episode ${REPORT.rows.n[row]}`)]), ". ", h("a", { href: link("find", filter) }, `All ${rows.length.toLocaleString("en-US")}`)) : null);
   }));
   const warnings = run.events.filter((event) => !["checkpoint", "finished"].includes(event.what));
   return [
     h("h1", {}, "Findings"),
     runChoice(wanted, "findings"),
-    run.findings.length ? sections : h("p.empty", {}, run.steps.length ? "The rules found nothing wrong in this run." : "There are no metrics of steps (steps.jsonl) that rules could look at."),
+    run.findings.length ? sections : h("p.empty", {}, run.steps.length ? "The rules found nothing wrong in this run." : "There are no step metrics (steps.jsonl) for the rules to check."),
     warnings.length ? h("section", {}, h("h2", {}, "Events"), table([
       { name: "step", number: true, value: (event) => event.step, show: (event) => shownStep(event.step) },
       { name: "what", value: (event) => event.what, show: (event) => h("span.badge", {}, event.what) },

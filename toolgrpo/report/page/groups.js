@@ -34,7 +34,7 @@ function groupsView(wanted) {
       choice("State", wanted.kind, [["", "all"], ["live", "live"], ["dead", "dead"], ["failed", "dead, all failed"], ["solved", "dead, all solved"], ["both", "dead, both ways"]], (kind) => set({ kind })),
       h("label.field.grow", {}, h("span", {}, "Question"), search)),
     h("p.count", { role: "status" }, plural(found.length, "group")),
-    table(columns, found, { sort: wanted.sort || "step", down: wanted.down === "1", onsort: (sort, down) => set({ sort, down: down ? 1 : 0 }), href: groupLink, empty: "No group is left by this filter." }),
+    table(columns, found, { sort: wanted.sort || "step", down: wanted.down === "1", onsort: (sort, down) => set({ sort, down: down ? 1 : 0 }), href: groupLink, empty: "No group matches this filter." }),
   ];
 }
 
@@ -73,7 +73,7 @@ async function groupView(parts, wanted) {
     h("h1", {}, previewOf(row) || "(empty question)"),
     h("p", {}, deadBadge(group), " ", `${group.ok} of ${plural(group.scored, "episode")} succeeded, mean reward ${num(group.mean)}`,
       episodes[0].columns.answer !== undefined ? h("span.quiet", {}, ` · answer of the row: `, h("code", {}, short(contentText(episodes[0].columns.answer), 200))) : null),
-    h("section", {}, h("h2", {}, "Where they part"), h("p.quiet", {}, "Each box is what episodes said and called in one turn. They share a box as long as they do the same."), prefixTree(episodes)),
+    h("section", {}, h("h2", {}, "Where they diverge"), h("p.quiet", {}, "Each box has the text and the calls of one turn. Episodes share a box as long as they do the same."), prefixTree(episodes)),
     h("section", {}, h("h2", {}, "Side by side"), h("div.side", {}, episodes.map((episode) => sideCard(episode)))),
   ];
 }

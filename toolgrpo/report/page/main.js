@@ -111,12 +111,12 @@ function follow() {
       if (state !== known) {
         if ((route().path[0] || "overview") === "overview" && !document.hidden) location.reload();
         else {
-          fill(news, "The run has gone on. ", h("button.button", { type: "button", onclick: () => location.reload() }, "Show what is new"));
+          fill(news, "The run has continued. ", h("button.button", { type: "button", onclick: () => location.reload() }, "Show the new data"));
           news.hidden = false;
         }
       } else news.hidden = true;
     } catch {
-      fill(news, "The server of this live report does not answer any more; what is shown stays.");
+      fill(news, "The server of this live report no longer answers; the page stays as it is.");
       news.hidden = false;
     }
   }, 3000);
@@ -130,7 +130,7 @@ async function begin() {
   }
   if (!document.documentElement.dataset.scheme) delete document.documentElement.dataset.scheme;
   if (typeof DecompressionStream === "undefined") {
-    fill(app, h("p", {}, "This browser is too old for the report: it has no DecompressionStream. Any of 2023 or later has."));
+    fill(app, h("p", {}, "This browser is too old for the report: it has no DecompressionStream. Use a browser of 2023 or later."));
     return;
   }
   await openReport();

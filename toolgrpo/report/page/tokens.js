@@ -21,7 +21,7 @@ async function tokenView(episode, wanted, set) {
     h("div.bar", {},
       choice("Colour", chosen, usable.map(([name, one]) => [name, one.name]), (value) => set({ colour: value })),
       h("span.scale", {}, h(colour.two ? "i.two" : "i.one"), h("span", {}, `${colour.legend[0]} … ${colour.legend[1]}`)),
-      seen ? null : h("span.quiet", {}, "No entropy, trainer and correction for this one: training wrote them of a few episodes a step (record_tokens).")),
+      seen ? null : h("span.quiet", {}, "This episode has no entropy, trainer and correction: training records them for a few episodes per step (record_tokens).")),
     h("details.prompttokens", {}, h("summary", {}, `Prompt, ${plural(prompt.length, "token")}`), h("div.tokens", {}, spans(prompt, episode, null, () => null))),
     tokenFlow(tokens, episode, chosen, level),
     pushed(tokens),

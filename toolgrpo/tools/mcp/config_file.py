@@ -92,7 +92,7 @@ def _server(name: str, entry: object, label: str) -> McpServerConfig:
         raise ConfigError(f"{where} must be an object, got {entry!r:.80}")
     command, url = entry.get("command"), entry.get("url")
     if (command is None) == (url is None):
-        raise ConfigError(f'{where} needs either a "command" to start or a "url" to talk to')
+        raise ConfigError(f'{where} needs either a "command" to start or a "url" to connect to')
     if entry.get("type") == "sse":
         raise ConfigError(f"{where} asks for the old SSE transport; only stdio and streamable HTTP are supported")
     try:

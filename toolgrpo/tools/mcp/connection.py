@@ -116,9 +116,7 @@ class McpConnection:
         except Exception as error:  # a server can answer with anything: the SDK's errors, pydantic's, bare ones
             detail = f"its tools cannot be listed ({_describe(error)})"
             if isinstance(error, TimeoutError):
-                detail = (
-                    f"it had not come to the end of its tools within {limit_s:g} s; there were {len(tools)} by then"
-                )
+                detail = f"it did not finish listing its tools within {limit_s:g} s; there were {len(tools)} by then"
             raise PluginError(await self._with_last_words(f"{self._name} cannot be used: {detail}")) from error
 
     async def close(self) -> None:
@@ -152,7 +150,7 @@ class McpConnection:
                 return Reply(cut(f"{error}", 500).text, ToolErrorKind.RAISED)
             how = "closed the connection"
         except pydantic.ValidationError as error:
-            return Reply(f"{self._name} answered with what is no result ({_describe(error)})", ToolErrorKind.BAD_RESULT)
+            return Reply(f"{self._name} answered with no valid result ({_describe(error)})", ToolErrorKind.BAD_RESULT)
         except Exception as error:  # the SDK lets errors of its transports through: httpx2, anyio, OSError, groups
             how = f"failed ({_describe(error)})"
         text = await self._with_last_words(f"{self._name} {how}; it is started again")
@@ -313,7 +311,7 @@ async def _unchecked(name: str, result: mcp_types.CallToolResult) -> None:
 async def _bound_answer(response: httpx2.Response) -> None:
     """Break off an answer that is too long to hold, or that would be once it is unpacked."""
     if response.headers.get("content-encoding", "identity") != "identity":
-        response.stream = _BoundedStream(response.stream, 0, "the server packs its answers, though asked not to")
+        response.stream = _BoundedStream(response.stream, 0, "the server compresses its answers, although asked not to")
     elif not response.headers.get("content-type", "").startswith("text/event-stream"):  # the SDK bounds each event
         response.stream = _BoundedStream(response.stream, MAX_MESSAGE_BYTES, _TOO_LONG)
 

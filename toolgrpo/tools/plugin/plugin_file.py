@@ -92,7 +92,7 @@ class LoadedTool:
         defaults = inspect.signature(function).parameters if len(given) < len(before) else {}
         missing = [name for name in before if name not in values and defaults[name].default is inspect.Parameter.empty]
         if missing:
-            raise BadArguments(f"parameter {missing[0]!r} is missing, and others stand behind it")
+            raise BadArguments(f"parameter {missing[0]!r} is missing, and others follow it")
         positional = [values.pop(name) if name in values else defaults[name].default for name in before]
         return function(*positional, **values)
 
@@ -367,8 +367,8 @@ def _load_environment(source: PluginSource) -> LoadedEnvironment:
     tools = [method for key, method in methods.items() if not key.startswith("_") and key not in _NOT_TOOLS]
     if not tools and _SPEAKS not in methods:
         raise PluginError(
-            f"{where} has no public methods besides reset, so the model could do nothing in it. Add one; what "
-            f"only asks and judges is rows of questions and a reward function."
+            f"{where} has no public methods besides reset, so the model could do nothing in it. Add one; a "
+            f"task that only asks and judges needs rows and a reward function."
         )
     loaded = tools_of(tools, where, {} if source.callables else _examples(import_source(source), source.label))
     for tool in loaded:

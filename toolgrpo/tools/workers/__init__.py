@@ -1,5 +1,5 @@
-"""Tools in processes of their own.
+"""Run tools in separate processes.
 
-In the trainer's process run `pool`, `dispatcher`, `connections`, `pool_records` and `output_log`; in
-the supervisor, the parent of all workers, `supervisor`; in each worker `tool_worker`.
+`pool`, `dispatcher`, `connections`, `pool_records` and `output_log` run in the trainer's process,
+`supervisor` in the supervisor, the parent of all workers, and `tool_worker` in each worker.
 """

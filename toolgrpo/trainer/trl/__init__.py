@@ -1,7 +1,7 @@
-"""All that is private in TRL's trainer: five files, each of which lists in its header the names that it uses.
+"""The seam to the private names of TRL's trainer: five files, each with its names in the header.
 
-calls     TRL's calls of its trainer, answered with a batch of ours
-trainer   the trainer itself: its place in a batch, its weights, its log, its forward pass
+calls     answers TRL's calls for a batch with our batch
+trainer   the trainer itself: its position in a batch, weights, log and forward pass
 batch     batches as TRL hands them from one of its calls to the next
 fields    every field of its config: read here, read by TRL, or refused
 grpo      its import, without vLLM

@@ -195,8 +195,8 @@ class OffPolicy:
         bias = sum(one.log_ratio for one in episodes) / n_tokens
         longest = max(one.n_tokens for one in episodes)
         self._warn(
-            f"{self._cut_by} biases rollout_correction {self._correction.method}: the engine draws from a cut "
-            f"distribution, and the trainer's log-probabilities are {-bias:.3g} a token below its own, the logarithm of "
+            f"{self._cut_by} biases rollout_correction {self._correction.method}: the engine samples "
+            f"from a cut distribution, and the trainer's log-probabilities are {-bias:.3g} a token below its own, the logarithm of "
             f"what is cut off; so a token is weighted by {math.exp(bias):.3g}, and the {longest} tokens of the longest "
             f"episode together by e^{bias * longest:.3g}. Leave top_p, top_k, min_p and repetition_penalty off in training, or set "
             f"rollout_correction off"

@@ -492,7 +492,7 @@ def check_dropped_share(drops: Sequence[Drop | None], most: float) -> None:
     more = f"; and {len(reasons) - _REASONS_SHOWN} other reasons" if len(reasons) > _REASONS_SHOWN else ""
     raise TooManyDroppedError(
         f"{len(dropped)} of {len(drops)} episodes of this batch could not be scored, more than max_dropped_share "
-        f"({most:g}) allows: {told}{more}. Nothing was trained on this batch. Fix the cause and go on with "
+        f"({most:g}) allows: {told}{more}. Nothing was trained on this batch. Fix the cause and resume with "
         f"--resume_from_checkpoint auto, or allow more with --max_dropped_share."
     )
 

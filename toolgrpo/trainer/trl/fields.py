@@ -48,7 +48,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "max_tool_calling_iterations": "use max_turns (a turn more than iterations: the last one answers)",
     "cache_implementation": "leave it out",
     "ds3_gather_for_generation": "leave it out; the engine gets whole weights, a parameter at a time",
-    "vllm_structured_outputs_regex": "leave it out; malformed calls are answered with what is wrong",
+    "vllm_structured_outputs_regex": "leave it out; malformed calls are answered with an error",
     "vllm_model_impl": "leave it out; colocated vLLM uses its own implementation of the model",
     "use_transformers_continuous_batching": _BATCHES,
     "transformers_continuous_batching_config": _BATCHES,
@@ -61,9 +61,9 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 # Of Transformers' own fields, which steer its training loop.
 DONE_HERE: Mapping[str, str] = {
     **dict.fromkeys(
-        ("bf16_full_eval", "fp16_full_eval"), "leave it out; an evaluation draws, in the precision that the engine has"
+        ("bf16_full_eval", "fp16_full_eval"), "leave it out; an evaluation samples in the engine's precision"
     ),
-    "enable_jit_checkpoint": "leave it out; SIGTERM ends a run after its step, saved, and the next run goes on from there",
+    "enable_jit_checkpoint": "leave it out; SIGTERM ends a run after its step, saved, and the next run resumes from there",
 }
 
 
