@@ -175,12 +175,19 @@ COMMANDS |= {"train on own successes": ["evaluate", "sft"], "fix the schema or t
 def test_the_last_line_says_which_road_fits(facts: dict[str, Any], road: str, more: str) -> None:
     report = CheckReport(lambda line: None)
     check_lines.add_road(
-        report, untrained(**facts), "toolgrpo train t", "toolgrpo evaluate e", "toolgrpo sft s", 5400.0
+        report, untrained(**facts), "toolgrpo train t", "toolgrpo evaluate e", "toolgrpo sft s", None, 5400.0
     )
     (line,) = report.lines
     assert line.said.startswith(f"{road}: {more}") and line.numbers["road"] == road
     assert line.verdict is (CheckVerdict.PASS if road == "reinforce" else CheckVerdict.WARNING)
     assert re.findall(r"toolgrpo (\w+)", f"{line.said} {line.do}") == COMMANDS[road]
+
+
+def test_rows_drawn_from_tools_bring_their_worked_calls() -> None:
+    report = CheckReport(lambda line: None)
+    facts = untrained(mixed=0, calls=0, pass_1=0.0)
+    check_lines.add_road(report, facts, "", "", "toolgrpo sft s", Path("my rows/worked.jsonl"), None)
+    assert "toolgrpo sft s --dataset_id_or_path 'my rows/worked.jsonl' (" in report.lines[0].do
 
 
 def test_the_commands_have_what_was_typed_as_far_as_they_take_it_and_no_secret() -> None:

@@ -12,6 +12,7 @@ import yaml
 
 from toolgrpo.commands.main import main
 from toolgrpo.data import load_tasks
+from toolgrpo.sft.encoder import read_conversations
 
 ROOT = Path(__file__).parents[2]
 MATH = str(ROOT / "tools_funcs" / "math_tools.py")
@@ -34,15 +35,20 @@ def test_a_folder_of_rows_is_written_and_loads(capsys: pytest.CaptureFixture[str
     assert lines[0].split() == ["tool", "drawn", "answered", "rows"] and lines[1].startswith("add ")
     assert lines[-1] == "Next: toolgrpo check --config rows/config.yaml" and said.err == ""
     files = sorted(file.name for file in Path("rows").iterdir())
-    assert files == ["README.md", "config.yaml", "heldout.jsonl", "train.jsonl"]
+    assert files == ["README.md", "config.yaml", "heldout.jsonl", "train.jsonl", "worked.jsonl"]
     train, held_out = (load_tasks("rows", split=split) for split in ("train", "heldout"))
     assert len(train) == 160 and len(held_out) == 40
     for row in train:
         for call in json.loads(row["gold_calls"])[:1]:
             assert all(str(value) in row["prompt"][0]["content"] for value in call["arguments"].values())
+    worked = [row["messages"] for row in read_conversations("rows/worked.jsonl")]
+    assert [messages[0]["content"] for messages in worked] == [row["prompt"][0]["content"] for row in train]
+    for messages, row in zip(worked, train, strict=True):
+        made = [one["tool_calls"][0]["function"] for one in messages if one.get("tool_calls")]
+        assert made == json.loads(row["gold_calls"]) and row["answer"] in messages[-1]["content"]
     config = yaml.safe_load(Path("rows/config.yaml").read_text())
     assert config["tools"]["tools_script"] == MATH and config["data"]["eval_questions"] == 40
-    assert len(Path("rows/README.md").read_text().splitlines()) <= 13
+    assert len(Path("rows/README.md").read_text().splitlines()) <= 15
     assert main(["data", "rows/train.jsonl"]) == 0 and "160 rows" in capsys.readouterr().out
 
 

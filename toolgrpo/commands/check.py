@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -261,7 +262,8 @@ class CheckRun(Preflight):
                         whole_run_s = self._step(trainer, rows)
                     else:
                         self._estimate_time(trainer.args.generation_batch_size, sampled_s)
-                    add_road(self.report, facts, *self.begin, whole_run_s)
+                    worked = Path(self.job.dataset_spec) / "worked.jsonl"
+                    add_road(self.report, facts, *self.begin, worked if worked.is_file() else None, whole_run_s)
                 finally:
                     trainer.close()
             except ToolGRPOError as error:

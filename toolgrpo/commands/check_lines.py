@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
@@ -198,11 +200,17 @@ def add_success(report: CheckReport, facts: Untrained) -> None:
 
 
 def add_road(
-    report: CheckReport, facts: Untrained, train: str, draw: str, teach: str, whole_run_s: float | None
+    report: CheckReport,
+    facts: Untrained,
+    train: str,
+    draw: str,
+    teach: str,
+    worked: Path | None,
+    whole_run_s: float | None,
 ) -> None:
     """Say which road to a trained model fits, and the command that begins it, each with what the check was given.
 
-    `draw` evaluates the rows to train on.
+    `draw` evaluates the rows to train on; `worked` has conversations of them, if they were drawn from tools.
     """
     road, (low, high) = road_of(facts), wilson_interval(facts.mixed, facts.n)
     groups = f"in {facts.mixed} of {counted(facts.n, 'group')} some episodes succeed and some fail"
@@ -230,8 +238,13 @@ def add_road(
         ),
         Road.SHOW: (
             "where a group fails, all its episodes fail, so there is nothing to reinforce",
-            f"Use easier rows, or {teach} --dataset_id_or_path WORKED.jsonl, with system messages as in a training; a larger model can play them "
-            f"({page_here('where-every-episode-fails', page='docs/background/dead_groups.md')})",
+            f"Use easier rows, or {teach} --dataset_id_or_path "
+            + (
+                "WORKED.jsonl, with system messages as in a training; a larger model can play them "
+                if worked is None
+                else f"{shlex.quote(str(worked))} "
+            )
+            + f"({page_here('where-every-episode-fails', page='docs/background/dead_groups.md')})",
         ),
     }[road]
     report.add("road", f"{road}: {said}", warning=do, road=road.value, whole_run_s=whole_run_s, **numbers)

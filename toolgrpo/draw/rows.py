@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from toolgrpo.draw.play import Played, Program, answered, explore, linked, replayed
 from toolgrpo.draw.wording import alike_tools, question
@@ -28,10 +28,11 @@ Reword = Callable[[Sequence[tuple[Program, str]], random.Random], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class ToolRows:
-    """Rows for both files, and what became of each tool."""
+    """Rows for the files, and what became of each tool."""
 
     train: Sequence[Row]
     held_out: Sequence[Row]
+    worked: Sequence[Row]  # conversations of the rows to train on
     played: Mapping[str, Played]
 
     def table(self) -> Iterator[str]:
@@ -74,7 +75,9 @@ def draw_rows(
     for name, why in changing.items():
         played[name].out = why
     train, held_out = _split(same, rng, n_rows, hold_out)
-    return ToolRows(*_worded(train, held_out, rng, reword), played)
+    asked = _worded(train, held_out, rng, reword)
+    shown, away = [one for one in asked if not one.away], [one for one in asked if one.away]
+    return ToolRows(list(map(_row, shown)), list(map(_row, away)), list(map(_conversation, shown)), played)
 
 
 def _both(singles: Sequence[Program], rng: random.Random, n: int) -> list[Program]:
@@ -145,9 +148,15 @@ def _key(program: Program) -> str:
     return json.dumps([call.as_gold for call in program], sort_keys=True)
 
 
+class _Asked(NamedTuple):
+    text: str
+    program: Program
+    away: bool  # held out
+
+
 def _worded(
     train: Sequence[Program], held_out: Sequence[Program], rng: random.Random, reword: Reword | None
-) -> tuple[list[Row], list[Row]]:
+) -> list[_Asked]:
     asked: dict[str, tuple[Program, bool]] = {}
     twice: set[str] = set()
     alike = alike_tools({call.name: call for program in (*train, *held_out) for call in program}.values())
@@ -158,11 +167,26 @@ def _worded(
                 twice.add(text)  # a question has one answer
     asked = {text: one for text, one in asked.items() if text not in twice}
     said = reword([(program, text) for text, (program, _) in asked.items()], rng) if reword else list(asked)
-    rows: tuple[list[Row], list[Row]] = ([], [])
-    for text, (program, away) in zip(said, asked.values(), strict=True):
-        gold = json.dumps([call.as_gold for call in program], ensure_ascii=False)
-        rows[away].append({"prompt": text, "answer": program[-1].result, "task": _task(program), "gold_calls": gold})
-    return rows
+    return [_Asked(text, *one) for text, one in zip(said, asked.values(), strict=True)]
+
+
+def _row(asked: _Asked) -> Row:
+    gold = json.dumps([call.as_gold for call in asked.program], ensure_ascii=False)
+    answer, task = asked.program[-1].result, _task(asked.program)
+    return {"prompt": asked.text, "answer": answer, "task": task, "gold_calls": gold}
+
+
+def _conversation(asked: _Asked) -> Row:
+    """Return the calls with their results, and a sentence with the results that no later call took."""
+    messages: list[Row] = [{"role": "user", "content": asked.text}]
+    for call in asked.program:
+        called = {"type": "function", "function": call.as_gold}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [called]})
+        messages.append({"role": "tool", "name": call.name, "content": call.result})
+    behind = (*asked.program[1:], None)
+    left = [call.result for call, later in zip(asked.program, behind, strict=True) if later is None or not later.links]
+    said = f"The results are {', '.join(left[:-1])} and {left[-1]}." if len(left) > 1 else f"The result is {left[0]}."
+    return {"messages": [*messages, {"role": "assistant", "content": said}]}
 
 
 # What is written.
@@ -195,10 +219,12 @@ training:
 _README = """\
 `toolgrpo init` drew {n_train} rows to train on and {n_held_out} held-out rows from {tools}. Every answer is a result that the
 tools gave twice, in separate workers. `gold_calls` has the calls, `task` the tools in their order ("and": one after the
-other; "then": on the result before). The held-out rows have other values, other wordings and {away}.
+other; "then": on the result before). The held-out rows have other values, other wordings and {away}. `worked.jsonl` has
+the rows to train on as conversations, for a model that cannot make these calls at all.
 
     toolgrpo data {folder} --show 5
     toolgrpo check --config {config}
+    toolgrpo sft --model_name_or_path MODEL --dataset_id_or_path {worked} {flags} --output_dir {shown}  # if check says so
     toolgrpo train --config {config}
     toolgrpo evaluate --config {config} --model_name_or_path {output} --output_dir {measured}
 
@@ -215,7 +241,7 @@ def write_folder(drawn: ToolRows, folder: Path, tools: Mapping[str, str], hold_o
             f"no rows {'to train on ' if not drawn.train else 'to hold out '}could be drawn{f' ({none})' if none else ''}; describe "
             f"the accepted values in docstrings, or register values: EXAMPLES = {{'parameter': [...]}}"
         )
-    for name, rows in (("train", drawn.train), ("heldout", drawn.held_out)):
+    for name, rows in (("train", drawn.train), ("heldout", drawn.held_out), ("worked", drawn.worked)):
         write_whole(folder / f"{name}.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     config, output = folder / "config.yaml", folder / "output"
     longest = max(len(json.loads(row["gold_calls"])) for row in (*drawn.train, *drawn.held_out))
@@ -230,10 +256,10 @@ def write_folder(drawn: ToolRows, folder: Path, tools: Mapping[str, str], hold_o
     write_whole(config, _CONFIG.format(**said))
     away = {row["task"] for row in drawn.held_out} - {row["task"] for row in drawn.train}
     page = {"n_train": len(drawn.train), "n_held_out": len(drawn.held_out), "tools": ", ".join(tools.values())}
-    page |= {
-        name: shlex.quote(str(path)) for name, path in (("folder", folder), ("config", config), ("output", output))
-    }
-    page["measured"] = shlex.quote(str(output / "evaluation"))
+    paths = {"folder": folder, "config": config, "output": output, "measured": output / "evaluation"}
+    paths |= {"worked": folder / "worked.jsonl", "shown": folder / "shown"}
+    page |= {name: shlex.quote(str(path)) for name, path in paths.items()}
+    page["flags"] = shlex.join(word for name, value in tools.items() for word in (f"--{name}", value))
     page["away"] = f"the tools {', '.join(hold_out)}" if hold_out else f"{counted(len(away), 'composition')} of tools"
     write_whole(folder / "README.md", _README.format(**page))
     return config
