@@ -74,6 +74,18 @@ def test_a_program_ends_with_its_threads_and_what_it_registered(sandbox: Sandbox
     assert sandbox.run(endless, timeout=0.5).status is RunStatus.TIMEOUT
 
 
+def test_what_a_program_writes_through_streams_of_its_own_is_output(sandbox: Sandbox) -> None:
+    """As fast solutions of contests do: all is kept, and written at the end."""
+    own = "import atexit, io, sys\nsys.stdout = io.BytesIO()\nsys.stdout.write(b'42')\n"
+    assert (
+        sandbox.run(f"{own}atexit.register(lambda: sys.__stdout__.buffer.write(sys.stdout.getvalue()))").stdout == "42"
+    )
+
+
+def test_a_last_value_that_answers_anything_is_no_error(sandbox: Sandbox) -> None:
+    assert sandbox.run("class A(dict):\n    __getattr__ = dict.get\nA(a=1)").ok
+
+
 def test_many_threads_fit_into_the_memory_of_a_run(sandbox: Sandbox) -> None:
     program = (
         "import threading, time\ndef work():\n    made.append(bytearray(20_000))\n    time.sleep(0.2)\nmade = []\n"

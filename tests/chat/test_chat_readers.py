@@ -196,6 +196,7 @@ def test_a_list_between_markers_is_several_calls() -> None:
         ("[f(a='two\nlines', b=\"it's\")]", [(OK, "f", {"a": "two\nlines", "b": "it's"})]),
         ("[f(a={'k': [1, true, null]}, b=None)]", [(OK, "f", {"a": {"k": [1, True, None]}, "b": None})]),
         ("f(a=1)", [(OK, "f", {"a": 1})]),
+        ("[查询(城市='北京', über=1, b # c\n=2)]", [(OK, "查询", {"城市": "北京", "über": 1, "b": 2})]),
         (
             "[get-it(from='a=b(c', max-n=5), a.b(in=1)]",
             [(OK, "get-it", {"from": "a=b(c", "max-n": 5}), (OK, "a.b", {"in": 1})],
@@ -250,6 +251,9 @@ def test_a_turn_of_llama(segments: list[Segment], closed: bool, statuses: list[A
         ({"type": "function", "function": {"name": "f"}, "arguments": {"a": 1}}, {"a": 1}),
         ({"function": {"name": "f", "arguments": {"a": 1}}, "arguments": {"a": 1}}, {"a": 1}),
         ({"function": {"name": "f", "arguments": {"a": 1}}, "arguments": {"b": 2}}, None),
+        ({"function": {"name": "f"}, "arguments": {"a": 1}, "parameters": {"b": 2}}, None),
+        ({"function": {"function": {"name": "f"}, "arguments": {"a": 1}}, "arguments": {"b": 1}}, None),
+        ({"name": "f", "arguments": {}, "index": 0}, {}),
     ],
 )
 def test_no_call_loses_arguments_that_stand_outside_of_its_function(call: Any, arguments: Any) -> None:

@@ -107,14 +107,20 @@ def test_one_session_per_trajectory_by_choice() -> None:
 def test_parts_of_a_result_become_text() -> None:
     file = mcp_types.TextResourceContents(uri="file:///a", text="hello body")
     assert content_text(mcp_types.EmbeddedResource(type="resource", resource=file)) == "hello body"
-    assert "image left out" in content_text(mcp_types.ImageContent(type="image", data="", mime_type="image/png"))
+    assert content_text(mcp_types.ImageContent(type="image", data="", mime_type="image/png")) is None
 
 
 def test_a_link_and_what_stands_beside_an_image_are_told() -> None:
     link = mcp_types.ResourceLink(type="resource_link", uri="file:///a", name="a", description="the first")
     assert content_text(link) == "file:///a a the first"
     image = mcp_types.ImageContent(type="image", data="", mime_type="image/png")
-    some: list[list[Any]] = [[image], [mcp_types.TextContent(type="text", text="")], []]
+    blob = mcp_types.BlobResourceContents(uri="file:///a", blob="AAAA")
+    some: list[list[Any]] = [
+        [image],
+        [mcp_types.EmbeddedResource(type="resource", resource=blob)],
+        [mcp_types.TextContent(type="text", text="")],
+        [],
+    ]
     for blocks in some:
         result = mcp_types.CallToolResult(content=blocks, structured_content={"price": 4.5})
         text = result_text(result)

@@ -36,10 +36,22 @@ def test_isolated_calls_that_overrun_make_room_for_those_that_wait(tmp_path: Pat
 
 
 def test_calls_that_wait_are_not_made_when_their_episode_is_over(tmp_path: Path) -> None:
-    text = "import pathlib, time\n\ndef note(n: int) -> str:\n    'Note.'\n    with open(pathlib.Path(__file__).with_name('log'), 'a') as f:\n"
-    (tmp_path / "note.py").write_text(
-        f"{text}        f.write(f'{{n}} ')\n    time.sleep(0.5)\n    return 'noted'\n\nTOOL_FUNCTIONS = [note]\n"
-    )
+    text = """
+import pathlib, time
+
+HERE = pathlib.Path(__file__).parent
+
+def note(n: int) -> str:
+    'Note.'
+    with open(HERE / 'log', 'a') as log:
+        log.write(f'{n} ')
+    while n == 0 and not (HERE / 'go').exists():
+        time.sleep(0.01)
+    return 'noted'
+
+TOOL_FUNCTIONS = [note]
+"""
+    (tmp_path / "note.py").write_text(text)
 
     async def give_up(box: Toolbox) -> None:
         async with box.session({}) as session:
@@ -49,6 +61,7 @@ def test_calls_that_wait_are_not_made_when_their_episode_is_over(tmp_path: Path)
 
     with load_tools(tmp_path / "note.py", workers=1, threads_per_worker=1, tool_timeout_s=60.0) as box:
         asyncio.run(give_up(box))
+        (tmp_path / "go").touch()
         assert run_tool(box, {"name": "note", "arguments": {"n": 9}}).ok
     assert (tmp_path / "log").read_text() in ("0 9 ", "9 ")
 

@@ -150,7 +150,7 @@ def _children(value: object) -> list[object]:
 # wrong: no call ever runs without arguments that stand in it under another name.
 
 ARGUMENTS = ("arguments", "parameters")
-_BESIDE = {"name", "function", "type", "id", *ARGUMENTS}
+_BESIDE = {"name", "function", "type", "id", "index", "call_id", "tool_call_id", *ARGUMENTS}
 _ID = re.compile(r"[A-Za-z0-9]{9}")  # what templates that print ids take
 
 
@@ -163,45 +163,45 @@ def json_attempts(raw: str, value: Any, form: CallForm) -> list[CallAttempt]:
 
 def is_call(value: Any) -> bool:
     """Return whether it has the name of a call and, under a name of theirs, arguments."""
-    function = _function(value)
-    return function is not None and isinstance(function.get("name"), str) and any(key in function for key in ARGUMENTS)
+    levels = _levels(value)
+    return (
+        bool(levels) and isinstance(_name(levels[-1]), str) and any(key in one for one in levels for key in ARGUMENTS)
+    )
 
 
-def _function(value: Any) -> Mapping[str, Any] | None:
-    """Return what holds the name: the object itself, or what stands under its `function`, twice at most."""
-    for _ in range(2):
-        inner = value.get("function") if isinstance(value, Mapping) and "name" not in value else None
-        if isinstance(inner, str):
-            return {**value, "name": inner}
-        value = _with_outer_arguments(inner, value) if isinstance(inner, Mapping) else value
-    return value if isinstance(value, Mapping) else None
+def _levels(value: Any) -> list[Mapping[str, Any]]:
+    """Return an object and what stands under its `function`, twice at most; the last holds the name."""
+    levels: list[Mapping[str, Any]] = []
+    while isinstance(value, Mapping) and len(levels) < 3:
+        levels.append(value)
+        value = None if "name" in value else value.get("function")
+    return levels
 
 
-def _with_outer_arguments(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the inner object with arguments that stand beside it, under a name that is free there."""
-    given = [outer[key] for key in ARGUMENTS if outer.get(key) is not None]
-    free = [key for key in ARGUMENTS if inner.get(key) is None]
-    return {**inner, free[0]: given[0]} if given and free else inner
+def _name(level: Mapping[str, Any]) -> Any:
+    return level["name"] if "name" in level else level.get("function")
 
 
 def _attempt(raw: str, call: Any, form: CallForm) -> CallAttempt:
-    function = _function(call)
-    name = None if function is None else function.get("name")
-    if function is None or not isinstance(name, str) or not name:
+    levels = _levels(call)
+    name = _name(levels[-1]) if levels else None
+    if not isinstance(name, str) or not name:
         return nameless(raw, form)
-    given = [function[key] for key in ARGUMENTS if function.get(key) is not None]
-    if len(given) == 2 and given[0] != given[1]:
-        detail = f"the call has both arguments and parameters; a call is {form.text}"
+    function = levels[-1]
+    given = [one[key] for one in levels for key in ARGUMENTS if one.get(key) is not None]
+    if any(one != given[0] for one in given[1:]):
+        detail = f"the call has arguments in two places, and they differ; a call is {form.text}"
         return malformed(AttemptStatus.BAD_ARGUMENTS, raw, detail, name)
     others = [key for key in function if key not in _BESIDE]
-    if not any(given) and others:
+    if others and all(one in ({}, "{}") for one in given):
         meant = attempt_from(raw, name, {key: function[key] for key in others})
         shown = (
             f"write it as {written(form.text, meant.name, meant.arguments)}"
             if meant.arguments
             else f"a call is {form.text}"
         )
-        detail = f"the call has no arguments, but {others[0][:60]!r} beside its name; {shown}"
+        lack = "the arguments of the call are empty" if given else "the call has no arguments"
+        detail = f"{lack}, but {others[0][:60]!r} stands beside its name; {shown}"
         return malformed(AttemptStatus.BAD_ARGUMENTS, raw, detail, name)
     number = call.get("id", function.get("id"))
     number = number if isinstance(number, str) and _ID.fullmatch(number) else None

@@ -41,7 +41,7 @@ _PYTHON_FORM = "[name(key='value', other=1)]"
 _STRING = re.compile(r"'(?:[^'\\]|\\.?)*(?:'|\Z)|\"(?:[^\"\\]|\\.?)*(?:\"|\Z)", re.DOTALL)
 # The name of a tool or of an argument, whole; tools of MCP servers have dots and dashes in theirs.
 _STRING_OR_NAME = re.compile(
-    rf"{_STRING.pattern}|(?<![\w.:-])(?P<name>[A-Za-z_][\w.:-]*+)(?=\s*(?:\(|=(?!=)))", re.DOTALL
+    rf"{_STRING.pattern}|(?<![\w.:-])(?P<name>[^\W\d][\w.:-]*+)(?=\s*(?:\(|=(?!=)))", re.DOTALL
 )
 _DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
 _DEEPSEEK = CallForm(f'NAME{_DEEPSEEK_SEPARATOR}{{"key": "value"}}', "<｜tool▁call▁end｜>")
@@ -119,13 +119,14 @@ def _json_calls(raw: str, text: str, form: CallForm) -> list[CallAttempt]:
 def _python_call(call: ast.expr, raw: str, names: dict[str, str]) -> CallAttempt:
     if not isinstance(call, ast.Call):
         return malformed(AttemptStatus.MISSING_NAME, raw, f"the call has no name; calls are {_PYTHON_FORM}")
-    name = names.get(call.func.id, "") if isinstance(call.func, ast.Name) else ""
+    name = names.get(call.func.id, call.func.id) if isinstance(call.func, ast.Name) else ""
     if not name:
         return malformed(AttemptStatus.MISSING_NAME, raw, f"the call has no name; calls are {_PYTHON_FORM}")
     if call.args or any(keyword.arg is None for keyword in call.keywords):
         return malformed(AttemptStatus.BAD_ARGUMENTS, raw, "every argument needs its name, as in key='value'", name)
     try:
-        arguments = {names[str(keyword.arg)]: _literal(keyword.value) for keyword in call.keywords}
+        given = {str(keyword.arg): keyword.value for keyword in call.keywords}
+        arguments = {names.get(name, name): _literal(value) for name, value in given.items()}
     except (ValueError, RecursionError) as error:
         return malformed(AttemptStatus.INVALID_JSON, raw, f"an argument cannot be read: {error}", name)
     return attempt_from(raw, name, arguments)

@@ -38,7 +38,7 @@ _PLAIN = {
     **{"peft_type": "LORA", "bias": "none", "modules_to_save": None, "use_dora": False},
     **{"trainable_token_indices": None, "lora_bias": False, "use_qalora": False, "alora_invocation_tokens": None},
 }
-_CHANGE_THE_BASE = {"pissa", "olora", "corda", "loftq"}  # inits of PEFT, `pissa_niter_4` too
+_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # inits of PEFT begin so
 
 
 def adapter_config(model: Any) -> Any:
@@ -67,7 +67,7 @@ def adapter_saver(policy: Policy) -> Callable[[Path], Any]:
                 f"vLLM serves plain LoRA adapters only, and this one has {name}={value!r}; set vllm_lora_sync to merge"
             )
     init = config.init_lora_weights
-    if isinstance(init, str) and init.lower().split("_")[0] in _CHANGE_THE_BASE:
+    if isinstance(init, str) and init.lower().startswith(_CHANGE_THE_BASE):
         raise ConfigError(
             f"init_lora_weights={init!r} changes the base model too, and vllm_lora_sync adapter sends the adapter "
             f"alone; set vllm_lora_sync to merge"

@@ -193,10 +193,10 @@ class ConversationEncoder:
                 for shown, ask in ((asked, True), ([*asked, *messages[index:results]], results > index + 1))
             )
             # A template may print empty thinking in the header, and none in a turn that results follow.
-            shown = header.removesuffix(f"{_OPENED}\n{_CLOSED}")
-            if whole.startswith(header) or (given is False and whole.startswith(shown)):
-                said = whole[len(header if whole.startswith(header) else shown) :]
-                text = self._thought(unprinted, opening=f"{_OPENED}\n") + said
+            bare = header.removesuffix(f"{_OPENED}\n{_CLOSED}") if given is False else header
+            begins = next((one for one in (header, bare) if whole.startswith(one)), None)
+            if begins is not None:
+                text = self._thought(unprinted, opening=f"{_OPENED}\n") + whole[len(begins) :]
                 return _Turn(self._until_end(text, messages[index]), enable_thinking)
         plain = header.removesuffix("\n").removesuffix(_OPENED)
         if plain == header or not whole.startswith(plain):

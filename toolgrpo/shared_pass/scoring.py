@@ -285,6 +285,8 @@ def unsupported_model(unwrapped: Any) -> str | None:
         return "its adapter puts its own tokens before every row"
     if any(name.rpartition(".")[2] in ("sinks", "sink") for name, _ in unwrapped.named_parameters()):
         return "it has attention sinks"
-    if not (is_known_hybrid(unwrapped.config.get_text_config()) or unwrapped._supports_attention_backend):
+    if not (
+        is_known_hybrid(unwrapped.config.get_text_config()) or getattr(unwrapped, "_supports_attention_backend", False)
+    ):
         return "its attention cannot be replaced"  # it would run over the packed rows as if they were one
     return unsupported(unwrapped.config)

@@ -115,9 +115,10 @@ def load_tools(
             if pool.spec.environment is not None:
                 backends.append(EnvironmentBackend(pool, pool.spec.environment, tool_timeout_s))
         if held:
-            here, inside = InProcess(held, max_result_chars), [tool.spec for tool in held]
+            here = InProcess(held, max_result_chars)
             undo.callback(here.close)
-            backends.append(FunctionBackend(here, inside, tool_timeout_s, cache_all=cache_tools))
+            specs = [tool.spec for tool in held]
+            backends.append(FunctionBackend(here, specs, tool_timeout_s, cache_all=cache_tools))
         notices = [*_undescribed(spec for backend in backends for spec in backend.specs), *([slow] if slow else ())]
         if mcp_config is not None:
             servers = read_mcp_config(mcp_config)

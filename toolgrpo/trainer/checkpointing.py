@@ -244,7 +244,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
     ) -> None:
         self._begun = None
         # A checkpoint keeps no metrics that were not logged, and an evaluation may ask for one. Those of the last step
-        # belong to TRL's closing line, which after an evaluation is one of an evaluation.
+        # belong to TRL's closing line, unless an evaluation follows: TRL would then log them as the evaluation's.
         keeps = control.should_save and state.global_step < state.max_steps
         control.should_log = control.should_log or control.should_evaluate or keeps
 

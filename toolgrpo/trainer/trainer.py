@@ -193,7 +193,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         return built
 
     def _open_pass(self, given: Parts, built: BuiltEngine) -> None:
-        """Open the training pass for the rows whose prompts fit."""
+        """Open the training pass for the rows that are left."""
         say = self.progress.say if self.is_world_process_zero() else lambda line: None
         given = settled_checkpointing(given, built.choice.name, self.train_dataset, say)
         self.args = given.config

@@ -223,7 +223,7 @@ def warm_up() -> None:
 
 def report(fd: int, message: dict[str, Any]) -> None:
     """Flush what was printed, then say how it went."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr, *_streams[1:]):  # a program may have put others in their places
         try:
             stream.flush()
         except Exception:
@@ -256,12 +256,12 @@ def _value_report(value: Any) -> dict[str, Any]:
         return message
     text = repr(value)
     message["repr"] = shown(text, _REPR_CHARS)
-    is_large = (
-        len(text) > _MOST_OF_A_VALUE or getattr(value, "nbytes", 0) > _MOST_OF_A_VALUE
-    )  # a large array's repr is short
-    with suppress(NotPlainError, RecursionError):
-        if not is_large and len(json.dumps(form := encode(value))) <= 2 * _MOST_OF_A_VALUE:
-            message["value"] = form
+    size = value.nbytes if type(value).__module__ == "numpy" else len(text)  # the text of a large array is short
+    if size <= _MOST_OF_A_VALUE:
+        with suppress(NotPlainError, RecursionError):
+            form = encode(value)
+            if len(json.dumps(form)) <= 2 * _MOST_OF_A_VALUE:
+                message["value"] = form
     return message
 
 

@@ -137,8 +137,8 @@ class McpConnection:
             async with asyncio.timeout(timeout_s):
                 return self._reply(await link.client.result().call_tool(name, dict(arguments)))
         except TimeoutError:
-            if link is not None:
-                self._start(self._probe(link, min(_PROBE_TIMEOUT_S, timeout_s)))
+            assert link is not None
+            self._start(self._probe(link, min(_PROBE_TIMEOUT_S, timeout_s)))
             return Reply(f"no answer within {timeout_s:g} s", ToolErrorKind.TIMEOUT)
         except ServerDown as error:
             return Reply(str(error), ToolErrorKind.DIED)
@@ -277,10 +277,8 @@ async def _started(server: StdioServerParameters, output: _ServerOutput) -> Asyn
         yield streams
 
 
-_TEXTS = (mcp_types.TextContent, mcp_types.EmbeddedResource, mcp_types.ResourceLink)
-
-
-def content_text(block: object) -> str:
+def content_text(block: object) -> str | None:
+    """Return what a part of a result says, or None if it is no text."""
     if isinstance(block, mcp_types.TextContent):
         return block.text
     resource = block.resource if isinstance(block, mcp_types.EmbeddedResource) else None
@@ -288,17 +286,18 @@ def content_text(block: object) -> str:
         return resource.text
     if isinstance(block, mcp_types.ResourceLink):
         return " ".join(filter(None, (block.uri, block.title or block.name, block.description)))
-    kind = getattr(block, "type", type(block).__name__)
-    return f"[{kind} left out: only text can be shown]"
+    return None
 
 
 def result_text(result: mcp_types.CallToolResult) -> str:
     """Return the parts of a result as text, and its structured content where no part has any text."""
-    parts = [content_text(block) for block in result.content]
-    has_text = any(
-        isinstance(block, _TEXTS) and text.strip() for block, text in zip(result.content, parts, strict=True)
-    )
-    if not has_text and result.structured_content is not None:
+    texts = [content_text(block) for block in result.content]
+    kinds = [getattr(block, "type", type(block).__name__) for block in result.content]
+    parts = [
+        f"[{kind} left out: only text can be shown]" if text is None else text
+        for kind, text in zip(kinds, texts, strict=True)
+    ]
+    if result.structured_content is not None and not any(text and text.strip() for text in texts):
         wrapped = mcp_types.CallToolResult.model_dump_json(result, include={"structured_content"})
         parts = [*filter(None, parts), wrapped.partition(":")[2][:-1]]
     return "\n".join(parts)

@@ -317,9 +317,9 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
     def _log_ratios(self, weights: torch.Tensor, mask: torch.Tensor) -> None:
         """Log the engine's ratios of the rows that were read; TRL counts each of the others as 1."""
         own = weights.flatten() if weights.shape[1] == 1 else weights[mask.bool()]
-        of_all = torch.tensor([value for part in gather_object([own.tolist()]) for value in part] or [0.0])
-        for name in ("min", "mean", "max"):
-            value = float(getattr(of_all, name)())
+        part = [(float(own.min()), float(own.sum()), float(own.max()), len(own))] if len(own) else []
+        lows, sums, highs, counts = zip(*(gather_object(part) or [(0.0, 0.0, 0.0, 1)]), strict=True)
+        for name, value in {"min": min(lows), "mean": sum(sums) / sum(counts), "max": max(highs)}.items():
             self._metrics["train"][f"sampling/importance_sampling_ratio/{name}"][-1] = value
 
     def _segments_of(self, trajectories: Sequence[Trajectory]) -> SegmentedRows | None:
