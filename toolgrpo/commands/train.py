@@ -365,7 +365,7 @@ def _as_json(rates: dict[str, Share]) -> dict[str, Any]:
 
 
 def _rate(value: dict[str, Any] | None) -> str:
-    if value is None:
+    if value is None or not value["n"]:  # where every episode was dropped
         return "(not measured)"
     low, high = value["interval"]
     return f"{value['rate']:.3f}  [{low:.3f}, {high:.3f}]"
