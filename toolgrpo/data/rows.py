@@ -34,6 +34,8 @@ OnBadRow = Callable[[DataError], None]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _CONVERSATIONS = ("prompt", "completion", "messages", "tools")  # columns
 
+_LISTS = ("tools", "hidden_tools", "user_turns")  # columns
+
 # What TRL or toolgrpo pass to rewards under these names, or drop from rows that have them.
 RESERVED = (
     "prompts",
@@ -102,6 +104,17 @@ class RawRow:
 def unfilled(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of a table without the None that Arrow puts for keys which objects of other rows have."""
     return {name: _without_none(value) if name in _CONVERSATIONS else value for name, value in row.items()}
+
+
+def of_cells(cells: Mapping[str, str]) -> dict[str, Any]:
+    """Return a row of a CSV file with the messages and the lists that its cells hold as JSON."""
+    row: dict[str, Any] = dict(cells)
+    for name in row.keys() & {*_CONVERSATIONS, *_LISTS}:
+        read = _as_json(row[name])
+        is_messages = isinstance(read, list) and read and all(isinstance(one, dict) and "role" in one for one in read)
+        if is_messages or (name in _LISTS and (read is None or isinstance(read, list))):
+            row[name] = read
+    return row
 
 
 def _without_none(value: Any) -> Any:
