@@ -72,7 +72,7 @@ def load_agent(agent: str | Path, *, host: str = "127.0.0.1", log_path: Path | N
         memory_mb = _MEMORY_MB
     options = PoolOptions(workers=1, memory_mb=memory_mb)
     pool = WorkerPool({"tools": None, "environment": asdict(source)}, options, OutputLog(log_path))
-    return AgentPlayer(pool, made.__name__, host)
+    return AgentPlayer(pool, made.__name__.removeprefix("agent "), host)
 
 
 def _check_host(host: str) -> None:
