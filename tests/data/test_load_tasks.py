@@ -339,6 +339,12 @@ def test_cells_of_a_table_are_read_as_what_their_columns_mean(tmp_path: Path) ->
             load_tasks(file)
 
 
+def test_conversations_are_no_rows_and_are_sent_to_sft(tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    with pytest.raises(DataError, match=r"line 1: it has no 'prompt'.*conversations: .*toolgrpo sft.*as 'prompt'\.$"):
+        load_tasks(jsonl(tmp_path / "d.jsonl", {"messages": said}))
+
+
 def test_messages_and_lists_are_json_in_a_cell(tmp_path: Path) -> None:
     file, said = tmp_path / "rows.csv", [{"role": "system", "content": "s"}, {"role": "user", "content": "Hi?"}]
     cells = [[json.dumps(said), '["add"]', '["and?"]'], ["[1, 2]: what is it?", "", ""], ["[1, 2]", "", ""]]

@@ -170,6 +170,11 @@ def good_rows(raw_rows: Iterable[RawRow], convert: Convert, on_bad_row: OnBadRow
             columns = raw.columns or {}
             if index == 0 and columns and "prompt" not in columns and str(problem).startswith(_NO_PROMPT):
                 advice = f"If no row has one, rename {_most_like_a_prompt(columns)} to 'prompt'."
+                if isinstance(columns.get("messages"), list):
+                    advice = (
+                        "These look like conversations: train on them with `toolgrpo sft`, or keep the messages before "
+                        "the last answer as 'prompt'."
+                    )
                 on_bad_row(NoPromptColumn(f"{raw.where}: {problem}. {advice}"))
             else:
                 on_bad_row(DataError(f"{raw.where}: {problem}"))
