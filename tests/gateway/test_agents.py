@@ -142,6 +142,7 @@ def test_a_command_is_an_agent_too(tmp_path: Path) -> None:
     program = tmp_path / "agent.py"
     program.write_text(COMMAND)
     with closing(load_agent(f"{sys.executable} {program}")) as player:
+        assert player.name == sys.executable, "the terminal says the word agent before it"
         good, bad = play(player, "go", "fail")
     assert (good.reward, good.stop_reason) == (1.0, StopReason.FINISHED)
     assert "ended with exit code 1" in str(bad.dropped)
