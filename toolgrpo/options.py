@@ -270,12 +270,6 @@ class LearningOptions(Options, theme="credit"):
         "Advantage estimator (docs/background/dead_groups.md).",
         choices=tuple(ESTIMATORS),
     )
-    max_dropped_share: float = option(
-        0.25,
-        "Maximum share of a batch's episodes that may be dropped; above it the run stops and names the causes.",
-        allowed=lambda share: 0 <= share <= 1,
-        wrong="{name} must be between 0 and 1, got {value}",
-    )
     stage_fn: list[str] | None = option(
         None,
         "Python files that export STAGES or stage: functions that change advantages and masks before the loss "
@@ -346,6 +340,13 @@ class WatchOptions(Options, theme="watching"):
     success_threshold: float = option(1.0, "Minimum reward for an episode to count as a success.", theme="rewards")
     logging_steps: float = option(1, "Steps between two log entries.")
     quiet: bool = option(False, "Show errors only: no lines, no progress bar, no warnings.")
+    max_dropped_share: float = option(
+        0.25,
+        "Maximum share of a batch's episodes that may be dropped; above it the run stops and names the causes.",
+        allowed=lambda share: 0 <= share <= 1,
+        wrong="{name} must be between 0 and 1, got {value}",
+        theme="credit",
+    )
     max_infrastructure_failures: float | None = option(
         0.5,
         "Maximum share of a rollout's episodes that may fail for infrastructure reasons (engine lost, tool timed out or "

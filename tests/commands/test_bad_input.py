@@ -176,7 +176,7 @@ WRONG_MODELS: dict[type[ToolGRPOError], str] = {
         --stage_fn DIR/good.py => good.py `stage`""",
     ModelError: """
         --model DIR/plain
-        --model_name_or_path outputs/not_made_yet
+        --model_name_or_path outputs/not_made_yet => outputs/not_made_yet working
         --model_name_or_path tests/not_made_yet => tests/not_made_yet working
         --model_name_or_path DIR/folder => folder config.json
         --model_name_or_path DIR/broken_model => broken_model config.json""",

@@ -19,6 +19,8 @@ from tests.commands.test_bad_input import early
 from tests.support.held_folder import Holder
 from tests.support.ports import held_port
 from toolgrpo.commands.arguments import TRACKERS
+from toolgrpo.errors import ModelError
+from toolgrpo.models import check_model
 
 JOB = "--model nano --dataset_id_or_path arithmetic --reward exact_match"
 SFT = "sft --model nano --output_dir out --dataset_id_or_path"
@@ -201,6 +203,24 @@ def test_the_recipes_pass(command: str, monkeypatch: pytest.MonkeyPatch) -> None
     said = {file.name: early(["--config", str(file)], command) for file in files}
     not_yet = ("outputs/smollm2_135m_shown: there is no", "gsm8k_30.jsonl is one file and has no split 'heldout'")
     assert {name: one for name, one in said.items() if one and not any(known in one for known in not_yet)} == {}
+
+
+def test_a_folder_that_is_not_there_is_named_and_no_flag_that_nobody_gave() -> None:
+    with pytest.raises(ModelError, match=r"^outputs/none: there is no such folder"):
+        check_model("outputs/none")
+
+
+def test_headings_for_anchors_and_values_where_a_heading_stands(tmp_path: Path) -> None:
+    file = tmp_path / "seed.yaml"
+    text = "{}: &shared\n  engine: transformers\nmodel: {{name: nano}}\ngeneration:\n  <<: *shared\ndata: {}\nreward: {{reward: exact_match}}\n"
+    for heading in ("x-shared", ".shared"):
+        file.write_text(text.format(heading, "{dataset: arithmetic}"))
+        assert early(["--config", str(file)]) is None
+    file.write_text(text.format("defaults", "ok.jsonl"))
+    said = str(early(["--config", str(file)])).splitlines()
+    assert "line 1: unknown heading 'defaults'" in said[0] and "begins with x-" in said[0]
+    assert said[1].endswith("line 6: 'data' is a heading; put `dataset_id_or_path: ok.jsonl` under it")
+    assert [line for line in said[2:] if "is missing" not in line] == []
 
 
 DEFECTS = {

@@ -102,14 +102,22 @@ def test_what_goes_wrong_is_a_failure_of_its_line_and_the_end(
 @pytest.mark.parametrize(
     ("reward", "calls", "verdict", "scores"),
     [
-        ("0.5", True, CheckVerdict.FAILURE, "score 0.50, nonsense 0.50"),
-        ("0.0", False, CheckVerdict.FAILURE, "score 0.00, nonsense 0.00"),
+        ("0.5", True, CheckVerdict.WARNING, "score 0.50, nonsense 0.50"),
+        ("0.0", False, CheckVerdict.WARNING, "score 0.00, nonsense 0.00"),  # it may want another form
+        ("0.0 - ('3' in str(completions))", False, CheckVerdict.FAILURE, "score -1.00, nonsense 0.00"),
+        ("0.0 if '3' in str(completions) else None", False, CheckVerdict.WARNING, "score 0.00, nonsense None"),
+        (
+            "0.0 if 'weather' in str(completions) else None",
+            False,
+            CheckVerdict.WARNING,
+            "nonsense scores 0.00; gold answers score None",
+        ),
         ("0.0", True, CheckVerdict.WARNING, "score 0.00, nonsense 0.00"),  # only a call may earn something
         ("gold_calls", True, CheckVerdict.PASS, "score 0.50, nonsense 0.00"),  # the calls of the row are paid
         ("tool_use", True, CheckVerdict.WARNING, "score 0.50, nonsense 0.00"),
     ],
 )
-def test_a_reward_that_cannot_tell_gold_from_nonsense_fails(
+def test_a_reward_that_gives_nonsense_more_fails_and_one_that_cannot_tell_warns(
     tmp_path: Path, reward: str, calls: bool, verdict: CheckVerdict, scores: str
 ) -> None:
     paid = ["--reward", "tool_result", reward, "--reward_weights", "0.5", "0.5"]

@@ -115,6 +115,14 @@ def test_a_dry_run_asks_once_and_losses_are_an_error(server: ScriptedEndpoint, j
     with pytest.raises(TooManyDroppedError, match="the endpoint lost 2 of 20 episodes of mute"):
         evaluate([*job, "--model", "mute", "--max_infrastructure_failures", "0.05"])
     assert len(read_episodes(tmp_path / "out" / "model")) == 20, "what was played is kept"
+    (tmp_path / "r.py").write_text("def reward_func(completions, **_):\n    return [None] * len(completions)\n")
+    silent = [*job, "--reward_fn", str(tmp_path / "r.py")]
+    del silent[(at := silent.index("--reward")) : at + 2]
+    with pytest.raises(TooManyDroppedError, match="none of 20 episodes of big could be scored: 20 x no_reward: "):
+        evaluate([*silent, "--max_dropped_share", "1"])
+    (tmp_path / "r.py").write_text("def reward_func(completions, **_):\n    return [None] * 8 + [1.0] * 12\n")
+    with pytest.raises(TooManyDroppedError, match=r"8 of 20 .* max_dropped_share \(0.25\) allows: 8 x no_reward"):
+        evaluate(silent)
 
 
 @pytest.mark.e2e

@@ -150,8 +150,9 @@ def test_the_command_itself(tmp_path: Path, launch_file: str, more: tuple[str, .
 
 def test_a_dry_run_ends_with_the_exit_code_of_its_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    (tmp_path / "blind.py").write_text("def reward_func(completions, **kwargs):\n    return [1.0] * len(completions)\n")
-    blind = (*("--reward_fn", str(tmp_path / "blind.py")), *("--reward_weights", "0", "0", "1"))
-    for flags, code in (((), 0), (blind, 1)):
+    text = "def reward_func(completions, **_):\n    return [float('weather' in str(one)) for one in completions]\n"
+    (tmp_path / "wrong.py").write_text(text)
+    wrong = (*("--reward_fn", str(tmp_path / "wrong.py")), *("--reward_weights", "0", "0", "1"))
+    for flags, code in (((), 0), (wrong, 1)):
         report, shown = evaluate(tmp_path / "out", "--dry_run", "--eval_questions", "4", *flags)
         assert report.exit_code == code and "dry run: everything was loaded and checked; " in shown

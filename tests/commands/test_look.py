@@ -52,6 +52,15 @@ def test_rows_as_the_reward_and_as_the_model_see_them(rows: str, capsys: pytest.
     assert '"name": "add"' in seen and '"name": "divide"' not in seen and "<|im_start|>user\nWhat is 0+1?" in seen
 
 
+def test_bad_rows_are_skipped_where_that_is_asked(rows: str) -> None:
+    with Path(rows).open("a") as file:
+        file.write("{\n")
+    with pytest.raises(DataError, match=r"line 6: .*--skip_bad_rows"):
+        look_at(rows)
+    said = look_at(rows, "--skip_bad_rows", "--eval_dataset_id_or_path", rows)
+    assert said.startswith("1 bad row was skipped:") and "5 rows with " in said and "5 of 5 held-out rows" in said
+
+
 def test_rows_that_do_not_suit_the_tools_or_are_trained_on(rows: str) -> None:
     with pytest.raises(DataError, match=r"5 .*rows\.jsonl, line 1 to 5: .*'add'"):
         look_at(rows, "--tools_script", "calculator")

@@ -110,6 +110,14 @@ def test_an_episode_as_a_conversation(folder: Path) -> None:
         assert text in shown, text
 
 
+def test_why_an_episode_was_dropped(folder: Path, tmp_path: Path) -> None:
+    record = json.loads((folder / "episodes.jsonl").read_text().splitlines()[0])
+    record |= {"reward_given": None, "drop": {"cause": "agent", "reason": "the agent failed: NotFoundError"}}
+    (tmp_path / "episodes.jsonl").write_text(json.dumps(record) + "\n")
+    for cause in ("dropped", "agent"):
+        assert "\ndropped (agent): the agent failed: NotFoundError\n" in show(tmp_path, "--cause", cause)
+
+
 def test_what_an_environment_said_first_stands_behind_the_prompt() -> None:
     from toolgrpo.observe.episode_view import conversation_lines
 

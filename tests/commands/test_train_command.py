@@ -58,7 +58,7 @@ def test_it_trains_and_shows_what_a_person_wants_to_see(trained: Trained) -> Non
     assert done.returncode == 0, done.stderr
     engine = "vllm_colocate" if vllm_is_for_cpu() else "transformers"
     wanted = ("add(a: integer, b: integer)", f"engine    {engine} (", "training  2 steps (of ", " 2/2 ")
-    for text in (*wanted, "held-out success", "s each (rollout"):
+    for text in (*wanted, "held-out success", "s each with saving and measuring (rollout"):
         assert text in done.stdout
     for noise in ("WARNING", "Warning", "INFO", "%|"):
         assert noise not in done.stdout + done.stderr, "library output belongs in the log"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset, DatasetDict
 
 from toolgrpo.data import BadRows, load_tasks
-from toolgrpo.data.load import places_of
+from toolgrpo.data.load import held_out_split, places_of
 from toolgrpo.data.rows import rows_and_reasons
 from toolgrpo.data.table import as_dataset
 from toolgrpo.errors import DataError, RewardError
@@ -96,6 +98,11 @@ def test_the_same_rows_from_every_kind_of_file(tmp_path: Path) -> None:
     wanted = [{"prompt": [{"role": "user", "content": row["prompt"]}], "answer": row["answer"]} for row in rows]
     for suffix in ("jsonl", "json", "csv", "parquet"):
         assert list(load_tasks(tmp_path / f"d.{suffix}")) == wanted, suffix
+    table = Dataset.from_list(rows)
+    table.save_to_disk(tmp_path / "saved")
+    DatasetDict(train=table.select([0]), test=table).save_to_disk(tmp_path / "splits")
+    assert list(load_tasks(tmp_path / "saved")) == wanted == list(load_tasks(tmp_path / "splits", split="test"))
+    assert list(load_tasks(tmp_path / "splits")) == wanted[:1] and held_out_split(str(tmp_path / "splits")) == "test"
     assert load_tasks(tmp_path / "d.jsonl", limit=1).num_rows == 1
 
 
@@ -192,6 +199,7 @@ def test_a_file_whose_prompts_have_another_name_is_answered_with_that(tmp_path: 
         ("ragged.csv", "prompt,answer\na\n", "line 2: .* 2 "),
         ("twice.jsonl", '{"prompt": "q", "answer": "1", "answer": "2"}', "line 1: .* the key 'answer' appears twice"),
         ("twice.json", '[{"prompt": "q", "prompt": "r"}]', "the key 'prompt' appears twice"),
+        ("semicolons.csv", "prompt;answer\nq;1\n", r"line 1: .*'prompt;answer'; columns are separated by commas"),
         ("twice.csv", "prompt,answer,answer\nq,1,2\n", r"line 1: .*'answer'"),
         ("reasoning_gym:", None, "reasoning_gym:NAME"),
         ("reasoning_gym:basic_arithmetic:many", None, "reasoning_gym:NAME"),
@@ -329,6 +337,22 @@ def test_cells_of_a_table_are_read_as_what_their_columns_mean(tmp_path: Path) ->
         file.write_text(f"prompt,enable_thinking,expected_tools\nq,{cell},\n")
         with pytest.raises(DataError, match=r"rows\.csv.*the column 'enable_thinking' must be"):
             load_tasks(file)
+
+
+def test_conversations_are_no_rows_and_are_sent_to_sft(tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    with pytest.raises(DataError, match=r"line 1: it has no 'prompt'.*conversations: .*toolgrpo sft.*as 'prompt'\.$"):
+        load_tasks(jsonl(tmp_path / "d.jsonl", {"messages": said}))
+
+
+def test_messages_and_lists_are_json_in_a_cell(tmp_path: Path) -> None:
+    file, said = tmp_path / "rows.csv", [{"role": "system", "content": "s"}, {"role": "user", "content": "Hi?"}]
+    cells = [[json.dumps(said), '["add"]', '["and?"]'], ["[1, 2]: what is it?", "", ""], ["[1, 2]", "", ""]]
+    with file.open("w", newline="") as opened:
+        csv.writer(opened).writerows([["prompt", "tools", "user_turns"], *cells])
+    first, *others = load_tasks(file)
+    assert (first["prompt"], first["tools"], first["user_turns"]) == (said, ["add"], ["and?"])
+    assert [row["prompt"][0]["content"] for row in others] == [cells[1][0], "[1, 2]"] and others[0]["tools"] is None
 
 
 def test_a_folder_of_rows_may_hold_the_runs_that_were_trained_on_them(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from toolgrpo.episode.dropped import Drop, DropCause
 from toolgrpo.episode.tool_calls import AttemptStatus, Call, ToolErrorKind
 from toolgrpo.evaluation.measures import Difference, Share, given_answer, majority_at_k, pass_at_k, wilson_interval
 from toolgrpo.evaluation.report import Comparison, EpisodeFacts, ModelReport
@@ -72,7 +73,7 @@ def test_wilson_interval_against_published_values() -> None:
     for (successes, n), interval in published.items():  # Newcombe 1998
         assert wilson_interval(successes, n) == pytest.approx(interval, abs=1e-4)
     assert str(Share.of([1.0] * 228 + [0.0] * 12)) == "0.950 [0.915, 0.971]"
-    assert str(Share.of([])) == "0.000 [0.000, 1.000]"
+    assert str(Share.of([])) == "-", "nothing was measured"
 
 
 def episode(question: int, success: bool, *calls: Call) -> EpisodeFacts:
@@ -156,7 +157,7 @@ def test_two_models_side_by_side_as_json_and_as_a_table() -> None:
 def test_a_report_tells_tasks_apart_where_rows_name_them() -> None:
     whole = report("m", "++++ +--- ----")
     named = [replace(fact, task="easy" if fact.question == 0 else "hard") for fact in whole.episodes]
-    dropped = replace(named[-1], success=None, reward=None, dropped="tool")
+    dropped = replace(named[-1], success=None, reward=None, drop=Drop(DropCause.TOOL, "no network"))
     by_task = replace(whole, episodes=(*named[:-1], dropped)).by_task()
     assert list(by_task) == ["easy", "hard"] and whole.by_task() == {}
     assert (by_task["easy"]["pass@1"].value, by_task["easy"]["pass@1"].n) == (1.0, 1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from toolgrpo.episode.dropped import Drop, DropCause
 from toolgrpo.episode.trajectory import Trajectory
-from toolgrpo.evaluation.before_training import WRITINGS, nonsense, score_made_up, spread, untrained_facts
+from toolgrpo.errors import RewardError
+from toolgrpo.evaluation.before_training import WRITINGS, nonsense, rehearse, score_made_up, spread, untrained_facts
 from toolgrpo.rewards import get_reward
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
@@ -36,6 +38,14 @@ def test_gold_answers_score_full_marks_and_nonsense_none(reward: str, writing: s
     rows, rewards = [{"prompt": "q", "answer": answer}], [get_reward(reward)]
     assert score_made_up(rows, WRITINGS[writing], rewards, None, 1.0).totals == (1.0,)
     assert score_made_up(rows, nonsense, rewards, None, 1.0).totals == (0.0,)
+
+
+def test_a_reward_that_raises_on_an_episode_that_was_made_up_blames_no_row() -> None:
+    def reward_func(completions: list[Any], **_: Any) -> list[float]:
+        return [float(len(completion[-1]["content"].split()[0])) for completion in completions]
+
+    with pytest.raises(RewardError, match=r"IndexError.* at an episode that toolgrpo made up: its answer is empty"):
+        rehearse([{"prompt": "q", "answer": "3"}] * 3, None, [reward_func])
 
 
 def test_calls_groups_and_pass_at_k() -> None:

@@ -16,7 +16,8 @@ from tests.support.rollouts import run_together
 from toolgrpo.episode.dropped import DropCause
 from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.errors import ConfigError, EngineError, PluginError
-from toolgrpo.gateway.agents import AgentPlayer, check_limits, load_agent
+from toolgrpo.gateway.agent_process import CommandAgent, PythonAgent
+from toolgrpo.gateway.agents import AgentPlayer, agent_of, check_limits, load_agent
 from toolgrpo.rollout import Episode, EpisodeLimits
 from toolgrpo.rollout.compaction import ContextLimit
 from toolgrpo.testing import ByteChat, ScriptedEngine, scripted_runner
@@ -141,9 +142,22 @@ def test_a_command_is_an_agent_too(tmp_path: Path) -> None:
     program = tmp_path / "agent.py"
     program.write_text(COMMAND)
     with closing(load_agent(f"{sys.executable} {program}")) as player:
+        assert player.name == sys.executable, "the terminal says the word agent before it"
         good, bad = play(player, "go", "fail")
     assert (good.reward, good.stop_reason) == (1.0, StopReason.FINISHED)
     assert "ended with exit code 1" in str(bad.dropped)
+
+
+def test_a_file_or_a_command_line_is_told_by_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ag ent").mkdir()
+    Path("ag ent/mine.py").write_text("")
+    for given in ("ag ent/mine.py:play", "'ag ent/mine.py:play'", "ag\\ ent/mine.py:play"):
+        assert agent_of(given) == PythonAgent("ag ent/mine.py", "play")
+    assert agent_of("mine.py") == PythonAgent("mine.py")
+    assert agent_of("python mine.py") == CommandAgent(("python", "mine.py")) and agent_of("'a b'") == CommandAgent(
+        ("a b",)
+    )
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ def test_a_plain_answer_its_usage_and_the_name_of_its_model() -> None:
         client = client_of(url, key)
         assert [model.id for model in client.models.list()] == ["policy"]
         assert client.models.retrieve("policy").id == "policy"
+        with pytest.raises(openai.NotFoundError, match="'gpt-4o' is not served here; 'policy' is"):
+            client.models.retrieve("gpt-4o")
         streamed = ask(client, [QUESTION], stream=True, stream_options={"include_usage": True})
         return ask(client, [QUESTION]), [chunk.usage for chunk in streamed]
 
@@ -45,6 +47,18 @@ def test_a_plain_answer_its_usage_and_the_name_of_its_model() -> None:
     for usage in (whole.usage, usages[-1]):
         assert usage.completion_tokens == len("hello|")
         assert usage.prompt_tokens == len(seen.trajectory.prompt_ids)
+
+
+def test_any_model_is_the_policy_and_another_name_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    def visitor(url: str, key: str) -> list[Any]:
+        create = client_of(url, key).chat.completions.create
+        return [create(model=name, messages=[QUESTION]) for name in ("gpt-4o", "policy", "gpt-4o")]
+
+    seen = visit(said("a", "b", "c"), visitor)
+    assert [(one.model, one.choices[0].message.content) for one in seen.returned] == [
+        *(("gpt-4o", "a"), ("policy", "b"), ("gpt-4o", "c"))
+    ]
+    assert [text for text in caplog.messages if "'gpt-4o', and 'policy' answers it" in text] == caplog.messages[:1]
 
 
 def test_parallel_requests_of_one_episode_are_answered_each_by_its_own() -> None:

@@ -71,7 +71,7 @@ def test_a_batch_keeps_its_order_and_counts_beside() -> None:
 
 
 def facts(question: int, success: bool | None) -> EpisodeFacts:
-    reward, dropped = (None, "tool") if success is None else (float(success), None)
+    reward, dropped = (None, Drop(DropCause.TOOL, "no network")) if success is None else (float(success), None)
     return EpisodeFacts(question, reward, success, "1", 1, 2, "finished", (), dropped)
 
 

@@ -23,17 +23,17 @@ PACKAGE = ROOT / "toolgrpo"
 
 # Of each package, when this was written, rounded up to 50.
 LINES = {
-    "chat": 2881,
-    "commands": 6618,
-    "data": 1593,
-    "draw": 1522,
+    "chat": 2882,
+    "commands": 6670,
+    "data": 1632,
+    "draw": 1548,
     "engines": 3971,
-    "episode": 789,
-    "evaluation": 1500,
-    "gateway": 2351,
+    "episode": 806,
+    "evaluation": 1508,
+    "gateway": 2360,
     "learning": 798,
     "models": 420,
-    "observe": 3353,
+    "observe": 3357,
     "report": 980,
     "rewards": 2155,
     "rollout": 2648,
@@ -49,15 +49,15 @@ MOST = {
     "modules": 235,
     "modules with one importer": 42,
     "modules that a trainer imports": 129,
-    "lines that a trainer imports": 23_804,
+    "lines that a trainer imports": 23_834,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 38_845,
+    "lines of tests": 39_021,
     "lines of benchmarks": 5_779,
     "lines of pages": 4_100,
     "words of pages": 30_900,
 }
-SANDBOX = {"lines": 4_030, "lines of tests": 2_962}  # of confined-python, which is counted by itself
+SANDBOX = {"lines": 4_035, "lines of tests": 2_974}  # of confined-python, which is counted by itself
 
 
 def lines_of(path: Path) -> int:

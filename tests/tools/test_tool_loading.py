@@ -54,6 +54,8 @@ def load(path: Path) -> list[str]:
         (GOOD + "TOOL_FUNCTIONS = [lambda x: x]", ("'<lambda>' cannot be called",)),
         ("def f(a): 'F.'\nTOOL_FUNCTIONS = [f]", ("my_tools.py:1: tool 'f'", "parameter 'a' has no annotation")),
         ("def f(a: int): ...\nTOOL_FUNCTIONS = [f]", ("my_tools.py:1: tool 'f'", "no docstring")),
+        ("class A: 'A.'\nTOOL_FUNCTIONS = [A]", ("tool 'A': it is a class", "ENVIRONMENT = A")),
+        ("async def f(): 'F.'; yield 1\nTOOL_FUNCTIONS = [f]", ("my_tools.py:1: tool 'f'", "async generator")),
         ("from .maths import add", ("cannot be imported", "There is no maths.py beside the file")),
         *(
             (f"{future}{GOOD.replace('a: int', f'a: {name}')}\nTOOL_FUNCTIONS = [add]", (line,))

@@ -152,6 +152,23 @@ def test_errors_say_where_and_what_to_do(function: Any, says: str) -> None:
     assert says in str(caught.value)
 
 
+def test_an_object_is_described_by_its_call() -> None:
+    class Adds:
+        """Keeps nothing."""
+
+        def __call__(self, a: int) -> int:
+            """Add one.
+
+            Args:
+                a: What to add to.
+            """
+            return a + 1
+
+    described = function_schema(Adds(), "adds", "h")["function"]
+    assert described["description"] == "Add one."
+    assert described["parameters"]["properties"]["a"]["description"] == "What to add to."
+
+
 def test_an_explicit_schema_is_taken_in_each_of_its_forms() -> None:
     parameters = {"type": "object", "properties": {"x": {"type": "integer", "minimum": 1}}, "required": ["x"]}
     whole = {"type": "function", "function": {"name": "other", "description": "Said.", "parameters": parameters}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import logging
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -35,14 +36,17 @@ def spread(dead: float, **more: float) -> dict[str, Any]:
 
 
 def test_the_summary_tells_what_still_holds_from_what_is_over() -> None:
-    from toolgrpo.commands.train import doctor_summary
+    from toolgrpo.commands.train import doctor_lines, doctor_summary
 
-    watch = DoctorWatch(lambda said: None)
+    watch = DoctorWatch((said := list[str]()).append)
     for step in range(1, 9):
         log = spread(1.0 if step <= 3 else 0.0, **{"turns/void": 0.5})
         watch.on_log(None, TrainerState(global_step=step, is_world_process_zero=True), TrainerControl(), log)
     held = {one["rule"]: one["still_holds"] for one in doctor_summary(watch)["findings"]}
     assert held == {"groups_all_failed": False, "void_turns": True}
+    assert len(said) == 2 and doctor_lines(watch) == [], "what holds at the end was told five steps before"
+    watch.told[-1] = replace(watch.told[-1], step=-20)
+    assert len(doctor_lines(watch)) == 1
 
 
 def test_a_run_that_learnt_before_it_was_resumed_has_not_learnt_nothing() -> None:

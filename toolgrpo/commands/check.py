@@ -30,6 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -83,6 +84,9 @@ from toolgrpo.trainer.trainer import ToolGRPOTrainer
 from toolgrpo.trainer.trl.calls import check_dropped_share
 
 _NAMES_SHOWN = 24
+_OF_REAL_ONES = (
+    "Ignore this line if the reward wants another form: the samples of toolgrpo check show its rewards of real episodes"
+)
 _ROWS_LOOKED_AT = 200  # of gold answers and prompts
 _GIB = 2**30
 
@@ -149,26 +153,35 @@ class Preflight:
         """Compare the scores of gold answers, however they may be written, with that of nonsense."""
         weights, threshold = self.job.config.reward_weights, self.job.config.success_threshold
 
-        def mean(write: Any) -> float:
-            totals = score_made_up(rows, write, rewards, weights, threshold).totals
-            return sum(total or 0.0 for total in totals) / len(totals)  # one that is not scored earns nothing
+        def mean(write: Any) -> float | None:
+            totals = [one for one in score_made_up(rows, write, rewards, weights, threshold).totals if one is not None]
+            return fmean(totals) if totals else None
 
         bad = mean(nonsense)
-        if any(row.get("answer") is None for row in rows):
-            self.report.add("reward", f"nonsense scores {bad:.2f}; there are no gold answers to compare", bad=bad)
+        has_gold = all(row.get("answer") is not None for row in rows)
+        means = {how: mean(write) for how, write in WRITINGS.items()} if has_gold else {}
+        scored = [(one, how) for how, one in means.items() if one is not None]
+        numbers: dict[str, Any] = {} if bad is None else {"bad": bad}
+        of_nonsense = "None" if bad is None else f"{bad:.2f}"
+        if not scored:
+            gold = "gold answers score None" if has_gold else "there are no gold answers to compare"
+            warning = _OF_REAL_ONES if has_gold else ""
+            self.report.add("reward", f"nonsense scores {of_nonsense}; {gold}", warning=warning, **numbers)
             return
-        good, how = max((mean(write), how) for how, write in WRITINGS.items())
-        said = f"the best gold answers ({how}) score {good:.2f}, nonsense {bad:.2f}"
+        good, how = max(scored)
+        said = f"the best gold answers ({how}) score {good:.2f}, nonsense {of_nonsense}"
         failure = warning = ""
         if good == bad == 0 and calls:
             warning = "These answers call no tool: fine if only a call earns something, which the samples of toolgrpo check show"
-        elif bad >= good:
-            failure = "A reward that cannot tell them apart teaches nothing"
+        elif good == bad:
+            warning = f"We write gold answers {', '.join(WRITINGS)}. {_OF_REAL_ONES}"
+        elif bad is not None and bad > good:
+            failure = "A reward that gives nonsense more teaches nonsense"
         elif good < threshold and "gold_calls" not in [reward.name for reward in rewards]:
             # with gold_calls it is as it should be: these answers call nothing
             said += f": below success_threshold {threshold:g}"
             warning = "Fine if full marks need more than the answer, such as certain calls"
-        self.report.add("reward", said, warning=warning, failure=failure, good=good, bad=bad)
+        self.report.add("reward", said, warning=warning, failure=failure, good=good, **numbers)
 
     def _sandbox(self, rewards: Sequence[Reward]) -> None:
         try:

@@ -32,7 +32,7 @@ from toolgrpo.commands.table import EvaluationArguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.build import EngineOptions
 from toolgrpo.engines.policy import Policy
-from toolgrpo.episode.dropped import DropCause
+from toolgrpo.episode.dropped import DropCause, reasons_of
 from toolgrpo.errors import ConfigError, TooManyDroppedError
 from toolgrpo.evaluation.report import Comparison, ModelReport, on_shared_questions
 from toolgrpo.evaluation.run import Evaluation, evaluate
@@ -167,7 +167,7 @@ class EvaluationRun:
                 ks=tuple(self.evaluation.ks or ()),
             )
             report = evaluate(evaluation, rollouts, policy, name=asked or name, label=label)
-            _check_lost(report, config.max_infrastructure_failures, folder)
+            _check_lost(report, config, folder)
             return report
 
     def _rollouts(self, parts: Parts, rows: Dataset) -> Rollouts:
@@ -234,12 +234,26 @@ def run_evaluate(given: Given, terminal: Terminal) -> int:
     )
 
 
-def _check_lost(report: ModelReport, most: float | None, folder: Path) -> None:
-    """Raise where an endpoint lost too many episodes for the others to be a measurement."""
-    lost, n = sum(one.dropped == DropCause.ENDPOINT for one in report.episodes), len(report.episodes)
-    if most is not None and lost > most * n:
+def _check_lost(report: ModelReport, config: ToolGRPOConfig, folder: Path) -> None:
+    """Raise where too many episodes could not be scored for the others to be a measurement."""
+    drops = [one.drop for one in report.episodes if one.drop is not None]
+    n, n_lost = len(report.episodes), sum(drop.cause is DropCause.ENDPOINT for drop in drops)
+    most, share = config.max_infrastructure_failures, config.max_dropped_share
+    where = f"toolgrpo show {shlex.quote(str(folder))} --cause dropped shows them"
+    if most is not None and n_lost > most * n:
         raise TooManyDroppedError(
-            f"the endpoint lost {lost} of {n} episodes of {report.model}, after retries; {folder}/episodes.jsonl has "
-            f"the causes (toolgrpo show {shlex.quote(str(folder))} --cause dropped). Measure again, with a smaller --max_concurrent_episodes or a larger "
+            f"the endpoint lost {n_lost} of {n} episodes of {report.model}, after retries: {reasons_of(drops)}. {where}. "
+            f"Measure again, with a smaller --max_concurrent_episodes or a larger "
             f"--engine_timeout, or raise max_infrastructure_failures (now {most:g})"
+        )
+    if len(drops) == n:
+        raise TooManyDroppedError(
+            f"none of {n} episodes of {report.model} could be scored: {reasons_of(drops)}. {where}. Fix the cause and "
+            f"measure again"
+        )
+    if len(drops) - n_lost > share * n:
+        raise TooManyDroppedError(
+            f"{len(drops) - n_lost} of {n} episodes of {report.model} could not be scored, more than max_dropped_share "
+            f"({share:g}) allows: {reasons_of(drops)}. {where}. Fix the cause and measure again, or allow more with "
+            f"--max_dropped_share"
         )

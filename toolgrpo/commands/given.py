@@ -29,6 +29,8 @@ from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.support.settings_files import BadSettings, read_yaml_with_lines
 from toolgrpo.support.shipped_files import CONFIGS, located, nearest, seen_from_here, shipped_names
 
+_OF_ANCHORS = ("x-", ".")  # headings begin so that hold YAML's anchors and no keys
+_MEANT_BY = {"data": "dataset_id_or_path", "tools": "tools_script"}  # a value behind a heading
 HEADINGS = ("model", "data", "generation", "training", "tools", "reward", "logging")
 
 ALIASES = {"max_grpo_completion_length": "max_completion_length", "model": "model_name_or_path"}
@@ -278,10 +280,14 @@ def _unknown_keys(content: Iterable[GivenKey], known: Mapping[str, Flag]) -> lis
         if given.heading is None and isinstance(given.value, Mapping) and answer_to(given.name) is None:
             complaints.append(
                 f"{given.where}: unknown heading {given.name!r}; the headings are {', '.join(HEADINGS)} "
-                f"(the nearest is {nearest(given.name, HEADINGS)[0]!r})"
+                f"(the nearest is {nearest(given.name, HEADINGS)[0]!r}; one for anchors alone begins with x-)"
             )
             continue
         instead = answer_to(given.name) or f"the nearest known key is {nearest(given.name, known)[0]!r}"
+        if given.name in HEADINGS and given.heading is None:
+            key = f"`{_MEANT_BY[given.name]}: {given.value}`" if given.name in _MEANT_BY else "its keys"
+            complaints.append(f"{given.where}: {given.name!r} is a heading; put {key} under it")
+            continue
         if given.name in HEADINGS and given.heading is not None:
             instead = f"it is a heading that is one level too deep, under {given.heading!r}: indent it less"
         complaints.append(f"{given.where}: unknown key {given.name!r}; {instead}")
@@ -294,8 +300,8 @@ def _key_for(given: GivenKey, known: Mapping[str, Flag]) -> str:
 
 
 def _keys_in(path: Path, known: Mapping[str, Flag]) -> list[GivenKey]:
-    """Return the keys of a YAML file without its headings."""
-    found = []
+    """Return the keys of a YAML file without its headings; those of an unknown one if they stand nowhere else."""
+    found, astray = list[GivenKey](), list[GivenKey]()
     content, lines = _load_yaml(path)
 
     def key(heading: Any, name: Any, value: Any, under: Any = None) -> GivenKey:
@@ -303,18 +309,20 @@ def _keys_in(path: Path, known: Mapping[str, Flag]) -> list[GivenKey]:
         return GivenKey(heading, str(name), value, str(path) if line is None else f"{path}, line {line}")
 
     for name, value in content.items():
-        if name == RUN_ID:
+        if name == RUN_ID or str(name).startswith(_OF_ANCHORS):
             continue
         if isinstance(value, Mapping) and name in HEADINGS:
             found += [key(name, inner, of) for inner, of in value.items()]
         elif isinstance(value, Mapping) and name not in known and answer_to(name) is None:
             meant = nearest(str(name), HEADINGS)[0]
-            found += [key(None, name, value), *(key(meant, inner, of, under=name) for inner, of in value.items())]
+            found.append(key(None, name, value))
+            astray += [key(meant, inner, of, under=name) for inner, of in value.items()]
         elif value is None and name in HEADINGS and name not in known:
             continue  # a heading with nothing under it
         else:
             found.append(key(None, name, value))
-    return found
+    names = {one.name for one in found}
+    return found + [one for one in astray if one.name not in names]
 
 
 def _load_yaml(path: Path) -> tuple[Mapping[str, Any], Mapping[tuple[str, str], int]]:

@@ -19,6 +19,7 @@ import platform
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,18 +76,21 @@ def data_lines(given: Given) -> Iterator[str]:
     """Yield what `toolgrpo data` prints of FILE: its size and columns, then some rows."""
     from toolgrpo.commands.plugins import tool_flags
     from toolgrpo.data.load import held_out_split, load_tasks, places_of
-    from toolgrpo.data.rows import n_trained_on, rows_and_reasons, trained_on_line
+    from toolgrpo.data.rows import BadRows, n_trained_on, raise_bad_row, rows_and_reasons, trained_on_line
     from toolgrpo.rollout.row_parts import rows_without_their_tools
     from toolgrpo.tools.open_toolbox import open_tools
 
     asked, script = given.made((DataArguments, ScriptArguments))
     spec, split, limit = script.dataset_id_or_path, script.dataset_split, script.max_rows
-    rows = load_tasks(spec, split=split, limit=limit, system_prompt=script.system_prompt)
+    bad_rows = BadRows()
+    load = partial(load_tasks, on_bad_row=bad_rows.add if script.skip_bad_rows else raise_bad_row)
+    rows = load(spec, split=split, limit=limit, system_prompt=script.system_prompt)
+    yield from [bad_rows.summary()] if script.skip_bad_rows else []
     yield f"{spec}: {len(rows)} rows with {', '.join(rows.column_names)}"
     if script.eval_dataset_id_or_path:
         other = script.eval_dataset_id_or_path
         held_split = script.eval_split or held_out_split(other)
-        heldout = load_tasks(other, split=held_split, limit=script.eval_questions or None)
+        heldout = load(other, split=held_split, limit=script.eval_questions or None)
         known = n_trained_on(rows, heldout)
         yield trained_on_line(known, len(heldout)) if known else f"none of {len(heldout)} held-out rows is trained on"
     with ExitStack() as opened:

@@ -184,7 +184,7 @@ class Terminal:
         terminal._show_errors_on(errors)
         show_warnings(terminal.say)
         plain_warnings()
-        show_tool_output(lambda text: terminal.say(f"tools     {text}"))
+        show_tool_output(lambda text: terminal.say(f"prints    {text}"))
         log.shows_printed = FewLines(
             lambda line: terminal.console.print(plain(line), markup=False), lambda: str(terminal.log_file)
         )

@@ -47,7 +47,7 @@ from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.evaluation.measures import Share
 from toolgrpo.models import folder_of
 from toolgrpo.observe.progress import training_line
-from toolgrpo.observe.watch import DoctorWatch
+from toolgrpo.observe.watch import TOLD_EVERY, DoctorWatch
 from toolgrpo.support.plain_text import counted, without_secrets
 from toolgrpo.support.run_lock import claim_folder
 from toolgrpo.support.shipped_files import page_here
@@ -82,9 +82,11 @@ def doctor_summary(doctor: DoctorWatch) -> dict[str, Any]:
 
 
 def doctor_lines(doctor: DoctorWatch) -> list[str]:
-    """Return what a person is told at the end."""
+    """Return what a person is told at the end, and was not told lately."""
     nothing = ["doctor    nothing was learned: in every step, the episodes of each group had equal rewards"]
-    at_end = [f"doctor    {finding.sentence} ({finding.link_here})" for finding in doctor.at_end()]
+    told = {one.rule: one.step for one in doctor.told}
+    left = [one for one in doctor.at_end() if one.step - told.get(one.rule, -math.inf) >= TOLD_EVERY]
+    at_end = [f"doctor    {one.sentence} ({one.link_here})" for one in left]
     return [*(nothing if doctor.learned_nothing else []), *at_end]
 
 
@@ -323,7 +325,7 @@ class TrainingRun:
             self.terminal.say(outcome)
         seconds = summary["seconds_per_step"]
         self.terminal.say(
-            f"{counted(summary['steps'], 'step')}, {seconds['all']:.2f} s each (rollout {seconds['rollout']:.2f}, "
+            f"{counted(summary['steps'], 'step')}, {seconds['all']:.2f} s each with saving and measuring (rollout {seconds['rollout']:.2f}, "
             f"all else {seconds['training']:.2f}); {summary['seconds_in_all']:.0f} s in all"
         )
         for line in doctor:
@@ -365,7 +367,7 @@ def _as_json(rates: dict[str, Share]) -> dict[str, Any]:
 
 
 def _rate(value: dict[str, Any] | None) -> str:
-    if value is None:
+    if value is None or not value["n"]:  # where every episode was dropped
         return "(not measured)"
     low, high = value["interval"]
     return f"{value['rate']:.3f}  [{low:.3f}, {high:.3f}]"

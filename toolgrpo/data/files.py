@@ -1,7 +1,7 @@
-"""Rows from files: JSONL, JSON, Parquet and CSV.
+"""Rows from files: JSONL, JSON, Parquet, CSV, and the Arrow files of `Dataset.save_to_disk`.
 
 Each reader yields every row with the place where it stands, and never raises for a row: what cannot
-be read comes as a `RawRow` with a problem. JSONL, CSV and Parquet are streamed, so memory stays
+be read comes as a `RawRow` with a problem. JSONL, CSV, Parquet and Arrow are streamed, so memory stays
 flat; a JSON file is read as a whole.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from toolgrpo.data.rows import RawRow, unfilled
+from toolgrpo.data.rows import RawRow, of_cells, unfilled
 from toolgrpo.errors import DataError
 from toolgrpo.support.settings_files import unrepeated
 from toolgrpo.support.shipped_files import no_data_file
@@ -69,20 +69,36 @@ def read_parquet(path: Path) -> Iterator[RawRow]:
         raise DataError(f"{path} is not a Parquet file: {error}") from error
 
 
+def read_arrow(path: Path) -> Iterator[RawRow]:
+    """Read an Arrow stream, as the library `datasets` writes it."""
+    import pyarrow
+
+    try:
+        with pyarrow.memory_map(str(path)) as file, pyarrow.ipc.open_stream(file) as stream:
+            _check_names(f"{path}", stream.schema.names)
+            rows = (row for batch in stream for row in batch.to_pylist())
+            for number, row in enumerate(rows, start=1):
+                yield RawRow(f"{path}, row {number}", unfilled(row))
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{path} is not an Arrow stream: {error}") from error
+
+
 def read_csv(path: Path) -> Iterator[RawRow]:
     """Read a first line of column names, then one row per line (or several lines, in quotes)."""
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))  # the default refuses 131,073 characters
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
             reader = csv.DictReader(file, strict=True)
-            _check_names(f"{path}, line 1", reader.fieldnames or ())
+            names = reader.fieldnames or ()
+            _check_names(f"{path}, line 1", names)
+            if len(names) == 1 and (";" in names[0] or "\t" in names[0]):
+                raise DataError(f"{path}, line 1: the one column is {names[0]!r}; columns are separated by commas")
             for row in reader:
                 where = f"{path}, line {reader.line_num}"
                 if None in row or None in row.values():
-                    n = len(reader.fieldnames or ())
-                    yield RawRow(where, None, f"it does not have the {n} cells that the first line names")
+                    yield RawRow(where, None, f"it does not have the {len(names)} cells that the first line names")
                 else:
-                    yield RawRow(where, row)
+                    yield RawRow(where, of_cells(row))
         except UnicodeDecodeError:
             raise DataError(f"{path}, line {_line_that_is_no_text(path)}: it is not UTF-8 text") from None
         except csv.Error as error:
@@ -105,6 +121,7 @@ READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {
     ".json": read_json,
     ".parquet": read_parquet,
     ".csv": read_csv,
+    ".arrow": read_arrow,
 }
 
 
@@ -130,7 +147,7 @@ def file_rows(path: Path, split: str) -> Iterator[RawRow]:
         try:
             if file.stat().st_size == 0:
                 raise DataError(f"{file} is empty (0 bytes)")
-            if kind != ".parquet":
+            if kind not in (".parquet", ".arrow"):
                 _check_text_file(file)
             yield from READERS[kind](file)
         except OSError as error:
@@ -140,8 +157,10 @@ def file_rows(path: Path, split: str) -> Iterator[RawRow]:
 def find_files(folder: Path, split: str) -> list[Path]:
     """Find the files of one split in a folder.
 
-    That is `train.jsonl` alone, or else `train-00000-of-00002.parquet` and so on, or else the one whose name begins so.
+    That is what `save_to_disk` wrote, or else `train.jsonl` alone, or else `train-00000-of-00002.parquet` and so on, or else the one whose name begins so.
     """
+    if saved := _saved(folder, split):
+        return saved
     # not those of runs that were written below the rows that they were trained on
     runs = {file.parent for file in folder.rglob("run.yaml")} - {folder}
     files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in READERS and file.is_file()]
@@ -171,6 +190,13 @@ def find_files(folder: Path, split: str) -> list[Path]:
         names = ", ".join(file.name for file in chosen)
         raise DataError(f"the folder {folder} has several files for the split {split!r}: {names}; give the path of one")
     return chosen
+
+
+def _saved(folder: Path, split: str) -> list[Path]:
+    """Return the files of a split of a `DatasetDict`, or those of a `Dataset`, that `save_to_disk` wrote."""
+    places = [folder / split, *([folder] if split == "train" else [])]
+    saved = next((place for place in places if (place / "state.json").is_file()), None)
+    return [] if saved is None else sorted(saved.glob("*.arrow"))
 
 
 def _json_row(where: str, line: bytes) -> RawRow:

@@ -34,6 +34,8 @@ OnBadRow = Callable[[DataError], None]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _CONVERSATIONS = ("prompt", "completion", "messages", "tools")  # columns
 
+_LISTS = ("tools", "hidden_tools", "user_turns")  # columns
+
 # What TRL or toolgrpo pass to rewards under these names, or drop from rows that have them.
 RESERVED = (
     "prompts",
@@ -104,6 +106,17 @@ def unfilled(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _without_none(value) if name in _CONVERSATIONS else value for name, value in row.items()}
 
 
+def of_cells(cells: Mapping[str, str]) -> dict[str, Any]:
+    """Return a row of a CSV file with the messages and the lists that its cells hold as JSON."""
+    row: dict[str, Any] = dict(cells)
+    for name in row.keys() & {*_CONVERSATIONS, *_LISTS}:
+        read = _as_json(row[name])
+        is_messages = isinstance(read, list) and read and all(isinstance(one, dict) and "role" in one for one in read)
+        if is_messages or (name in _LISTS and (read is None or isinstance(read, list))):
+            row[name] = read
+    return row
+
+
 def _without_none(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_none(one) for key, one in value.items() if one is not None}
@@ -157,6 +170,11 @@ def good_rows(raw_rows: Iterable[RawRow], convert: Convert, on_bad_row: OnBadRow
             columns = raw.columns or {}
             if index == 0 and columns and "prompt" not in columns and str(problem).startswith(_NO_PROMPT):
                 advice = f"If no row has one, rename {_most_like_a_prompt(columns)} to 'prompt'."
+                if isinstance(columns.get("messages"), list):
+                    advice = (
+                        "These look like conversations: train on them with `toolgrpo sft`, or keep the messages before "
+                        "the last answer as 'prompt'."
+                    )
                 on_bad_row(NoPromptColumn(f"{raw.where}: {problem}. {advice}"))
             else:
                 on_bad_row(DataError(f"{raw.where}: {problem}"))

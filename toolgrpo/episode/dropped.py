@@ -7,6 +7,8 @@ in tool workers.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -33,6 +35,21 @@ class Drop:
 
     def __str__(self) -> str:
         return f"{self.cause}: {self.reason}"
+
+
+_REASONS_SHOWN, _LONGEST_REASON = 3, 200
+
+
+def reasons_of(drops: Sequence[Drop]) -> str:
+    """Return why these episodes were dropped, the most frequent reasons first."""
+    reasons = Counter(f"{drop.cause}: {_short(drop.reason)}" for drop in drops).most_common()
+    told = "; ".join(f"{count} x {reason}" for reason, count in reasons[:_REASONS_SHOWN])
+    return told + (f"; and {len(reasons) - _REASONS_SHOWN} other reasons" if len(reasons) > _REASONS_SHOWN else "")
+
+
+def _short(reason: str) -> str:
+    line = " ".join(reason.split())
+    return line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]} ..."
 
 
 class DropEpisode(Exception):

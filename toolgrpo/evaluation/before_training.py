@@ -22,7 +22,7 @@ from statistics import fmean, median
 from toolgrpo.episode.token_ledger import Ledger
 from toolgrpo.episode.tool_calls import RUNNABLE, AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.episode.trajectory import Message, StopReason, Trajectory, Turn, copies_result
-from toolgrpo.evaluation.grading import Grader, grade
+from toolgrpo.evaluation.grading import MADE_UP, Grader, grade
 from toolgrpo.learning.advantages import is_dead
 from toolgrpo.rewards.gold import GoldEpisode, as_answer, as_boxed_answer, as_program, as_result_and_answer
 from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
@@ -80,7 +80,8 @@ def rehearse(
     given = 0.0 if by_agent else asyncio.run(_opened(offered_tools(tools, chosen[0]), chosen[0]))
     chosen = (chosen * _REHEARSED)[:_REHEARSED]  # a list of one is no test of lengths
     answer = str(chosen[0].get("answer", "an answer"))
-    made = (_episode([{"role": "assistant", "content": text}]) for text in (answer, ""))
+    answers = (answer, ""), ("", ": its answer is empty, as that of a real one may be")
+    made = [_episode([{"role": "assistant", "content": text}], how=how) for text, how in answers]
     episodes = (
         Scored(row, replace(one, reward=given)) for row, one in zip(chosen, (*made, _failed_call()), strict=True)
     )
@@ -95,12 +96,12 @@ async def _opened(tools: ToolProvider | None, row: Row) -> float | None:
         return await session.reward()
 
 
-def _episode(messages: Sequence[Message], turn: Turn | None = None) -> Trajectory:
+def _episode(messages: Sequence[Message], turn: Turn | None = None, how: str = "") -> Trajectory:
     ledger = Ledger([0])
     ledger.sampled([0], [0.0])
     ledger.say(*messages)
     ledger.turn(turn or Turn(0, 1, messages[-1]["content"], None))
-    return ledger.finish(StopReason.FINISHED)
+    return ledger.finish(StopReason.FINISHED, metadata={MADE_UP: f"an episode that toolgrpo made up{how}"})
 
 
 def _failed_call() -> Trajectory:
@@ -113,7 +114,9 @@ def _failed_call() -> Trajectory:
     )
     attempt = CallAttempt(AttemptStatus.OK, f'{{"name": "{name}", "arguments": {{"a": 1}}}}', name, arguments)
     result = ToolResult(error, name, ToolErrorKind.UNKNOWN_TOOL)
-    return _episode(messages, Turn(0, 1, "", None, attempts=(attempt,), results=(result,)))
+    return _episode(
+        messages, Turn(0, 1, "", None, attempts=(attempt,), results=(result,)), ": it calls no tool that there is"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from toolgrpo.rollout.scheduler import run_blocking, timers_held
 Grader = Callable[..., Any]
 """A reward in TRL's form: `grader(prompts=, completions=, completion_ids=, **columns) -> list[float | None]`."""
 
+MADE_UP = "made_up"  # metadata of an episode that nobody played: what an error says in place of its row
 _ROUNDING = 1e-6  # rewards are added up in fp32 in training
 _NO_COLUMNS = ("prompt", "completion", "completion_ids", "trajectories")
 
@@ -176,7 +177,8 @@ class _Question:
     def _row_name(self, place: int) -> str:
         from toolgrpo.data.load import place_of_row  # a trainer that is given its rows needs no reader of files
 
-        return place_of_row(self._rows[place]) or f"row {place}"
+        made_up = self._arguments["trajectories"][place].metadata.get(MADE_UP)
+        return str(made_up or place_of_row(self._rows[place]) or f"row {place}")
 
     def ask(self, number: int) -> None:
         """Ask one reward, in its thread."""

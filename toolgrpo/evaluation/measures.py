@@ -48,6 +48,8 @@ class Share:
         return wilson_interval(self.value * self.n, self.n)
 
     def __str__(self) -> str:
+        if self.n == 0:
+            return "-"
         low, high = self.interval
         return f"{self.value:.3f} [{low:.3f}, {high:.3f}]"
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.table import Table
 
+from toolgrpo.episode.dropped import Drop
 from toolgrpo.episode.tool_calls import INFRASTRUCTURE_CAUSES, NO_NAME, WITHOUT_MARKERS, AttemptStatus, Call
 from toolgrpo.errors import DataError
 from toolgrpo.evaluation.measures import Difference, Share, majority_at_k, pass_at_k
@@ -55,7 +56,7 @@ class EpisodeFacts:
     sampled_tokens: int
     stop_reason: str
     calls: tuple[Call, ...]  # those that were answered
-    dropped: str | None = None  # the cause
+    drop: Drop | None = None
     task: str | None = None  # of its row's column `task`
     repeats: bool = False  # a call is made again whose result is there
     copies: bool = False  # it ends with a copy of its last result
@@ -149,7 +150,7 @@ class ModelReport:
 
     def as_json(self) -> dict[str, Any]:
         rewards = [episode.reward for episode in self.episodes if episode.reward is not None]
-        causes = Counter(episode.dropped for episode in self.episodes if episode.dropped is not None)
+        causes = Counter(episode.drop.cause.value for episode in self.episodes if episode.drop is not None)
         by_task = {
             task: {"questions": shares[f"pass@{self.ks[0]}"].n, **{n: _with_interval(s) for n, s in shares.items()}}
             for task, shares in self.by_task().items()
@@ -178,7 +179,7 @@ class ModelReport:
         n, calls = len(self.episodes), [call for episode in self.episodes for call in episode.calls]
         ends = Counter("length_of_turn" if one.cut_in_turn else one.stop_reason for one in self.episodes)
         causes = Counter(call.error.value for call in calls if call.error is not None)
-        drops = Counter(one.dropped for one in self.episodes if one.dropped is not None)
+        drops = Counter(one.drop.cause.value for one in self.episodes if one.drop is not None)
         repeat, copy = sum(one.repeats for one in self.episodes), sum(one.copies for one in self.episodes)
         teach = "show a whole episode in --system_prompt, or teach it (toolgrpo sft)"
         lines = [f"ends      {_counts(ends)} of {n} episodes{_help(ends, folder)}"]
@@ -208,7 +209,7 @@ class ModelReport:
     def _scored_by_question(self) -> dict[int, list[EpisodeFacts]]:
         questions: dict[int, list[EpisodeFacts]] = defaultdict(list)
         for episode in self.episodes:
-            if episode.dropped is None:
+            if episode.drop is None:
                 questions[episode.question].append(episode)
         return questions
 

@@ -123,7 +123,7 @@ def _facts(question: int, episode: Scored, limits: EpisodeLimits) -> EpisodeFact
         task=None if episode.row.get("task") is None else str(episode.row["task"]),
         reward=episode.total,
         success=episode.success,
-        dropped=None if episode.drop is None else episode.drop.cause.value,
+        drop=episode.drop,
         answer=given_answer(trajectory.messages),
         turns=len(trajectory.turns),
         sampled_tokens=trajectory.n_sampled,

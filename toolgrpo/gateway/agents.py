@@ -72,7 +72,7 @@ def load_agent(agent: str | Path, *, host: str = "127.0.0.1", log_path: Path | N
         memory_mb = _MEMORY_MB
     options = PoolOptions(workers=1, memory_mb=memory_mb)
     pool = WorkerPool({"tools": None, "environment": asdict(source)}, options, OutputLog(log_path))
-    return AgentPlayer(pool, made.__name__, host)
+    return AgentPlayer(pool, made.__name__.removeprefix("agent "), host)
 
 
 def _check_host(host: str) -> None:
@@ -96,15 +96,17 @@ def check_limits(limits: EpisodeLimits) -> None:
 
 def agent_of(given: str) -> PythonAgent | CommandAgent:
     """Return what a flag's value names."""
-    path, _, attribute = given.partition(":")
-    if path.endswith(".py") and " " not in given.strip():
-        return PythonAgent(path, attribute or "run")
+    path = given.partition(":")[0]
+    is_file = path.endswith(".py") and (" " not in given.strip() or Path(path).is_file())
     try:
-        words = shlex.split(given)
+        words = [given] if is_file else shlex.split(given)
     except ValueError as error:
         raise ConfigError(f"--agent {given!r} is not a command line ({error}), and not a Python file") from error
     if not words:
         raise ConfigError("--agent is given without a value; give FILE.py or a command line, or leave the flag out")
+    path, _, attribute = words[0].partition(":")
+    if len(words) == 1 and path.endswith(".py"):
+        return PythonAgent(path, attribute or "run")
     return CommandAgent(tuple(words))
 
 

@@ -159,7 +159,7 @@ class TextRequest(_Request):
 
 
 class RequestBody(BaseModel):
-    model: str
+    model: str = Field(min_length=1)
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
     n: int | None = 1

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import logging
 import resource
 import secrets
 import socket
@@ -53,6 +54,7 @@ except ImportError as error:
     ) from error
 
 
+logger = logging.getLogger(__name__)
 _REMEMBERED_KEYS = 100_000  # of episodes that have ended
 _WAITING = 1024  # connections that are not accepted yet
 _ACCEPTED_AT_ONCE = 16
@@ -77,7 +79,10 @@ class _Admitted:
 
 
 class Endpoint:
-    """Serves the sessions that are admitted to it. `everyone` answers requests without a known key."""
+    """Serves the sessions that are admitted to it, whatever model their requests name: there is one.
+
+    `everyone` answers requests without a known key.
+    """
 
     def __init__(
         self,
@@ -96,6 +101,7 @@ class Endpoint:
         self._host = host
         self._patience_s = patience_s
         self._everyone = everyone
+        self._warned = False  # of another name
         self._admitted: dict[str, _Admitted] = {}
         self._ended: deque[str] = deque(maxlen=_REMEMBERED_KEYS)
         self._ended_keys: set[str] = set()
@@ -180,14 +186,23 @@ class Endpoint:
 
     async def _show_model(self, request: Request) -> Response:
         self._speaker(request)
-        name = self._served(request.path_params["name"])
+        name = request.path_params["name"]
+        if name not in self._models:
+            raise Refused(404, "model_not_found", f"the model {name!r} is not served here; {self._named()} is")
         return JSONResponse(model_list([name], self._window)["data"][0])
 
     async def _asked(self, read: Reader, request: Request) -> Response:
         admitted = self._speaker(request)
         body = await self._body(request)
         asked = await off_loop(lambda: _read(read, self._bounds.read(body)))
-        self._served(asked.model)
+        if asked.model not in self._models and not self._warned:
+            self._warned = True
+            logger.warning(
+                "a request names the model %r, and %s answers it, as every request here; give a model that is not "
+                "the policy (a judge) a client with its own address",
+                asked.model,
+                self._named(),
+            )
         return await _spoken(request, admitted.loop, admitted.speaker(asked), asked)
 
     async def _body(self, request: Request) -> bytearray:
@@ -221,11 +236,8 @@ class Endpoint:
         what = "no key was given" if not key else "this key is not known"
         raise Refused(401, "invalid_api_key", f"{what}; use the api key that the agent was called with", kind=_AUTH)
 
-    def _served(self, name: str) -> str:
-        if name not in self._models:
-            served = " or ".join(map(repr, self._models))
-            raise Refused(404, "model_not_found", f"the model {name!r} is not served here; ask for {served}")
-        return name
+    def _named(self) -> str:
+        return " or ".join(map(repr, self._models))
 
 
 class _Server(uvicorn.Server):

@@ -144,7 +144,7 @@ def check_model(name: str, flag: str = "model_name_or_path") -> None:
             )
         raise ModelError(f"--{flag} {name} is a folder without config.json; give a folder that `save_pretrained` wrote")
     if not path.exists() and (name.startswith((".", "/", "~", "outputs/")) or name.count("/") > 1):
-        raise ModelError(f"--{flag} {name}: there is no such folder (the working folder is {Path.cwd()})")
+        raise ModelError(f"{name}: there is no such folder (the working folder is {Path.cwd()})")
     check_weights(path)
 
 

@@ -50,7 +50,7 @@ def show_warnings(say: Callable[[str], None]) -> logging.Handler:
 
 
 def show_tool_output(say: Callable[[str], None]) -> None:
-    """Pass the first lines that tools print to `say`, too."""
+    """Pass the first lines that tools and agents print to `say`, too."""
     logger = logging.getLogger("toolgrpo.tools.output")
     logger.setLevel(logging.INFO)
     logger.propagate = False

@@ -31,8 +31,10 @@ _LONGEST = 4000  # characters of one message
 
 
 def causes_of(record: Record) -> set[str]:
-    """Return the causes by which an episode can be found: its stop reason and the errors of its calls."""
+    """Return the causes by which an episode can be found: its stop reason, its drop and the errors of its calls."""
     found = {record["stop_reason"]}
+    if drop := record.get("drop"):
+        found |= {"dropped", drop["cause"]}
     for turn in record["turns"]:
         found.update(attempt["status"] for attempt in turn["attempts"])
         found.update(result["error"] for result in turn["results"] if result["error"])
@@ -195,6 +197,8 @@ def _worth(record: Record) -> Text:
         text.append(f", advantage {record['advantage']:.3g}")
     if record.get("turn_advantages"):
         text.append(f" (by turn {', '.join(_signed(value) for value in record['turn_advantages'])})")
+    if drop := record.get("drop"):
+        text.append(f"\ndropped ({plain(drop['cause'])}): {_cut(plain(drop['reason']))}", style="red")
     if record.get("failure"):
         text.append(f"\n{plain(record['failure'])}", style="red")
     row = {name: value for name, value in (record.get("row") or {}).items() if value is not None}

@@ -167,6 +167,13 @@ def _load_one(function: Any, label: str, examples: Examples | None) -> LoadedToo
             "Define it with `def` and a name, or name it with @tool(name=...)."
         )
     where = f"{_place(function, label)}: tool '{name}'"
+    if inspect.isclass(function):
+        raise PluginError(
+            f"{where}: it is a class. List functions, or methods of an object; for tools with state set "
+            f"`ENVIRONMENT = {name}` (docs/how-to/tools.md)."
+        )
+    if inspect.isasyncgenfunction(called(function)):
+        raise PluginError(f"{where}: it is an async generator. Return one result instead of yielding several.")
     if options.schema is not None:
         schema, adapters = wrap_explicit_schema(options.schema, function, name, where), {}
     else:

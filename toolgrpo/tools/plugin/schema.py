@@ -147,8 +147,9 @@ def type_schema(hint: Any, where: str) -> dict[str, Any]:
 def function_schema(function: Callable[..., Any], name: str, where: str) -> dict[str, Any]:
     """Return the OpenAI function form of a function with typed parameters and a docstring."""
     doc_text = inspect.getdoc(function)
-    if doc_text == inspect.getdoc(functools.partial):
-        doc_text = inspect.getdoc(called(function))
+    if doc_text in (None, inspect.getdoc(type(function))):  # of a partial, or of an object's class
+        of_class = None if isinstance(function, functools.partial) else doc_text
+        doc_text = inspect.getdoc(called(function)) or of_class
     if not doc_text:
         raise PluginError(
             f"{where}: no docstring. The model reads it to know what the tool does: say in a line what it does, "

@@ -1,5 +1,7 @@
 """Write the output of tools to a file of bounded size; its first lines are logged at level INFO, for a terminal.
 
+Equal ones are logged once: each worker imports the tools, and prints what they print then.
+
 One pipe carries the stdout and stderr of the supervisor, its workers and their children. It is
 always drained, so that a tool that prints without end blocks nobody; what is over the limit is
 dropped, with one notice.
@@ -19,6 +21,7 @@ _logger = logging.getLogger("toolgrpo.tools.output")
 _CHUNK = 1 << 18
 _TAIL = 4000
 _FIRST, _LONGEST = 5, 500  # lines that are logged, and their characters
+_LOOKED_AT = 1000  # pieces of output
 
 
 class OutputLog:
@@ -31,7 +34,8 @@ class OutputLog:
         self._buffer = bytearray(_CHUNK)
         self._tail = b""
         self._file: int | None = None
-        self._path, self._lines, self._in_traceback = path, 0, False
+        self._path, self._in_traceback = path, False
+        self._looked, self._lines = 0, set[str]()
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = opened_to_append(path)
@@ -55,7 +59,8 @@ class OutputLog:
     def record(self, text: bytes | memoryview) -> None:
         """Write what was printed, as far as the limit goes."""
         self._tail = (self._tail + bytes(text[-_TAIL:]))[-_TAIL:]
-        if self._file is not None and self._lines <= _FIRST:
+        if self._file is not None and len(self._lines) <= _FIRST and self._looked < _LOOKED_AT:
+            self._looked += 1
             self._log_first(bytes(text[:_CHUNK]).decode("utf-8", "replace"))
         if self._left > 0:
             self._write(bytes(text[: self._left]))
@@ -68,14 +73,14 @@ class OutputLog:
         for line in text.splitlines():
             was_in = self._in_traceback  # which ends with the line of the error, at the margin
             self._in_traceback = line.startswith("Traceback ") or (was_in and line.startswith(" "))
-            if was_in or self._in_traceback or not line.strip() or self._lines > _FIRST:
+            if was_in or self._in_traceback or not line.strip() or line in self._lines or len(self._lines) > _FIRST:
                 continue
-            self._lines += 1
             shown = (
                 plain(line[:_LONGEST])
-                if self._lines <= _FIRST
+                if len(self._lines) < _FIRST
                 else f"(what they print from here on is in {self._path})"
             )
+            self._lines.add(line)
             _logger.info("%s", shown)
 
     def close(self) -> None:

@@ -49,7 +49,6 @@ sentence when one of these changes):
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -63,7 +62,7 @@ from transformers.trainer_utils import EvalLoopOutput, has_length
 from trl import apply_chat_template
 
 from toolgrpo.engines.policy import Backend, Policy
-from toolgrpo.episode.dropped import Drop
+from toolgrpo.episode.dropped import Drop, reasons_of
 from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import ConfigError, TooManyDroppedError
 from toolgrpo.evaluation.agreement import EngineProof
@@ -105,7 +104,6 @@ from toolgrpo.trainer.trl import batch as trl_batch
 from toolgrpo.trainer.trl import trainer as trl_trainer
 
 _CLIPPED = frozenset(("grpo", "bnpo", "dr_grpo", "dapo", "luspo"))
-_REASONS_SHOWN, _LONGEST_REASON = 3, 200  # of dropped episodes, where they are too many
 _SMALL_RUN_RETURNS = 50
 """Rollouts after which a small run returns memory: it spreads slowly, and its pages cost time to get again."""
 
@@ -487,16 +485,8 @@ def check_dropped_share(drops: Sequence[Drop | None], most: float) -> None:
     dropped = [drop for drop in drops if drop is not None]
     if len(dropped) <= most * len(drops):
         return
-    reasons = Counter(f"{drop.cause}: {_short(drop.reason)}" for drop in dropped).most_common()
-    told = "; ".join(f"{count} x {reason}" for reason, count in reasons[:_REASONS_SHOWN])
-    more = f"; and {len(reasons) - _REASONS_SHOWN} other reasons" if len(reasons) > _REASONS_SHOWN else ""
     raise TooManyDroppedError(
         f"{len(dropped)} of {len(drops)} episodes of this batch could not be scored, more than max_dropped_share "
-        f"({most:g}) allows: {told}{more}. Nothing was trained on this batch. Fix the cause and resume with "
+        f"({most:g}) allows: {reasons_of(dropped)}. Nothing was trained on this batch. Fix the cause and resume with "
         f"--resume_from_checkpoint auto, or allow more with --max_dropped_share."
     )
-
-
-def _short(reason: str) -> str:
-    line = " ".join(reason.split())
-    return line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]} ..."
