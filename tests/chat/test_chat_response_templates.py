@@ -130,7 +130,7 @@ def test_a_response_template_that_cannot_be_used_is_refused_with_a_sentence() ->
 
     for sentence, described_as, eos in (
         ("its form of calls is not read yet", None, "<|eot|>"),
-        ("is not one: response_template must define", {"fields": fields}, "<|eot|>"),
+        ("is not valid: response_template must define", {"fields": fields}, "<|eot|>"),
         ("no family that toolgrpo supports: its form of calls", {**spec, "fields": without}, "<|eot|>"),
         ("does not describe the calls", with_calls(open_pattern="<call (?P<name>.*?)>"), "<|eot|>"),
         ("prints none of them after a call", with_end("<|end_of_turn|>"), "<|end_of_text|>"),

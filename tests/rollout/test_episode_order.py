@@ -80,7 +80,7 @@ def test_what_an_environment_says_first_takes_part_of_the_window(room: int, drop
     assert trajectory.stop_reason is StopReason.CONTEXT_FULL and len(trajectory.ids) == room
     assert (trajectory.dropped is not None) is dropped and len(asked) == (not dropped)
     if trajectory.dropped is not None:
-        assert f"what the environment's reset returned has {len(PROMPT) + 50} tokens" in trajectory.dropped.reason
+        assert f"the environment's reset returned has {len(PROMPT) + 50} tokens" in trajectory.dropped.reason
 
 
 @pytest.mark.parametrize(
