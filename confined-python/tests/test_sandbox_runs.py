@@ -97,7 +97,8 @@ def test_many_threads_fit_into_the_memory_of_a_run(sandbox: Sandbox) -> None:
 
 def test_a_large_value_is_a_marked_text_alone(sandbox: Sandbox) -> None:
     assert sandbox.run("2**10000").value_repr.endswith("[output cut: 1011 more characters]")  # type: ignore[union-attr]
-    for large in ("[True] * 1_000_000", "['ä'] * 250_000", "__import__('numpy').zeros(3_000_000)"):
+    numbers = ["__import__('numpy').zeros(3_000_000)"] if sandbox.run("import numpy").ok else []
+    for large in ("[True] * 1_000_000", "['ä'] * 250_000", *numbers):
         result = sandbox.run(large)
         assert result.ok and not result.value_is_plain and result.value_repr, large
 

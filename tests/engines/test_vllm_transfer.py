@@ -178,7 +178,9 @@ def test_what_vllm_raises_is_said(servers: list[StandInVLLM], wire: Wire, monkey
     with pytest.raises(ConfigError, match="NCCL"):
         route_of().push(iter(weights()), controls(servers))
     monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", Mock(side_effect=RuntimeError("the store is gone")))
-    with pytest.raises(FinalEngineError, match=r"could not meet its servers: RuntimeError: the store is gone\. Restart"):
+    with pytest.raises(
+        FinalEngineError, match=r"could not meet its servers: RuntimeError: the store is gone\. Restart"
+    ):
         route_of().push(iter(weights()), controls(servers))
 
 

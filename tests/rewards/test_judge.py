@@ -242,4 +242,4 @@ def test_a_training_step_learns_from_the_judge_and_leaves_out_the_group_it_lost(
     assert [total for total, _ in found] == pytest.approx([0, 1 / 3, 2 / 3, 1]) and found[0][1] < 0 < found[-1][1]
     assert trainer.state.log_history[0]["dropped/reward"] == 4
     files = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
-    assert any(b"gave no ranking" in one for one in files) and not any(KEY.encode() in one for one in files)
+    assert any(b"returned no ranking" in one for one in files) and not any(KEY.encode() in one for one in files)
