@@ -52,12 +52,12 @@ MOST = {
     "lines that a trainer imports": 23_834,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 39_021,
+    "lines of tests": 39_023,
     "lines of benchmarks": 5_779,
-    "lines of pages": 4_100,
+    "lines of pages": 4_131,
     "words of pages": 30_900,
 }
-SANDBOX = {"lines": 4_035, "lines of tests": 2_974}  # of confined-python, which is counted by itself
+SANDBOX = {"lines": 4_035, "lines of tests": 2_975}  # of confined-python, which is counted by itself
 
 
 def lines_of(path: Path) -> int:
