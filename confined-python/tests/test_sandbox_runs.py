@@ -84,6 +84,7 @@ def test_what_a_program_writes_through_streams_of_its_own_is_output(sandbox: San
 
 def test_a_last_value_that_answers_anything_is_no_error(sandbox: Sandbox) -> None:
     assert sandbox.run("class A(dict):\n    __getattr__ = dict.get\nA(a=1)").ok
+    assert sandbox.run("class A:\n    __module__ = 'numpy'\nA()").ok, "as numpy.add, which has no size"
 
 
 def test_many_threads_fit_into_the_memory_of_a_run(sandbox: Sandbox) -> None:

@@ -65,13 +65,12 @@ def gemma_object(raw: str, name: str, body: str) -> list[CallAttempt]:
 
 def python_calls(raw: str, name: str, body: str) -> list[CallAttempt]:
     """Read `[name(key='value', other=1), second()]` as Python, without running it."""
-    names: dict[str, str] = {}  # that Python may not know as such (`get-weather`, `from`), by what stands for each
+    stand_ins: dict[str, str] = {}  # for names that Python may not know as such (`get-weather`, `from`)
 
     def as_python(found: re.Match[str]) -> str:
         if found["name"] is None:
             return found[0].replace("\n", "\\n").replace("\r", "\\r")
-        names[f"_{len(names)}"] = found["name"]
-        return f"_{len(names) - 1}"
+        return stand_ins.setdefault(found["name"], f"_{len(stand_ins)}")
 
     try:
         one_line = _STRING_OR_NAME.sub(as_python, unguarded(body).strip())
@@ -84,6 +83,7 @@ def python_calls(raw: str, name: str, body: str) -> list[CallAttempt]:
     calls = tree.elts if isinstance(tree, ast.List | ast.Tuple) else [tree]
     if not calls:
         return [malformed(AttemptStatus.MISSING_NAME, raw, f"the list of calls is empty; calls are {_PYTHON_FORM}")]
+    names = {stand_in: name for name, stand_in in stand_ins.items()}
     return [_python_call(call, raw, names) for call in calls]
 
 

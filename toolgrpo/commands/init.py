@@ -109,6 +109,7 @@ def _draw(folder: Path, tools: dict[str, str], given: Given) -> int:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     n = {"train.jsonl": len(drawn.train), "heldout.jsonl": len(drawn.held_out)}
-    print(f"{folder}/ has {', '.join(f'{name} ({rows} rows)' for name, rows in n.items())}, config.yaml, README.md")
+    has = [*(f"{name} ({rows} rows)" for name, rows in n.items()), "worked.jsonl", "config.yaml", "README.md"]
+    print(f"{folder}/ has {', '.join(has)}")
     print(f"Next: toolgrpo check --config {shlex.quote(str(config))}")
     return 0

@@ -219,12 +219,13 @@ training:
 _README = """\
 `toolgrpo init` drew {n_train} rows to train on and {n_held_out} held-out rows from {tools}. Every answer is a result that the
 tools gave twice, in separate workers. `gold_calls` has the calls, `task` the tools in their order ("and": one after the
-other; "then": on the result before). The held-out rows have other values, other wordings and {away}. `worked.jsonl` has
-the rows to train on as conversations, for a model that cannot make these calls at all.
+other; "then": on the result before). The held-out rows have other values, other wordings and {away}.
+`worked.jsonl` has the rows to train on as conversations. If `check` advises to show worked calls, run `sft`, and add
+`--model_name_or_path {shown}` to `train`.
 
     toolgrpo data {folder} --show 5
     toolgrpo check --config {config}
-    toolgrpo sft --model_name_or_path MODEL --dataset_id_or_path {worked} {flags} --output_dir {shown}  # if check says so
+    toolgrpo sft --model_name_or_path MODEL --dataset_id_or_path {worked} {flags} --output_dir {shown}
     toolgrpo train --config {config}
     toolgrpo evaluate --config {config} --model_name_or_path {output} --output_dir {measured}
 

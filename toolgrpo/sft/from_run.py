@@ -69,10 +69,9 @@ def run_examples(records: Iterable[Mapping[str, Any]], *, near: bool = True, of_
             found.left_out["with the calls of an earlier one"] += 1
         else:
             row = record["row"]
-            names = {"offered": row.get("tools"), "hidden": row.get("hidden_tools") or []}
-            if row.get("enable_thinking") is not None:
-                names["enable_thinking"] = row["enable_thinking"]
-            found.conversations.append({"messages": conversation, "n_prompt": len(prompt), **names})
+            of_row = {"offered": row.get("tools"), "hidden": row.get("hidden_tools") or []}
+            of_row["enable_thinking"] = row.get("enable_thinking")
+            found.conversations.append({"messages": conversation, "n_prompt": len(prompt), **of_row})
             questions.add(question)
             calls.update([made] if attempts else [])
     return found

@@ -92,7 +92,7 @@ def probe(rung: Rung) -> str | None:
     done = subprocess.run(
         command, env=_of_interpreter("LD_LIBRARY_PATH", "TMPDIR"), capture_output=True, text=True, timeout=_PROBE_S
     )
-    return None if done.stdout == "held\n" else (done.stderr.strip().splitlines() or ["it died"])[-1]
+    return None if "held" in done.stdout.split() else (done.stderr.strip().splitlines() or ["it died"])[-1]
 
 
 def _of_interpreter(*names: str) -> dict[str, str]:

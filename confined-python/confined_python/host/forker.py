@@ -41,7 +41,7 @@ from confined_python.host.confine import (
 from confined_python.host.run_process import Launcher, Process, kernel_limits, open_pipes
 from confined_python.host.scratch import make
 from confined_python.inside import cells
-from confined_python.processes.linux import die_with_parent
+from confined_python.processes.linux import die_with_parent, limit
 from confined_python.processes.wire import receive, send
 
 _MESSAGE_BYTES = 4096  # more than a process number in JSON
@@ -187,22 +187,15 @@ def _fork_confined(
     return pid, os.pidfd_open(pid), *ours
 
 
-def _limit(kind: int, most: int) -> None:
-    """Set a limit of this process, or leave the lower one that it has."""
-    hard = resource.getrlimit(kind)[1]
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(kind, (most, most))
-
-
 def _confine(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, int]) -> None:
     """Confine the new process, before any of the model's code."""
     os.setsid()
     os.umask(0o077)
     os.chdir(scratch)
     for kind, most in kernel_limits(limits, settings["mapped_bytes"]):
-        _limit(kind, most)
+        limit(kind, most)
     if os.getuid() == 0 or settings["rung"] == Rung.NAMESPACES:  # else it counts all that the user runs
-        _limit(resource.RLIMIT_NPROC, _MOST_THREADS_OF_ALL)
+        limit(resource.RLIMIT_NPROC, _MOST_THREADS_OF_ALL)
     drop_privileges(keep_reading=rules is not None and not settings["nobody_can_read"])
     die_with_parent()  # after the change of user, which clears it
     if rules is not None:

@@ -256,7 +256,8 @@ def _value_report(value: Any) -> dict[str, Any]:
         return message
     text = repr(value)
     message["repr"] = shown(text, _REPR_CHARS)
-    size = value.nbytes if type(value).__module__ == "numpy" else len(text)  # the text of a large array is short
+    # the text of a large array is short; of another type a program answers whatever it likes
+    size = getattr(value, "nbytes", 0) if type(value).__module__ == "numpy" else len(text)
     if size <= _MOST_OF_A_VALUE:
         with suppress(NotPlainError, RecursionError):
             form = encode(value)

@@ -74,11 +74,15 @@ def limit_memory(megabytes: int) -> None:
     """Set an address-space limit (0: none), where the system takes one: macOS refuses it. Allow no core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if megabytes > 0:
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        wanted = megabytes * 1024 * 1024
-        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         with nullcontext() if _LINUX else suppress(OSError, ValueError):  # Python's name for EINVAL is ValueError
-            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            limit(resource.RLIMIT_AS, megabytes << 20)
+
+
+def limit(kind: int, most: int) -> None:
+    """Set a limit of this process, or leave the lower one that it has."""
+    hard = resource.getrlimit(kind)[1]
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (most, most))
 
 
 def kill_group(pid: int) -> None:
