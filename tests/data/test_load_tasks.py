@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, load_from_disk
 
 from toolgrpo.data import BadRows, load_tasks
 from toolgrpo.data.load import held_out_split, places_of
 from toolgrpo.data.rows import rows_and_reasons
 from toolgrpo.data.table import as_dataset
 from toolgrpo.errors import DataError, RewardError
-from toolgrpo.rewards import check_gold, get_reward
+from toolgrpo.rewards import check_gold, get_reward, refused_rows
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GOOD = {"prompt": "2+2?", "answer": "4"}
@@ -102,6 +102,8 @@ def test_the_same_rows_from_every_kind_of_file(tmp_path: Path) -> None:
     table.save_to_disk(tmp_path / "saved")
     DatasetDict(train=table.select([0]), test=table).save_to_disk(tmp_path / "splits")
     assert list(load_tasks(tmp_path / "saved")) == wanted == list(load_tasks(tmp_path / "splits", split="test"))
+    load_from_disk(str(tmp_path / "saved")).map(lambda row: {"answer": "9"})  # leaves a cache in the folder
+    assert list(load_tasks(tmp_path / "saved")) == wanted
     assert list(load_tasks(tmp_path / "splits")) == wanted[:1] and held_out_split(str(tmp_path / "splits")) == "test"
     assert load_tasks(tmp_path / "d.jsonl", limit=1).num_rows == 1
 
@@ -269,6 +271,12 @@ def test_an_answer_that_its_own_reward_refuses_is_found() -> None:
     with pytest.raises(DataError, match=r"row 2: its own answer ' ' scores 0"):
         check_gold([*rows[:1], {"prompt": "x", "answer": " "}], get_reward("exact_match"))
     assert check_gold(rows, get_reward("tool_use")) is None
+    assert check_gold([*rows[:1], {"prompt": "x", "answer": None}], get_reward("gsm8k")) == 1
+
+
+def test_rows_that_would_end_a_training_are_found_before_it() -> None:
+    calls = Dataset.from_dict({"gold_calls": ["[]", "f(a=1)", None], "answer": ["1", "2", "five"]})
+    assert [list(refused_rows(calls, get_reward(name))) for name in ("gold_calls", "gsm8k")] == [[1], [2]]
 
 
 def test_where_each_row_stands_is_found_again(tmp_path: Path) -> None:

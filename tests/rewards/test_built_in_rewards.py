@@ -110,7 +110,7 @@ EXACT = {  # an answer: texts that have it, and texts that do not
     "4.5": (["It costs 4.50 euros."], []),
     "-7": (["It is \u22127."], ["10-7 is 3"]),
     "7": (["Agent 007", "5–7"], ["It is 7/10, in Room 7b", "7.2GB", "7/10th", "user_7", "-$7", "It is –7"]),
-    "4": ([], ["4.5kg"]),
+    "4": (["It is 3/4, so 4."], ["4.5kg", "3/4", r"\frac{3}{4}"]),
     "1": ([], ["1,250km", "1.5e3", "1\u202f234"]),
     "1500": (["1.5e3"], []),
     "-5": ([], ["1e-5"]),
@@ -155,7 +155,7 @@ NUMBERS: dict[Fraction | int | None, list[str]] = {
     Fraction(1, 2): [".5"],
     Fraction(3, 4): ["3/4", r"\frac{3}{4}"],
     1234: [r"1,\!234", "1{,}234", "1\u202f234", "1_234"],
-    18: ["__18__", "_18_", "18 m^2", r"18 \text{ cm}^{2}"],
+    18: ["#### 18\n(5 % of 360)", "#### Step 4: 18", "__18__", "_18_", "18 m^2", r"18 \text{ cm}^{2}"],
     10: ["2^10"],
     None: ["1/0", "none at all"],
 }
@@ -189,6 +189,7 @@ MATH = {  # an answer: texts that give it, and texts that do not
     ),
     r"- \frac{1}{2}": ([r"\boxed{- \frac{1}{2}}"], []),
     "-2, 1": ([r"\boxed{-2, 1}"], [r"\boxed{1}"]),
+    "50%": ([r"\boxed{50\%}", r"\boxed{50}"], [r"\boxed{51\%}"]),
     "3,5,7": ([r"\boxed{3,5,7}"], ["so it is 7"]),
     "1,234": ([r"\boxed{1234}"], []),
     "3/4": ([r"\boxed{0.75}"], []),
@@ -208,6 +209,13 @@ def test_math(answer: str) -> None:
     right, wrong = MATH[answer]
     scores = [score("math", [said(text)], answer) for text in (*right, *wrong)]
     assert scores == [1.0] * len(right) + [0.0] * len(wrong)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "exact_match", "gsm8k", "math"])
+def test_a_row_without_an_answer_is_not_scored(name: str) -> None:
+    """A mixture fills the column with None, and "None of them" is no answer."""
+    completion = [tool("None"), said(r"None of them: \boxed{None}")]
+    assert get_reward(name)(completions=[completion], answer=[None]) == [None]
 
 
 def test_tool_use_has_parts_that_are_logged() -> None:
@@ -247,7 +255,7 @@ def test_by_task_scores_each_row_with_its_own_reward(tmp_path: Any) -> None:
 def test_reading_an_episode() -> None:
     completion = [{**said(""), "tool_calls": []}, tool("3"), tool("no", "buy"), said("<think>x</think> three")]
     assert final_answer(completion) == "three"
-    assert final_answer(completion[:-1]) == final_answer([]) == ""
+    assert final_answer(completion[:-1]) == final_answer([]) == final_answer([said("<think>Is it three")]) == ""
     assert last_tool_response(completion) == "no" and last_tool_response([said("x")]) is None
     assert tool_counts(completion) == {"add": 1, "buy": 1}
     first, second = calls(episode([good("add", a=1), BROKEN]))

@@ -196,7 +196,14 @@ def _saved(folder: Path, split: str) -> list[Path]:
     """Return the files of a split of a `DatasetDict`, or those of a `Dataset`, that `save_to_disk` wrote."""
     places = [folder / split, *([folder] if split == "train" else [])]
     saved = next((place for place in places if (place / "state.json").is_file()), None)
-    return [] if saved is None else sorted(saved.glob("*.arrow"))
+    if saved is None:
+        return []
+    try:  # other arrow files are caches of `map` beside them, or of an earlier, longer save
+        return [saved / one["filename"] for one in json.loads((saved / "state.json").read_bytes())["_data_files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{saved / 'state.json'} does not list the files of its rows ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _json_row(where: str, line: bytes) -> RawRow:

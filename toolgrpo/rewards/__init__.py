@@ -37,8 +37,9 @@ from toolgrpo.rewards.gold import (
     refused_rows,
 )
 from toolgrpo.rewards.gold_calls import gold_calls
+from toolgrpo.rewards.gold_calls import rows_refused as calls_refused
 from toolgrpo.rewards.gym import reasoning_gym
-from toolgrpo.rewards.math import accuracy_reward, gsm8k, math, reasoning_accuracy_reward
+from toolgrpo.rewards.math import accuracy_reward, gsm8k, math, reasoning_accuracy_reward, rows_without_number
 from toolgrpo.rewards.tool_use import tool_use
 from toolgrpo.support.plain_text import counted
 from toolgrpo.support.plugin_files import import_failed, import_file
@@ -69,8 +70,8 @@ BUILT_IN = {
     "code_exec": _built_in(code_exec, gold=as_program, refused=rows_refused),
     "environment": _built_in(environment),
     "exact_match": _built_in(exact_match, gold=as_answer),
-    "gold_calls": _built_in(gold_calls),
-    "gsm8k": _built_in(gsm8k, gold=as_answer),
+    "gold_calls": _built_in(gold_calls, refused=calls_refused),
+    "gsm8k": _built_in(gsm8k, gold=as_answer, refused=rows_without_number),
     "math": _built_in(math, gold=as_boxed_answer),
     "reasoning_gym": _built_in(reasoning_gym, gold=as_boxed_answer),
     "tool_result": Reward(accuracy, "tool_result", "built in", gold=as_result_and_answer),

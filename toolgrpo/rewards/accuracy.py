@@ -1,7 +1,7 @@
 """`tool_result`: the last tool response against the answer. `accuracy` is its old name, which recipes have.
 
 1.0 if it is the answer (case and outer space ignored), 0.1 if a tool was called but the answer
-differs, 0.0 without a call.
+differs, 0.0 without a call. A row whose answer is None is not scored.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from toolgrpo.episode.trajectory import Message
 RIGHT, CALLED, SILENT = 1.0, 0.1, 0.0
 
 
-def accuracy(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwargs: Any) -> list[float]:
-    return [_score(completion, expected) for completion, expected in zip(completions, answer, strict=True)]
+def accuracy(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
+    return [
+        None if expected is None else _score(completion, expected)
+        for completion, expected in zip(completions, answer, strict=True)
+    ]
 
 
 def _score(completion: Sequence[Message], expected: Any) -> float:

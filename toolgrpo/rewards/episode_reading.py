@@ -22,7 +22,8 @@ def final_answer(completion: Sequence[Message]) -> str:
     last = completion[-1]
     if last["role"] != "assistant" or last.get("tool_calls"):
         return ""
-    return str(last.get("content") or "").rpartition("</think>")[2].strip()
+    _, end, said = str(last.get("content") or "").rpartition("</think>")
+    return "" if not end and said.lstrip().startswith("<think>") else said.strip()  # thoughts that were cut off
 
 
 def last_tool_response(completion: Sequence[Message]) -> str | None:

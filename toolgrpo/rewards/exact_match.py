@@ -1,6 +1,6 @@
 """`exact_match`: 1.0 if the answer appears in the final response as a whole, else 0.0.
 
-Case and spacing are ignored. A number appears however it is written ("12500" in "$12,500"), and as a whole: "7" is not in
+A row whose answer is None is not scored. Case and spacing are ignored. A number appears however it is written ("12500" in "$12,500"), and as a whole: "7" is not in
 "72", "7.5", "7/10" or "-7".
 """
 
@@ -17,10 +17,14 @@ from toolgrpo.rewards.numerals import WORD, all_numbers, plain, whole_number
 _NO_NUMBER = re.compile(  # 1.2.3, 7b, 4.5kg; 1e5 is one
     rf"(?<!\d)(?<!\d[.,/])(?:\d+(?:\.\d+){{2,}}|\d+(?:[.,/]\d+)*(?![eE][-+]?\d+(?!\w))(?![\d_]){WORD}\w*)"
 )
+_FRACTION = re.compile(r"(?<![\d/.,])\d[\d.,]*\s?/\s?\d+(?:\.\d+)?(?![/\d])")  # no date
 
 
-def exact_match(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwargs: Any) -> list[float]:
-    return [float(gives_answer(completion, expected)) for completion, expected in zip(completions, answer, strict=True)]
+def exact_match(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
+    return [
+        None if expected is None else float(gives_answer(completion, expected))
+        for completion, expected in zip(completions, answer, strict=True)
+    ]
 
 
 def gives_answer(completion: Sequence[Message], answer: Any) -> bool:
@@ -28,7 +32,7 @@ def gives_answer(completion: Sequence[Message], answer: Any) -> bool:
     said, number = final_answer(completion), whole_number(str(answer))
     if number is not None and number in all_numbers(_NO_NUMBER.sub(" ", said)):
         return True
-    return _appears(_plain(str(answer)), _plain(said if number is None else plain(said)))
+    return _appears(_plain(str(answer)), _plain(said if number is None else _FRACTION.sub(" ", plain(said))))
 
 
 def _appears(answer: str, text: str) -> bool:

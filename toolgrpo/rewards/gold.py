@@ -49,6 +49,8 @@ def check_gold(rows: Iterable[Mapping[str, Any]], reward: Reward) -> int | None:
     checked = 0
     for number, row in enumerate(rows):
         of_row = reward.function.reward(row["reward"]) if isinstance(reward.function, ByTask) else reward
+        if of_row.gold is not None and row.get("answer") is None:
+            continue
         if of_row.gold is not None:
             _check_row(partial(_place, rows, number), row, of_row, of_row.gold)
             checked += 1

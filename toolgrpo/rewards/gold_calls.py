@@ -35,6 +35,7 @@ from toolgrpo.rewards.base import row_name
 
 _MOST_CALLS = 200  # of one episode; those after it count as calls of no tool
 _WHOLE = re.compile(r"[-+]?\d+")
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
 _FORM = '[{"name": "add", "arguments": {"a": 1, "b": 2}}]'
 
 
@@ -87,19 +88,36 @@ def made_calls(attempts: Sequence[CallAttempt]) -> list[GoldCall]:
 def listed_calls(value: Any, row: int) -> list[GoldCall]:
     """Return the calls that a row names; `row` is its place, for the error."""
     try:
-        listed = json.loads(value) if isinstance(value, str) else value
-        found = []
-        for call in listed:
-            arguments = call.get("arguments") or {}
-            arguments = json.loads(arguments) if isinstance(arguments, str) else dict(arguments)
-            given = {name: item for name, item in arguments.items() if item is not None}
-            found.append(GoldCall(_text(call["name"]), _normal(given)))
-        return found
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return _listed(value)
+    except _UNREADABLE as error:
         raise RewardError(
-            f"reward gold_calls: the column gold_calls of {row_name.get()(row)} cannot be read as a list of calls such as {_FORM} "
-            f"({type(error).__name__}: {error}); fix the row"
+            f"reward gold_calls: the column gold_calls of {row_name.get()(row)} {_why(error)}; fix the row"
         ) from error
+
+
+def rows_refused(rows: Any) -> dict[int, str]:
+    """Return which rows of a data set name calls that cannot be read, and why."""
+    refused = {}
+    for number, gold in enumerate(rows["gold_calls"] if "gold_calls" in rows.column_names else ()):
+        try:
+            _listed(gold or ())
+        except _UNREADABLE as error:
+            refused[number] = f"the column gold_calls {_why(error)}"
+    return refused
+
+
+def _listed(value: Any) -> list[GoldCall]:
+    found = []
+    for call in json.loads(value) if isinstance(value, str) else value:
+        arguments = call.get("arguments") or {}
+        arguments = json.loads(arguments) if isinstance(arguments, str) else dict(arguments)
+        given = {name: item for name, item in arguments.items() if item is not None}
+        found.append(GoldCall(_text(call["name"]), _normal(given)))
+    return found
+
+
+def _why(error: Exception) -> str:
+    return f"cannot be read as a list of calls such as {_FORM} ({type(error).__name__}: {error})"
 
 
 def _text(value: Any) -> str:

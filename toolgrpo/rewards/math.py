@@ -11,7 +11,7 @@ native call. So here each answer is compared in the sandbox; one that takes 5 s 
 
 The answer of `gsm8k` is a bare number or GSM8K's own text that ends in `#### N`. It compares the last
 number of the response, where that marks its answer (`\boxed{}` or `####`) of the marked part. An
-answer without a number is an error of the data.
+answer without a number is an error of the data. Rows whose answer is None are not scored.
 """
 
 from __future__ import annotations
@@ -38,23 +38,26 @@ gold = parse({gold!a}, parsing_timeout=None)
 given = parse({text!a}, extraction_config=[how], extraction_mode="first_match", parsing_timeout=None) if gold else []
 verify(gold, given, timeout_seconds=None) if gold else "no gold"
 """
-_NOTHING = re.compile(r"\\(?:left|right|,|;|!|quad|displaystyle)|\\?[\s$]|(?<=\d)\^(?:\\circ|\{\\circ\})|\\%")
+_NOTHING = re.compile(r"\\(?:left|right|,|;|!|quad|displaystyle)|\\?[\s$]|(?<=\d)\^(?:\\circ|\{\\circ\})|\\?%")
 _UNIT = re.compile(r"(?<=[\d}])\s*\\text\{[^{}]*\}(?:\^\{?\d\}?)?[\s$.]*$")  # behind a number
 _WORDS = re.compile(r"\\text\{([^{}]*)\}")
 _FORMULA = re.compile(r"\\sqrt|\\pi|\\pm|[√π±²³]|\d\s*\^(?!\s*\{?\\circ)|\d!")  # a number in it is not its value
 _ONLY_NUMBER = re.compile(r"[-−+]?[\d.,/]+|[-−+]?\\[dt]?frac\{[\d.]+\}\{[\d.]+\}")
 
 
-def math(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwargs: Any) -> list[float]:
+def math(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
     return [
-        float(_same(final_answer(completion), str(expected)))
+        None if expected is None else float(_same(final_answer(completion), str(expected)))
         for completion, expected in zip(completions, answer, strict=True)
     ]
 
 
-def gsm8k(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwargs: Any) -> list[float]:
-    scores = []
+def gsm8k(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
+    scores: list[float | None] = []
     for row, (completion, expected) in enumerate(zip(completions, answer, strict=True)):
+        if expected is None:
+            scores.append(None)
+            continue
         wanted = last_number(marked_answer(str(expected)))
         if wanted is None:
             raise RewardError(
@@ -62,6 +65,16 @@ def gsm8k(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwa
             )
         scores.append(float(last_number(marked_answer(final_answer(completion))) == wanted))
     return scores
+
+
+def rows_without_number(rows: Any) -> dict[int, str]:
+    """Return which rows of a data set have an answer that `gsm8k` cannot read."""
+    answers = rows["answer"] if "answer" in rows.column_names else ()
+    return {
+        number: "the answer holds no number"
+        for number, answer in enumerate(answers)
+        if answer is not None and last_number(marked_answer(str(answer))) is None
+    }
 
 
 def accuracy_reward(completions: Sequence[Any], solution: Sequence[str], **kwargs: Any) -> list[float | None]:

@@ -31,6 +31,7 @@ _NUMBER = re.compile(
 _WHOLE = re.compile(r"[-+−]?(?:0|[1-9]\d*|[1-9]\d{0,2}(?:,\d{3})+)(?:\.\d+)?")
 _MOST_DIGITS = 300  # of a numerator or denominator as it is written; more would fit no float, and in time no int
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
+_NO_WORDS = re.compile(r"[^\w\n]*\d[^A-Za-z\n]*")
 _MINUS = str.maketrans({"−": "-", "–": "-", "\u00a0": " ", "\u202f": " ", "\u2009": " "})
 
 
@@ -74,7 +75,11 @@ def marked_answer(text: str) -> str:
     inside = boxed(text)
     if inside is not None:
         return inside
-    return text.rpartition("####")[2] if "####" in text else text
+    if "####" not in text:
+        return text
+    rest = text.rpartition("####")[2].lstrip()
+    line = rest.partition("\n")[0]
+    return line if _NO_WORDS.fullmatch(line) else rest  # a heading marks what follows it
 
 
 def plain(text: str) -> str:
