@@ -297,6 +297,7 @@ def test_what_cannot_be_shared_says_why() -> None:
     both_ways = transformers.Gemma3TextConfig(use_bidirectional_attention=True)
     reasons = {"rotary": transformers.GPT2Config(), "sinks": transformers.GptOssConfig(), "causal": both_ways}
     reasons |= {"caps": transformers.Gemma2Config(), "linear_attention": transformers.OlmoHybridConfig()}
+    reasons["hand the layout"] = transformers.NemotronConfig()
     reasons["recurrent"] = transformers.RecurrentGemmaConfig()
     for word, config in reasons.items():
         assert word in (unsupported(config) or ""), config.model_type

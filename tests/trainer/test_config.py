@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trl import GRPOConfig
 
 from toolgrpo import ToolGRPOConfig
 from toolgrpo.engines.base import CHAT_API
@@ -30,6 +31,7 @@ def config(folder: Path, **fields: Any) -> ToolGRPOConfig:
         # combinations: a row of the table each
         ({"vllm_server_base_url": "http://a", "vllm_server_urls": ["http://b"]}, "both name servers"),
         ({"advantage": "loo", "multi_objective_aggregation": "normalize_then_sum"}, "advantage loo works on the sum"),
+        ({"keep": "best", "eval_steps": 5, "metric_for_best_model": "eval_reward"}, "held-out success"),
         ({"advantage": "loo", "scale_rewards": "batch"}, "scale_rewards batch would do nothing"),
     ],
     ids=str,
@@ -55,6 +57,16 @@ def test_a_changed_copy_leaves_the_config_and_what_was_derived_from_it_as_it_was
     assert second.generation_batch_size == first.generation_batch_size == 16
     with pytest.raises(ConfigError, match="outputdir"):
         first.changed(outputdir="x")
+
+
+def test_sampling_of_a_config_of_trl_is_ours_where_its_loss_knows_it(tmp_path: Path) -> None:
+    def sampled(**kwargs: Any) -> Any:
+        args = GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, generation_kwargs=kwargs)
+        return ToolGRPOConfig.of_trl(args).sampling_options()
+
+    assert sampled(top_k=7).top_k == 7
+    with pytest.raises(ConfigError, match=r"divides by .*, 1; set"):
+        sampled(temperature=0.5)
 
 
 def test_engine_options_hold_what_each_engine_is_asked(tmp_path: Path) -> None:

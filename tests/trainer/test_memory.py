@@ -23,11 +23,25 @@ from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.testing.trainers import tiny_trainer
 from toolgrpo.trainer import memory
 from toolgrpo.trainer.memory import Device, PassShape, RunShape, estimate, free_bytes
+from toolgrpo.trainer.training_pass import PassSizes
 
 GIB = 2**30
 LORA = 366_592  # weights of rank 16 in a layer of Qwen2.5-0.5B
 OF_QWEN: Any = {"layers": 24, "width": 896, "heads": 1152, "inner": 4864, "n_trained": 24 * LORA, "itemsize": 4}
 QWEN = PassShape(**OF_QWEN, bytes_of_weights=12 * 24 * LORA, checkpointing=True)
+
+
+def test_rows_of_many_prompts_are_counted_where_passes_stay_shuffled(tmp_path: Path) -> None:
+    def largest(**changes: Any) -> int:
+        sizes = {"per_device_train_batch_size": 4, "steps_per_generation": 4, **changes}
+        with tiny_trainer(tmp_path, lambda **_: [], None, engine="transformers", **sizes) as trainer:
+            found = PassSizes.of(trainer.parts, trainer.train_dataset)
+            assert found is not None
+            return found.largest
+
+    together = largest(gradient_accumulation_steps=4)
+    assert largest(gradient_accumulation_steps=1) > together
+    assert largest(gradient_accumulation_steps=4, top_entropy_quantile=0.5) > together
 
 
 @pytest.mark.parametrize("case", ["fp32", "bf16 by autocast", "bf16, adapters", "bf16, adapters with dropout"])

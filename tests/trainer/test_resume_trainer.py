@@ -241,6 +241,15 @@ def test_transformers_deletes_no_folder_at_the_end(tmp_path: Path) -> None:
     assert trainer.args.save_total_limit == 1
 
 
+def test_a_run_resumed_with_other_batches_begins_at_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As after running out of memory: in the middle of a generation batch, then half the rows in twice the passes."""
+    run = Run(tmp_path, num_iterations=2, gradient_accumulation_steps=2, per_device_train_batch_size=4)
+    run.train(signalled(3))
+    changed = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    assert run.train(resume="auto", **changed).state.global_step == STEPS
+    assert "its generation batch is left" in "".join(capsys.readouterr())
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_missing_head_is_reported_unless_it_is_the_embeddings(tied: bool, caplog: pytest.LogCaptureFixture) -> None:
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}

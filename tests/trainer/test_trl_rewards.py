@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from inspect import getsource as source
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
+from tests.support.chat_families import trl_tokenizer
 from tests.support.trainings import LossInputs, run_to_end, stage_file
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.engines.policy import Backend
@@ -54,6 +56,21 @@ def test_a_reward_model_that_is_split_cannot_be_asked_by_one_process_alone() -> 
     check(draws_groups=False, splits=True)
     with pytest.raises(ConfigError, match="the reward model is split"):
         check(draws_groups=True, splits=True)
+
+
+def test_a_reward_model_is_asked_about_no_more_episodes_at_a_time_than_in_training(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def model(input_ids: torch.Tensor, **_: Any) -> Any:
+        seen.append(len(input_ids))
+        return SimpleNamespace(logits=torch.ones(len(input_ids), 1))
+
+    tokenizer = deepcopy(trl_tokenizer("qwen3"))
+    tokenizer.pad_token = tokenizer.eos_token
+    with tiny_trainer(tmp_path, by_length, lengths) as trainer:
+        trainer.reward_funcs[0], trainer.reward_processing_classes[0] = model, tokenizer
+        asked = [[{"role": "user", "content": "q"}]] * 20, [[{"role": "assistant", "content": "a"}]] * 20
+        assert trainer._ask_model(0, *asked) == [1.0] * 20 and seen == [8, 8, 4]
 
 
 def lengths(request: SampleRequest, number: int) -> list[int]:

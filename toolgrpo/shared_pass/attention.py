@@ -163,7 +163,7 @@ def _attend_masked(
         F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
         for q, k, v, mask in zip(*parts, masks, strict=True)
     ]
-    return torch.cat(answers, 2).squeeze(0).transpose(0, 1)
+    return torch.cat(answers, 2).squeeze(0).transpose(0, 1).contiguous()  # as Transformers' own; AFMoE takes a view
 
 
 class _Gathered(torch.autograd.Function):

@@ -88,6 +88,8 @@ def unsupported(config: Any) -> str | None:
         return "its attention is not causal"
     if text.model_type == "gpt_oss":
         return "it has attention sinks"
+    if text.model_type == "nemotron":
+        return "its layers do not hand the layout down to its attention"
     rope = getattr(text, "rope_parameters", None)
     if not rope:
         return "it has no rotary positions"

@@ -317,8 +317,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
                 f"{self._trainer.accelerator.process_index}",
                 *self._restore_of_another_number(folder),
             ]
-        lost = self._restore_place(torch.load(path, map_location="cpu", weights_only=True))
-        return [] if lost is None else [f"the recording of episodes is not whole: {lost}"]
+        return self._restore_place(torch.load(path, map_location="cpu", weights_only=True))
 
     def _restore_of_another_number(self, folder: Path) -> list[str]:
         """Restore what no process has for itself: the order of rows, the number of episodes, and what was recorded."""
@@ -366,15 +365,17 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
             "row_order": None if batches.groups is None else batches.groups.order.state(),
         }
 
-    def _restore_place(self, place: Place) -> str | None:
+    def _restore_place(self, place: Place) -> list[str]:
         trainer = self._trainer
-        trainer.restore_place_in_batch(place["batch"])
+        same_batches = trainer.restore_place_in_batch(place["batch"])
         same_engine = place.get("engine_name", trainer.engine.name) == trainer.engine.name
         if place["engine"] is not None and same_engine and isinstance(trainer.engine, Resumable):
             trainer.engine.restore_sampling_state(place["engine"])
         self._restore_order(place)
-        lost: str | None = trainer.recorder.cut(place["episode_log_bytes"])
-        return lost
+        lost = trainer.recorder.cut(place["episode_log_bytes"])
+        said = [] if lost is None else [f"the recording of episodes is not whole: {lost}"]
+        anew = "the checkpoint has batches of another form, so its generation batch is left and the next one drawn"
+        return said if same_batches else [*said, anew]
 
     def _restore_order(self, place: Place) -> None:
         batches = self._trainer.rollout_batches

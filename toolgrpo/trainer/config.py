@@ -98,6 +98,12 @@ class ToolGRPOConfig(trl.GRPOConfig):  # type: ignore[misc]  # TRL ships no type
         for name, value in {**defaults, **vars(args)}.items():
             setattr(config, name, value)
         config = config.changed(**options)
+        take_trl_arguments(config.__dict__, defaults)
+        if config.temperature != args.temperature:
+            raise ConfigError(
+                f"the temperature of episodes would be {config.temperature:g}, but the loss of TRL's trainer divides by the "
+                f"one of its config, {args.temperature:g}; set temperature there alone"
+            )
         config._check_own_fields()
         return config
 
@@ -138,6 +144,11 @@ class ToolGRPOConfig(trl.GRPOConfig):  # type: ignore[misc]  # TRL ships no type
             return
         # What TRL checks, although all rows are played at once here.
         self.per_device_eval_batch_size: int = self.num_generations_eval or self.num_generations
+        if self.keep == "best" and self.metric_for_best_model not in (None, "success", "eval_success"):
+            raise ConfigError(
+                f"keep best goes by held-out success, so metric_for_best_model {self.metric_for_best_model} has no effect; "
+                f"leave one of them out (load_best_model_at_end true goes by any metric)"
+            )
         if self.keep == "best" or self.metric_for_best_model is None:
             self.metric_for_best_model: str | None = "eval_success"
         if self.keep == "best" and self.save_strategy == "no":

@@ -219,8 +219,17 @@ class PassSizes(NamedTuple):
         if window is None:
             return None
         whole = args.prefix_sharing == "off" or args.torch_compile or unsupported_model(given.policy.model) is not None
-        n_rows, group = args.per_device_train_batch_size, args.num_generations
-        n_prompts = n_rows if whole else -(-(n_rows + group - math.gcd(n_rows, group)) // group)
+        n_rows: int = args.per_device_train_batch_size
+        group: int = args.num_generations
+
+        def spanned(n: int) -> int:
+            """Return how many groups n adjacent rows can have a part in."""
+            return -(-(n + group - math.gcd(n, group)) // group)
+
+        # Rows of a prompt are put together among the passes of one step alone, and not where tokens are chosen by quantile.
+        gathered = args.gradient_accumulation_steps % args.steps_per_generation == 0 and args.top_entropy_quantile >= 1
+        shuffled = min(n_rows, spanned(n_rows * args.steps_per_generation))
+        n_prompts = n_rows if whole else spanned(n_rows) if gathered else shuffled
         prompt, completion = window.longest_prompt + window.room, window.max_completion_length
         return cls(n_prompts * prompt + n_rows * completion, prompt + completion, not whole)
 

@@ -258,12 +258,17 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
         model, tokenizer = self.reward_funcs[number], self.reward_processing_classes[number]
         whole = [{"messages": [*as_messages(p), *c]} for p, c in zip(prompts, completions, strict=True)]
         texts = [apply_chat_template(one, tokenizer, **self.chat_template_kwargs)["text"] for one in whole]
-        encoded = tokenizer(
-            text=texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
-        )
-        with torch.inference_mode():
-            logits = model(**Trainer._prepare_inputs(self, encoded)).logits
-        scores: list[float] = logits[:, 0].float().tolist()
+        # An evaluation has many more episodes than a batch. Processes that share a model out must ask it equally often.
+        in_training = self.args.per_device_train_batch_size * self.args.steps_per_generation
+        at_a_time = len(texts) if self.policy.backend.splits_parameters else in_training
+        scores: list[float] = []
+        for first in range(0, len(texts), at_a_time):
+            some = texts[first : first + at_a_time]
+            encoded = tokenizer(
+                text=some, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
+            )
+            with torch.inference_mode():
+                scores += model(**Trainer._prepare_inputs(self, encoded)).logits[:, 0].float().tolist()
         return scores
 
     def _log_drawn(self, taken: TakenBatch) -> None:

@@ -142,13 +142,25 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         """Return where this process is in its generation batch, with what is left of it."""
         per_batch = self.args.steps_per_generation * self.num_iterations
         left_over = self._buffered_inputs if self._step % per_batch else None
-        return {"step": self._step, "buffered_inputs": left_over}
+        return {"step": self._step, "buffered_inputs": left_over, "layout": self._layout()}
 
-    def restore_place_in_batch(self, place: Mapping[str, Any]) -> None:
-        """Go on in the generation batch of a checkpoint."""
-        self._step = place["step"]
-        buffered = place["buffered_inputs"]
+    def restore_place_in_batch(self, place: Mapping[str, Any]) -> bool:
+        """Go on in the generation batch of a checkpoint; with other batches, at the beginning of one, and return False."""
+        self._step, buffered = place["step"], place["buffered_inputs"]
+        before = place.get("layout", self._layout())
+        if before != self._layout():
+            _, accumulated, per_generation = self._layout()
+            whole = math.lcm(accumulated, per_generation)  # micro-batches, which are counted from a batch's first
+            self._step = self._step // before[1] * accumulated // whole * whole
+            self._buffered_inputs = None
+            return False
         self._buffered_inputs = None if buffered is None else send_to_device(buffered, self.accelerator.device)
+        return True
+
+    def _layout(self) -> list[int]:
+        args = self.args
+        per_generation = args.steps_per_generation * self.num_iterations
+        return [args.per_device_train_batch_size, args.gradient_accumulation_steps, per_generation]
 
     def skip_epochs(self, n_epochs: int) -> None:
         """Draw the orders of the epochs before a resumed one:
