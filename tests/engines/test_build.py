@@ -102,6 +102,8 @@ def test_an_adapter_alone_is_only_sent_where_there_is_a_plain_one(tiny_qwen3: An
     assert callable(adapter_saver(policy(plain)))
     refused = {"--use_peft": policy(tiny_qwen3(0))}
     refused |= dict(zip(("use_dora=True", "lora_bias=True", "pissa"), map(policy, odd), strict=True))
+    ends = get_peft_model(tiny_qwen3(0), LoraConfig(r=4, target_modules=["q_proj", "embed_tokens"]))
+    refused["embeddings"] = policy(ends)
     for says, asked in {**refused, "FSDP2 on 2 processes": policy(plain, backend=SPLIT)}.items():
         with pytest.raises(ConfigError, match=says):
             adapter_saver(asked)

@@ -187,6 +187,16 @@ def test_a_seed_makes_a_draw_repeatable_and_requests_without_one_differ(real: Su
 # Log-probabilities and weights
 
 
+def test_what_a_reward_seeds_does_not_repeat_draws(real: Subject) -> None:
+    drawn, hot = [], SamplingOptions(temperature=2.0)
+    for _ in range(3):
+        drawn.append(
+            [one.ids for one in sample_together(real.engine, *[ask(max_tokens=12, options=hot) for _ in range(4)])]
+        )
+        torch.manual_seed(0)
+    assert drawn[1] != drawn[2]
+
+
 def test_logprobs_are_the_trainers_over_ten_thousand_tokens_of_many_turns(real: Subject) -> None:
     rng = random.Random(0)
 

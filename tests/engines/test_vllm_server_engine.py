@@ -121,6 +121,14 @@ def test_weights_go_through_a_folder_and_the_old_ones_are_removed(server: StandI
     reload = server.posted[6][1]
     assert reload == {"method": "toolgrpo_reload_weights", "kwargs": {"weights_path": str(tmp_path / "run-2")}}
     assert server.weight_version == "run-2"
+    engine_of(server, weights=DiskWeights(tmp_path, run_id="resumed")).load_weights(iter(weights()))
+    assert [path.name for path in tmp_path.iterdir()] == ["resumed-1"]
+
+
+def test_a_window_is_at_most_that_of_the_servers(server: StandInVLLM) -> None:
+    assert engine_of(server, max_model_len=16).max_model_len == 16
+    with pytest.raises(ConfigError, match="--max-model-len 4096"):
+        engine_of(server, max_model_len=4096)
 
 
 def test_a_cpu_server_without_the_extension_is_refused_and_a_gpu_needs_none(

@@ -83,6 +83,13 @@ def test_what_is_no_plain_adapter_is_peft_s(options: dict[str, Any]) -> None:
     assert torch.equal(*outputs)
 
 
+def test_a_bias_that_is_trained_gets_its_gradient() -> None:
+    model = adapted(bias="all")
+    join_adapters(model)
+    model(torch.randn(3, 24, dtype=torch.bfloat16)).sum().backward()
+    assert not may_join(model) and all(one.grad is not None for one in model.parameters() if one.requires_grad)
+
+
 def test_in_32_bits_and_without_its_adapter_nothing_changes() -> None:
     wide, x = adapted(torch.float32), torch.randn(3, 24)
     before = wide(x)

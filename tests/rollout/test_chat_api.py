@@ -175,6 +175,7 @@ def test_whatever_an_endpoint_does_drops_its_episode_alone(monkeypatch: pytest.M
         "half": (lambda e, n: (200, b'{"choices": [{"message": {"content": "\\ud800"}}]}'), "half a character"),
         "huge": (lambda e, n: answer("x" * (1 << 20)), "no turn in its reply"),
         "calls": (lambda e, n: (200, b'{"choices": [{"message": {"tool_calls": {"a": 1}}}]}'), "no turn in its reply"),
+        "cut off": (lambda e, n: answer("The ans", finish="error"), "it was cut off: error"),
         "gone": (lambda e, n: (0, b""), ""),
         "refused": (lambda e, n: (400, f"bad {KEY}".encode()), "HTTP 400, b'bad ***'"),
         "poor": (lambda e, n: (429, b'{"error": {"message": "pay", "code": "insufficient_quota"}}'), "HTTP 429, pay"),

@@ -100,6 +100,14 @@ def test_handing_weights_over_does_not_move_the_base_model(tiny_qwen3: Any, dtyp
             torch.testing.assert_close(found[name], parameter.data)
 
 
+def test_of_several_copies_of_a_whole_module_the_active_one_is_sent() -> None:
+    sizes: Any = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 16}
+    untied = Qwen2ForCausalLM(Qwen2Config(**sizes, num_attention_heads=1, num_key_value_heads=1))
+    model = get_peft_model(untied, LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]))
+    model.add_adapter("ref", model.peft_config["default"])  # as TRL does for a reference
+    assert [name for name, _ in merged_parameters(model) if "lm_head" in name] == ["lm_head.weight"]
+
+
 def test_a_merge_that_would_not_be_exact_is_known(tiny_qwen3: Any) -> None:
     assert not merges_exactly(tiny_qwen3(0))
     assert not merges_exactly(get_peft_model(tiny_qwen3(0), LoraConfig(target_modules=["q_proj"], use_dora=True)))

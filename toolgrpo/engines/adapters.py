@@ -32,7 +32,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.models.adapter_step import JoinedLinear
 
 _WRAPPERS = re.compile(
-    r"^base_model\.model\.|\.token_adapter|\.base_layer|modules_to_save\.default\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_module\."
+    r"^base_model\.model\.|\.token_adapter|\.base_layer|modules_to_save\.[^.]+\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_module\."
 )
 _PLAIN = {
     **{"peft_type": "LORA", "bias": "none", "modules_to_save": None, "use_dora": False},
@@ -66,6 +66,12 @@ def adapter_saver(policy: Policy) -> Callable[[Path], Any]:
             raise ConfigError(
                 f"vLLM serves plain LoRA adapters only, and this one has {name}={value!r}; set vllm_lora_sync to merge"
             )
+    base = policy.base_model
+    if any(isinstance(one, LoraLayer) for one in (base.get_input_embeddings(), base.get_output_embeddings())):
+        raise ConfigError(
+            "vLLM serves no adapter of embeddings or of the output head; leave them out of --lora_target_modules, or set "
+            "vllm_lora_sync to merge"
+        )
     init = config.init_lora_weights
     if isinstance(init, str) and init.lower().startswith(_CHANGE_THE_BASE):
         raise ConfigError(
@@ -123,6 +129,9 @@ def merged_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     layers = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
     for name, parameter in model.named_parameters():
         if model.prefix in name or "original_module" in name or "trainable_tokens_delta" in name:
+            continue
+        kept = re.search(r"modules_to_save\.([^.]+)\.", name)
+        if kept is not None and kept[1] not in model.active_adapters:  # TRL's `ref`, say
             continue
         layer = layers.get(name.removesuffix(".base_layer.weight"))
         weight = parameter.data

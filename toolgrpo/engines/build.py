@@ -249,6 +249,7 @@ def _vllm_server(policy: Policy, options: EngineOptions) -> Engine:
     (run_id,) = broadcast_object_list([uuid.uuid4().hex[:12]])  # the same in every process
     return VLLMServerEngine(
         asked,
+        max_model_len=options.max_model_len,
         vocabulary=policy.base_model.config.get_text_config().vocab_size,
         weights=choose_weight_route(
             asked,

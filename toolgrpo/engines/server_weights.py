@@ -18,6 +18,7 @@ from half of it; the next update, of this run or another, resumes it.
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 import uuid
@@ -98,9 +99,7 @@ class DiskWeights(ServerWeights):
         for number, chunk in enumerate(chunks(weights)):
             save_file({name: tensor.cpu() for name, tensor in chunk.items()}, path / f"{number:05}.safetensors")
         for_each(servers, self.restore)
-        for old in self._folder.glob(f"{self._run_id}-*"):
-            if old != path:
-                shutil.rmtree(old)
+        remove_others(path)
 
     def restore(self, server: ServerControl) -> None:
         path = self._folder / self._name  # of this version to the end, however long the server takes
@@ -143,7 +142,7 @@ class LoraWeights(ServerWeights):
         for server in servers:
             if old in server.adapters():
                 server.post("/v1/unload_lora_adapter", {"lora_name": old}, once=True)
-        shutil.rmtree(self._folder / old, ignore_errors=True)
+        remove_others(self._folder / self._name)
 
     def follow(self, weights: Weights) -> None:
         self._version += 1
@@ -184,6 +183,13 @@ def name_version(server: ServerControl, version: str) -> None:
     """Name the weights that it holds now."""
     named = partial(server_answers.named_version, version)
     server.post("/update_weight_version", {"new_version": version}, named)
+
+
+def remove_others(version: Path) -> None:
+    """Remove every other version from its folder, also those of a run that this one resumes."""
+    for old in version.parent.iterdir():
+        if old != version and re.fullmatch(r"\w+-\d+", old.name):
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def for_each(servers: Sequence[ServerControl], action: Callable[[ServerControl], None]) -> None:

@@ -127,11 +127,12 @@ class VLLMColocateEngine:
             self._vllm.load_adapter(Path(folder))
 
     def sampling_state(self) -> dict[str, Any]:
-        """Return the state of the seeds to come, for a checkpoint."""
-        return dict(self._vllm.seeds.bit_generator.state)
+        """Return the state of the seeds and draws to come, for a checkpoint."""
+        return {**self._vllm.seeds.bit_generator.state, "numbers": self._vllm.numbers}
 
     def restore_sampling_state(self, state: dict[str, Any]) -> None:
-        self._vllm.seeds.bit_generator.state = state
+        self._vllm.numbers = state.get("numbers")
+        self._vllm.seeds.bit_generator.state = {name: one for name, one in state.items() if name != "numbers"}
 
     def shutdown(self) -> None:
         self._vllm.shutdown()

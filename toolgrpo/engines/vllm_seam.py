@@ -245,6 +245,9 @@ class StepEngine:
         self._adapter: Any = None
         self.needs_weights = False  # it slept, and what it held is gone
         self.seeds = np.random.default_rng(seed)  # of requests on an accelerator
+        self.numbers: torch.Tensor | None = (
+            None  # state of Torch's numbers for draws on the CPU, from the first step on
+        )
 
     @property
     def _engine(self) -> Any:
@@ -308,7 +311,7 @@ class StepEngine:
         """Return a request's own seed, or one of this engine.
 
         On an accelerator vLLM would draw one from NumPy's global numbers, which a reward may seed. On
-        the CPU it draws from Torch's, and a seed costs a generator for each row.
+        the CPU it draws from Torch's, and a seed costs a generator for each row: `_own_numbers`.
         """
         if request.seed is not None or self.on_cpu:
             return request.seed
@@ -316,7 +319,22 @@ class StepEngine:
 
     def step(self) -> list[tuple[str, Sample]]:
         """Run one forward pass, and return the requests that it finished."""
-        return [(output.request_id, _sample(output)) for output in self._engine.step() if output.finished]
+        with self._own_numbers():
+            return [(output.request_id, _sample(output)) for output in self._engine.step() if output.finished]
+
+    @contextmanager
+    def _own_numbers(self) -> Iterator[None]:
+        """On the CPU, draw from numbers that nobody else seeds: a reward that did at each call would repeat every draw."""
+        if not self.on_cpu:
+            yield
+            return
+        outside = torch.get_rng_state()
+        torch.set_rng_state(outside if self.numbers is None else self.numbers)
+        try:
+            yield
+        finally:
+            self.numbers = torch.get_rng_state()
+            torch.set_rng_state(outside)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self._engine.abort_request(list(request_ids))

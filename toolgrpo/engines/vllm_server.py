@@ -65,6 +65,7 @@ class VLLMServerEngine:
         options: ServerOptions,
         *,
         vocabulary: int,
+        max_model_len: int | None = None,
         weights: ServerWeights | None = None,
         say_every_s: float = SAY_EVERY_S,
         is_main_process: bool = True,
@@ -88,7 +89,13 @@ class VLLMServerEngine:
             server.wait_ready(options.ready_timeout_s)
             server.warn_if_untested()
             server.check_logprobs_mode()
-        self.max_model_len = min(server.base_model.max_model_len or 0 for server in self._servers)
+        served = min(server.base_model.max_model_len or 0 for server in self._servers)
+        if max_model_len is not None and max_model_len > served:
+            raise ConfigError(
+                f"vllm_max_model_length is {max_model_len}, but the servers have windows of {served} tokens; start them "
+                f"with --max-model-len {max_model_len}, or lower it"
+            )
+        self.max_model_len = max_model_len or served
 
     @property
     def takes_weights_while_open(self) -> bool:

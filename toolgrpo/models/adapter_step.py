@@ -36,7 +36,8 @@ def _plain_adapter(layer: Any) -> str | None:
         return None
     (name,) = names
     has_bias = layer.lora_A[name].bias is not None or layer.lora_B[name].bias is not None
-    drops, trains_base = not isinstance(layer.lora_dropout[name], nn.Identity), layer.base_layer.weight.requires_grad
+    drops = not isinstance(layer.lora_dropout[name], nn.Identity)
+    trains_base = any(one.requires_grad for one in layer.base_layer.parameters())  # its bias alone, perhaps
     return None if has_bias or drops or trains_base else name
 
 

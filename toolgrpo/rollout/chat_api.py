@@ -292,6 +292,8 @@ def read_reply(reply: bytes) -> Reply:
     try:
         value = read_json(reply.decode("utf-8"))
         choice = value["choices"][0]
+        if choice.get("error") or choice.get("finish_reason") in ("error", "abort"):  # with status 200
+            raise ValueError(f"it was cut off: {choice.get('error') or choice['finish_reason']}")
         message = choice["message"]
         calls = [_read_call(one) for one in (message.get("tool_calls") or ())[:_MOST_CALLS]]
         thought = message.get("reasoning_content") or message.get("reasoning")
