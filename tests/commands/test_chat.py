@@ -11,14 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.commands.chat import ChatTools, ShowingRunner, chat_arguments, converse
 from toolgrpo.commands.main import mistakes, read
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.base import SampleRequest
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt
 from toolgrpo.errors import ConfigError
 from toolgrpo.sft.encoder import read_conversations
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, ScriptedTools
 from toolgrpo.testing.engine import scripted_runner
+from toolgrpo.tools.render import RenderedText
 
 
 class Typed:
@@ -83,6 +86,16 @@ def test_a_conversation_that_has_ended_can_be_kept(monkeypatch: pytest.MonkeyPat
     assert shown.count("the conversation is empty") == 1
     (row,) = read_conversations(file)
     assert [one["content"] for one in row["messages"]] == ["Be short.", "hello", "Hi."]
+
+
+def test_what_is_saved_is_what_the_model_read(tmp_path: Path) -> None:
+    """A result as it was cut, and a call that was found in the text after that was shown."""
+    chat = ChatTools(ScriptedTools({"page": lambda: "word " * 2000}), Terminal(None, io.StringIO(), quiet=False))
+    chat.cutter = lambda text, left_out: RenderedText(text[:5], left_out)
+    chat.said(ParsedTurn('{"name": "page"}', None, (), True))
+    asyncio.run(chat.session({}).call([CallAttempt(AttemptStatus.ACCEPTED, "", "page", {})]))
+    called, answered = chat.messages
+    assert called["tool_calls"] and answered["content"] == "word "
 
 
 @pytest.mark.parametrize("typed", ["/reset\n", "\n \n", "", "/quit\nno\n", "^C\n^C\n"])

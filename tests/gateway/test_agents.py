@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,13 +18,27 @@ from tests.support.rollouts import run_together
 from toolgrpo.episode.dropped import DropCause
 from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.errors import ConfigError, EngineError, PluginError
-from toolgrpo.gateway.agent_process import CommandAgent, PythonAgent
+from toolgrpo.gateway.agent_process import AgentProcess, CommandAgent, PythonAgent, _kind_of
 from toolgrpo.gateway.agents import AgentPlayer, agent_of, check_limits, load_agent
 from toolgrpo.rollout import Episode, EpisodeLimits
 from toolgrpo.rollout.compaction import ContextLimit
 from toolgrpo.testing import ByteChat, ScriptedEngine, scripted_runner
 
 pytestmark = pytest.mark.e2e
+
+
+def test_an_agent_that_waits_gets_such_a_client_and_no_proxy_comes_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(client: Any, row: Any) -> None: ...
+
+    @functools.wraps(run)
+    def wrapped(*given: Any) -> Any:
+        return run(*given)
+
+    assert [_kind_of(one) for one in (run, wrapped, functools.partial(run), len)] == ["AsyncOpenAI"] * 3 + ["OpenAI"]
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    AgentProcess(run).reset(row={}, url="http://10.0.0.5:1/v1", key="k", model="m")
+    assert "10.0.0.5" in os.environ["no_proxy"].split(",")
+
 
 AGENT = """
 import asyncio, os, subprocess

@@ -67,6 +67,29 @@ def test_a_call_without_its_markers_is_handed_out_where_that_is_wanted() -> None
     assert len(done.segments) == 1
 
 
+def test_requests_that_are_open_together_share_the_room_that_is_left() -> None:
+    async def act(session: GatewaySession) -> None:
+        said = await asyncio.gather(*(session.answer(asked(QUESTION, tools=())) for _ in range(4)))
+        assert sorted(one.finish_reason for one in said) == ["length", "length", "stop", "stop"]
+
+    done, _ = session_of(
+        lambda _, number: ScriptedReply(ByteChat.say("x" * 24), delay_s=0.01 * number), act, max_completion_length=60
+    )
+    assert sum(map(sum, (segment.mask for segment in done.segments))) == 60 and done.stop_reason is StopReason.LENGTH
+
+
+def test_arguments_that_come_back_with_another_kind_of_number_are_the_same() -> None:
+    async def act(session: GatewaySession) -> None:
+        first = await session.answer(asked(QUESTION))
+        said = as_repeated(first)
+        said["tool_calls"][0]["function"]["arguments"] = {"a": 1, "b": 2}
+        await session.answer(asked(QUESTION, said, result(first)))
+        assert not session.forks
+
+    done, _ = session_of([ByteChat.say('call add {"a": 1.0, "b": 2.0}'), ByteChat.say("3")], act)
+    assert done.calls[0].result == "3"
+
+
 def told(said: ModelAnswer) -> list[Message]:
     return [{"role": "tool", "tool_call_id": call.id, "content": f"of {call.arguments}"} for call in said.calls]
 

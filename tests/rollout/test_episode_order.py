@@ -278,3 +278,4 @@ def test_an_environment_speaks_first_and_gives_the_reward() -> None:
 def test_without_tools_a_call_is_only_text() -> None:
     trajectory = run_episode(ScriptedEngine([ByteChat.say(CALL)]), clock=FakeClock())
     assert trajectory.stop_reason is StopReason.FINISHED and trajectory.attempts == ()
+    assert trajectory.completion() == [{"role": "assistant", "content": CALL}], "a reward may look for it there"

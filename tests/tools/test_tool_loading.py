@@ -194,6 +194,14 @@ def test_sources_of_what_a_user_gives(tmp_path: Path) -> None:
         ("class E:\n    def go(self) -> str:\n        '''Go.'''", "has no reset method"),
         ("class E:\n    def reset(self, **row): ...", "no public methods besides reset"),
         ("class E:\n    def reset(self): ...\n    def go(self, a): '''Go.'''", "parameter 'a' has no annotation"),
+        (
+            "class E:\n    def reset(self): ...\n    @classmethod\n    def go(cls): ...",
+            "go is a classmethod, and only plain",
+        ),
+        (
+            "class E:\n    def reset(self): ...\n    @property\n    def reward(self): ...",
+            "reward is a property, and only",
+        ),
         ("E = 3", "must be a class, got a int"),
         ("", "No E found in"),
     ],

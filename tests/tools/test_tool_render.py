@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolgrpo.episode.dropped import DropEpisode
 from toolgrpo.tools.render import RenderedText, UnrenderableResult, cut, describe_exception, render_result
 
 
@@ -33,6 +34,15 @@ class Kind(enum.Enum):
 
 class Text(str):
     pass
+
+
+def test_what_a_generator_raises_is_its_tools() -> None:
+    def lines() -> Any:
+        yield 1
+        raise DropEpisode("down")
+
+    with pytest.raises(DropEpisode):
+        render_result(lines(), 100)
 
 
 @pytest.mark.parametrize(

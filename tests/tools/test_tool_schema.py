@@ -10,6 +10,7 @@ import pydantic
 import pytest
 
 from toolgrpo.errors import PluginError
+from toolgrpo.tools import tool
 from toolgrpo.tools.plugin.plugin_file import tools_of
 from toolgrpo.tools.plugin.schema import (
     function_schema,
@@ -167,6 +168,12 @@ def test_an_object_is_described_by_its_call() -> None:
     described = function_schema(Adds(), "adds", "h")["function"]
     assert described["description"] == "Add one."
     assert described["parameters"]["properties"]["a"]["description"] == "What to add to."
+
+
+def test_an_explicit_schema_names_what_the_function_takes() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array"}}}
+    with pytest.raises(PluginError, match="names a, which the function does not take by name"):
+        tools_of([tool(schema=schema)(_variadic)], "here", {})
 
 
 def test_an_explicit_schema_is_taken_in_each_of_its_forms() -> None:

@@ -39,10 +39,12 @@ from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.observe.line_file import json_line
 from toolgrpo.rollout import Episode, EpisodeRunner
 from toolgrpo.rollout.episode import EpisodeRun
+from toolgrpo.rollout.limits import TokenCutter
 from toolgrpo.support.plain_text import plain
 from toolgrpo.support.storage import CONVERSATIONS, check_output, storage_errors
 from toolgrpo.tools.arguments import signatures_text
 from toolgrpo.tools.base import ToolProvider, ToolSession
+from toolgrpo.tools.render import RenderedText
 from toolgrpo.trainer.config import ModelConfig
 
 _COMMANDS = "/reset starts over, /tools lists the tools, /save FILE.jsonl saves the conversation; Ctrl-C stops an answer, Ctrl-D or /quit ends it"
@@ -73,9 +75,12 @@ class Conversation(ToolSession):
                 "calls", attempt.raw if attempt.arguments is None else f"{attempt.name}({arguments})", "yellow"
             )
         results = await self._inner.call(attempts) if self._inner is not None and attempts else ()
+        if attempts:  # with calls that were found in the text after it was shown
+            self._chat.messages[-1] = assistant_message(replace(self._chat.last, attempts=tuple(attempts)))
         for attempt, result in zip(attempts, results, strict=True):
             self._chat.show("result", result.content, "magenta" if result.ok else "red")
-            self._chat.messages.append(tool_message(result.name, result.content, attempt.call_id))
+            content = self._chat.cutter(result.content, result.left_out).text
+            self._chat.messages.append(tool_message(result.name, content, attempt.call_id))
         return results
 
     async def next_user_message(self, answer: str) -> str | None:
@@ -109,6 +114,8 @@ class ChatTools:
     stopping: bool = False
     messages: list[Message] = field(default_factory=list)
     kept: list[Message] = field(default_factory=list)
+    cutter: Callable[[str, int], RenderedText] = RenderedText  # as episodes cut a result
+    last: ParsedTurn = field(default_factory=lambda: ParsedTurn("", None, (), True))
 
     @property
     def names(self) -> list[str]:
@@ -182,6 +189,7 @@ class ChatTools:
             self.show("thinks", turn.reasoning.strip(), "dim")
         if turn.content.strip() or not turn.attempts:
             self.show("model", turn.content.strip(), "green")
+        self.last = turn
         self.messages.append(assistant_message(turn))
 
     def show(self, who: str, text: str, style: str) -> None:
@@ -232,10 +240,12 @@ def _talk(job: Job, chat: ChatTools) -> None:
         config.episode_limits(),
         max_completion_length=engine.max_model_len,
         max_turns=None,
+        max_tool_calls=None,
         max_user_turns=None,
         deadline_s=None,
     )
     rollouts = replace(parts.rollouts(engine), limits=limits)
+    chat.cutter = TokenCutter(rollouts.tokenizer, limits.max_tool_response_tokens)
     runner = ShowingRunner(rollouts, config.sampling_options(), show_turn=chat.said)
     try:
         engine.load_weights(parts.policy.weights())

@@ -281,8 +281,8 @@ class StepEngine:
     def has_work(self) -> bool:
         return bool(self._engine.has_unfinished_requests())
 
-    def add(self, request_id: str, request: SampleRequest) -> str:
-        """Queue one request; returns the id the engine knows it by."""
+    def add(self, request_id: str, request: SampleRequest) -> None:
+        """Queue one request."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -305,7 +305,6 @@ class StepEngine:
         )
         prompt = {"type": "token", "prompt_token_ids": list(request.ids)}  # with its type it needs no rendering
         self._engine.add_request(request_id, prompt, params, lora_request=self._adapter)
-        return request_id
 
     def _seed_of(self, request: SampleRequest) -> int | None:
         """Return a request's own seed, or one of this engine.

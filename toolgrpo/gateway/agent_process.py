@@ -26,9 +26,11 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from toolgrpo.errors import PluginError
 from toolgrpo.support.plugin_files import import_file
+from toolgrpo.tools.plugin.schema import called
 
 _NO_TIMEOUT_S = 24 * 3600.0  # of a client's request: the episode's deadline comes first
 _LAST_LINES = 400  # characters of what a command said before it failed
@@ -181,8 +183,9 @@ class AgentProcess:
         os.environ.update(
             ANTHROPIC_BASE_URL=self._url.removesuffix("/v1"), ANTHROPIC_API_KEY=self._key, ANTHROPIC_MODEL=self._model
         )
+        here = urlsplit(self._url).hostname
         for name in ("no_proxy", "NO_PROXY"):
-            os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1"]))
+            os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", here]))
 
     def play(self) -> str:
         """Run the agent, and return what it returned as JSON."""
@@ -214,7 +217,7 @@ def _client(kind: str, url: str, key: str) -> Any:
 
 def _kind_of(run: Callable[..., Any]) -> str:
     """Return which client of OpenAI's package a function gets."""
-    return "AsyncOpenAI" if inspect.iscoroutinefunction(run) else "OpenAI"
+    return "AsyncOpenAI" if inspect.iscoroutinefunction(called(inspect.unwrap(run))) else "OpenAI"
 
 
 def outcome_of(returned: Any) -> dict[str, Any]:

@@ -168,6 +168,12 @@ class Shown:
     stopped: bool = False  # by a stop text
     texts: tuple[str, ...] = ()  # of each token, if they are asked for
 
+    def cut(self, n: int) -> Shown:
+        """Return the first n tokens, which no text stopped."""
+        logprobs = None if self.sample.logprobs is None else self.sample.logprobs[:n]
+        cut = replace(self.sample, ids=self.sample.ids[:n], logprobs=logprobs, finish_reason=FinishReason.LENGTH)
+        return Shown(cut, False, self.texts[:n])
+
 
 def shown_of(sample: Sample, stop: Sequence[str], tokenizer: TextTokenizer, *, each: bool) -> Shown:
     """Return the sample up to and with the token that completes one of these texts, if one does.
@@ -186,15 +192,8 @@ def shown_of(sample: Sample, stop: Sequence[str], tokenizer: TextTokenizer, *, e
         middle = (low + high) // 2
         low, high = (low, middle) if holds_one(middle) else (middle + 1, high)
     if low < len(sample.ids):
-        logprobs = None if sample.logprobs is None else sample.logprobs[:low]
-        sample = replace(sample, ids=sample.ids[:low], logprobs=logprobs, finish_reason=FinishReason.LENGTH)
+        sample = Shown(sample).cut(low).sample
     return Shown(sample, stopped, tuple(tokenizer.decode([token]) for token in sample.ids) if each else ())
-
-
-def text_of(sample: Sample, tokenizer: TextTokenizer, stop_ids: Sequence[int]) -> str:
-    """Return a turn's text, without the token that ends it."""
-    ends = bool(sample.ids) and sample.ids[-1] in stop_ids
-    return tokenizer.decode(list(sample.ids[:-1] if ends else sample.ids))
 
 
 def text_before(text: str, stop: Sequence[str]) -> str:
@@ -228,8 +227,7 @@ class Found:
     turn_end: TurnEnd | None
     following: tuple[Message, ...]
     other_tools: bool  # it would be known further, were other tools offered
-    conversation: bytes  # the key of all its messages
-    offered: bytes  # that of the tools and the thinking switch
+    keys: Keys
 
 
 @dataclass(slots=True)
@@ -241,8 +239,8 @@ class Conversations:
 
     def remember(self, found: Found, said: Message, turn_end: TurnEnd) -> None:
         """Note that a turn, said to what was found, ended here."""
-        key = _digest(found.conversation, _compared(said))
-        self._turn_ends[key, found.offered] = turn_end
+        key = _digest(found.keys.beginnings[-1], _compared(said))
+        self._turn_ends[key, found.keys.offered] = turn_end
         self._without_tools.add(key)
 
     def find(self, messages: Sequence[Message], keys: Keys) -> Found:
@@ -251,11 +249,9 @@ class Conversations:
         for length in range(len(messages) - 1, 0, -1):
             if messages[length - 1]["role"] == "assistant" and (beginnings[length], offered) in self._turn_ends:
                 turn_end = self._turn_ends[beginnings[length], offered]
-                return Found(
-                    turn_end, tuple(messages[length:]), other_tools=False, conversation=beginnings[-1], offered=offered
-                )
+                return Found(turn_end, tuple(messages[length:]), other_tools=False, keys=keys)
         known = any(key in self._without_tools for key in beginnings[1:])
-        return Found(None, tuple(messages), other_tools=known, conversation=beginnings[-1], offered=offered)
+        return Found(None, tuple(messages), other_tools=known, keys=keys)
 
 
 def keys_of(messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]], thinking: bool | None) -> Keys:
@@ -271,7 +267,16 @@ def _compared(message: Message) -> list[Any]:
     if message["role"] != "assistant":
         return [message["role"], text]
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
-    return ["assistant", text.strip(), [[call["name"], call["arguments"]] for call in calls]]
+    return ["assistant", text.strip(), [[call["name"], _whole(call["arguments"])] for call in calls]]
+
+
+def _whole(value: Any) -> Any:
+    """Return arguments with 2 for 2.0: a client that reads them and writes them again may know one kind of number."""
+    if isinstance(value, Mapping):
+        return {key: _whole(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _digest(before: bytes, value: Any) -> bytes:

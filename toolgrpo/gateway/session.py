@@ -52,10 +52,9 @@ from toolgrpo.gateway.conversations import (
     results_of,
     shown_of,
     text_before,
-    text_of,
 )
 from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, Refused, TextRequest, ToolCall
-from toolgrpo.rollout.episode import turn_said
+from toolgrpo.rollout.episode import text_of, turn_said, without_calls
 from toolgrpo.rollout.scheduler import Episode, EpisodeRunner
 
 _CUT_ANSWERS = 10  # empty answers of an episode whose room is used up; then requests are refused
@@ -288,13 +287,20 @@ class GatewaySession:
             raise
         finally:
             sequence.busy = False
+        written = sum(len(sequence.ledger) for sequence in self._sequences) + len(start.context)
+        left = self.shared.parts.limits.max_completion_length - written
+        if left < len(shown.sample.ids):  # other requests, open meanwhile, have used it up
+            self.limit = self.limit or StopReason.LENGTH
+            if left < 1:
+                self._turns -= 1
+                return self._cut_short(StopReason.LENGTH, ids), TurnEnd(sequence, len(sequence.ids), {})
+            shown = shown.cut(left)
         sample, stopped = shown.sample, shown.stopped
         if isinstance(request, TextRequest):
             parsed = ParsedTurn(self._text(sample), None, (), True)
         else:
             parsed = self._parsed(sample, ids, sequence)
-            if not request.tools and parsed.attempts:  # nothing was offered, so what looks like a call is text
-                parsed = replace(parsed, content=self._text(sample), reasoning=None, attempts=())
+            parsed = parsed if request.tools else without_calls(parsed, self._text(sample))
         self._write(start, sample, parsed, started, stopped=stopped)
         cut = sample.finish_reason is FinishReason.LENGTH and not stopped
         if not cut and self.limit is StopReason.CONTEXT_FULL:  # a shorter prompt went on

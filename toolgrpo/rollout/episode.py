@@ -45,7 +45,7 @@ from toolgrpo.episode.tool_calls import CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.episode.trajectory import Message, StopReason, Trajectory, Turn, with_observation
 from toolgrpo.errors import InfrastructureError
 from toolgrpo.rollout.compaction import History
-from toolgrpo.rollout.limits import Room, TokenCutter, TurnBudget
+from toolgrpo.rollout.limits import Room, TextTokenizer, TokenCutter, TurnBudget
 from toolgrpo.rollout.row_parts import User, offered_tools, user_of
 from toolgrpo.tools.base import ToolSession
 
@@ -70,6 +70,17 @@ def refusal(name: str | None, budget: int | None) -> ToolResult:
         name=name,
         error=ToolErrorKind.LIMIT,
     )
+
+
+def text_of(sample: Sample, tokenizer: TextTokenizer, stop_ids: Sequence[int]) -> str:
+    """Return a turn's text, without the token that ends it."""
+    ends = bool(sample.ids) and sample.ids[-1] in stop_ids
+    return tokenizer.decode(list(sample.ids[:-1] if ends else sample.ids))
+
+
+def without_calls(parsed: ParsedTurn, said: str) -> ParsedTurn:
+    """Return a turn to which nothing was offered: what looks like a call is text."""
+    return replace(parsed, content=said, reasoning=None, attempts=()) if parsed.attempts else parsed
 
 
 def turn_said(ledger: Ledger, sample: Sample, parsed: ParsedTurn, *, started_s: float, duration_s: float) -> Turn:
@@ -190,8 +201,9 @@ class EpisodeRun:
         )
         sample = await self.shared.sample(request)
         parsed = self._with_unmarked(self.parts.chat.parse(sample.ids, before=ledger.all_ids), ledger)
-        turn = turn_said(ledger, sample, parsed, started_s=started, duration_s=self._now() - started)
-        return turn if reads_calls else replace(turn, attempts=())
+        if not reads_calls:
+            parsed = without_calls(parsed, text_of(sample, self.parts.tokenizer, self.parts.chat.stop_ids))
+        return turn_said(ledger, sample, parsed, started_s=started, duration_s=self._now() - started)
 
     def _go_on(
         self, ledger: Ledger, said: Turn, bridge: Sequence[int], answers: Sequence[Message]

@@ -9,6 +9,7 @@ model. How much of a result the model sees is decided in tokens, by the episode
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,8 @@ class Ends:
 
 
 def render_result(value: object, max_chars: int) -> RenderedText:
-    """Return the text of a tool's return value."""
+    """Return the text of a tool's return value. The code of a generator is the tool's: it raises what it raises."""
+    value = list(value) if inspect.isgenerator(value) else value
     return cut(value if type(value) is str else _as_json(value), max_chars)
 
 

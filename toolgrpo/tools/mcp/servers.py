@@ -133,7 +133,7 @@ class McpBackend:
         self._remote[name] = server.name, tool.name
         schema = {"type": "function", "function": described}
         read_only = tool.annotations is not None and tool.annotations.read_only_hint is True
-        self.specs.append(ToolSpec(name=name, schema=schema, is_async=True, read_only=read_only))
+        self.specs.append(ToolSpec(name=name, schema=schema, read_only=read_only))
 
     def _check_name(self, server: McpServerConfig, name: str, where: str) -> None:
         if not _NAME.fullmatch(name):

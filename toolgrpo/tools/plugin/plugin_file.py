@@ -176,6 +176,7 @@ def _load_one(function: Any, label: str, examples: Examples | None) -> LoadedToo
         raise PluginError(f"{where}: it is an async generator. Return one result instead of yielding several.")
     if options.schema is not None:
         schema, adapters = wrap_explicit_schema(options.schema, function, name, where), {}
+        _check_takes(function, schema, where)
     else:
         schema, adapters = function_schema(function, name, where), _adapters(function, where)
     known = {"name": schema["function"]["name"], "schema": schema, "closed": options.schema is None}
@@ -188,6 +189,16 @@ def _load_one(function: Any, label: str, examples: Examples | None) -> LoadedToo
     fields = {one.name: one.default for one in parameters if isinstance(one.default, FieldInfo)}
     optional = {name: one for name, one in fields.items() if not one.is_required()}
     return LoadedTool(spec, function, positional, adapters, optional)
+
+
+def _check_takes(function: Callable[..., Any], schema: Mapping[str, Any], where: str) -> None:
+    own = own_parameters(function)
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own):
+        return
+    takes = {one.name for one in own if one.kind is not inspect.Parameter.VAR_POSITIONAL}
+    strange = sorted((schema["function"]["parameters"].get("properties") or {}).keys() - takes)
+    if strange:
+        raise PluginError(f"{where}: its schema names {', '.join(strange)}, which the function does not take by name")
 
 
 def _adapters(function: Callable[..., Any], where: str) -> dict[str, pydantic.TypeAdapter[Any]]:
@@ -371,6 +382,12 @@ def _load_environment(source: PluginSource) -> LoadedEnvironment:
         raise PluginError(
             f"{where} has no reset method. Define `def reset(self, **row)`; it may return a first observation."
         )
+    unseen = [f"{key} is a {type(one).__name__}" for key, one in vars(owner).items() if _is_unseen(key, one)]
+    if unseen:
+        raise PluginError(
+            f"{where}: {'; '.join(unseen)}, and only plain methods are seen. Write `def NAME(self, ...)`, or begin its name "
+            f"with _ if it is no tool"
+        )
     tools = [method for key, method in methods.items() if not key.startswith("_") and key not in _NOT_TOOLS]
     if not tools and _SPEAKS not in methods:
         raise PluginError(
@@ -389,6 +406,14 @@ def _load_environment(source: PluginSource) -> LoadedEnvironment:
     hooks = tuple(key for key in HOOKS if key in methods)
     spec = EnvironmentSpec(name, tuple(tool.spec for tool in loaded), hooks)
     return LoadedEnvironment(spec, factory, {tool.spec.name: tool for tool in loaded})
+
+
+def _is_unseen(name: str, member: Any) -> bool:
+    """Return whether a member of a class was meant to be asked, and would not be."""
+    if name.startswith("_"):
+        return False
+    wrapped = isinstance(member, classmethod | functools.partialmethod | functools._lru_cache_wrapper)
+    return wrapped or (name in HOOKS and isinstance(member, property | functools.cached_property))
 
 
 def _check_speaks(method: Callable[..., Any], where: str) -> None:

@@ -213,7 +213,7 @@ def _parameter_schema(
     if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
         raise PluginError(
             f"{where}: parameter '{parameter}' has no fixed form that a model could be told. "
-            "Name every parameter, or give an explicit schema with @tool(schema=...)."
+            "Name every parameter (a list in place of *args), or describe **kwargs with @tool(schema=...)."
         )
     if parameter.name not in hints:
         raise PluginError(
