@@ -119,6 +119,13 @@ def test_a_turn_after_results_is_opened_as_the_turn_before_was(chat: TemplateFor
     assert first == second == whole[len(whole) - len(first) :]
 
 
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3_1"])
+def test_what_a_developer_says_is_shown(name: str) -> None:
+    tokenizer = trl_tokenizer(name)
+    messages = [{"role": "developer", "content": "Answer in euros."}, {"role": "user", "content": "q"}]
+    assert "Answer in euros." in tokenizer.decode(resolve_format(tokenizer).prompt(messages, []))
+
+
 def test_half_a_surrogate_pair_is_replaced(chat: TemplateFormat) -> None:
     assert chat.bridge([chat.stop_ids[0]], [tool_message("look_up", "a\ud800b")])
     assert chat.prompt([{"role": "user", "content": "a\udfffb"}], [LOOK_UP])

@@ -161,6 +161,17 @@ def test_a_switch_with_more_values_starts_and_resumes(flag: str, word: str, valu
         assert getattr(parse_arguments(words)[1], flag) == value
 
 
+def test_an_embedded_task_stays_what_it_is_beside_a_folder_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("arithmetic").mkdir()
+    kept = yaml.safe_load(
+        run_text(read("train", ["--model_name_or_path", "nano", "--dataset_id_or_path", "arithmetic"]))
+    )
+    assert kept["dataset_id_or_path"] == "arithmetic"
+
+
 def test_a_run_s_file_has_whole_paths_and_names_as_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name with `auth` in it is blanked elsewhere; a folder that is called as a model is the run's own output."""
     monkeypatch.chdir(tmp_path)

@@ -15,7 +15,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from toolgrpo import ToolGRPOTrainer
-from toolgrpo.commands.export import export_lines, modelfile
+from toolgrpo.commands.export import export_lines, merge, modelfile
 from toolgrpo.commands.main import read
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
 from toolgrpo.models import NANO, adapter_with_base, base_of_adapter, name_base_whole
@@ -71,6 +71,20 @@ def test_merged_weights_give_the_logits_of_base_and_adapter_and_bring_tools_and_
     assert "library_name: transformers" in card and "merged into it" in card
     with pytest.raises(ToolGRPOError, match="converter failed: Model FooForCausalLM is not supported"):
         export(to, "--gguf", "bf16")
+
+
+@pytest.mark.parametrize("end", ["lm_head", "embed_tokens"])
+def test_an_adapter_of_one_end_of_a_tied_model_is_of_that_end_alone(end: str, tmp_path: Path) -> None:
+    base = AutoModelForCausalLM.from_pretrained(NANO)
+    assert base.get_input_embeddings().weight is base.get_output_embeddings().weight
+    lora = LoraConfig(r=4, target_modules=["q_proj", end], task_type="CAUSAL_LM", init_lora_weights=False)
+    model = get_peft_model(base, lora).eval()
+    model.save_pretrained(tmp_path / "adapter")
+    AutoTokenizer.from_pretrained(NANO).save_pretrained(tmp_path / "adapter")
+    merge(tmp_path / "adapter", tmp_path / "whole")
+    with torch.no_grad():
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")(TOKENS).logits
+        torch.testing.assert_close(merged, model(TOKENS).logits, atol=1e-4, rtol=1e-4)
 
 
 def test_what_the_training_was_told_is_in_each_export(adapter: Adapter, tmp_path: Path) -> None:

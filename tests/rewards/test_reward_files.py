@@ -34,6 +34,18 @@ def score(name: str, text: str, trajectory: Trajectory, **columns: Any) -> Score
     return value
 
 
+def test_helpers_of_one_name_are_each_file_s_own(tmp_path: Path) -> None:
+    rewards = []
+    for name in ("0.0", "1.0"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "scoring_of_test.py").write_text(f"SCORE = {name}\n")
+        text = "from scoring_of_test import SCORE\ndef reward_func(completions, **kwargs): return [SCORE] * len(completions)\n"
+        (folder / "my_reward.py").write_text(text)
+        rewards.append(load_reward(folder / "my_reward.py"))
+    assert [reward(completions=[[]]) for reward in rewards] == [[0.0], [1.0]]
+
+
 def test_math_reward() -> None:
     worked, failed = episode(("calculator", "8", True)), episode(("calculator", "Error", False))
     assert score("math_reward.py", "It is **1,000**.", episode(), answer="1000") == 1.0

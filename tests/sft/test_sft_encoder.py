@@ -38,6 +38,7 @@ CONVERSATION = [
     {"role": "tool", "name": "look_up", "content": "13"},
     THOUGHT,
 ]
+BROKEN = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{'a': 1}"}}]}
 
 
 class Taught:
@@ -240,6 +241,9 @@ def test_a_tokenizer_without_a_template_is_refused(tokenizer: Any) -> None:
         ('{"messages": "hello"}', "line 2: no conversation"),
         ('{"prompt": [{"role": "assistant", "content": "a"}], "completion": []}', "line 2: no assistant message"),
         ("{", "line 2"),
+        (json.dumps({"messages": [BROKEN]}), "line 2: the arguments of a call are no JSON"),
+        ('{"messages": [{"role": "user", "content": 3}]}', "line 2, message 1: its content must be text"),
+        ('{"messages": [{"role": "assistant", "content": "a", "weight": 0}]}', "line 2: no assistant message"),
         (json.dumps({"messages": SAID, "tools": "add, multiply"}), "line 2: `tools` must be a list of schemas"),
     ],
 )
@@ -254,6 +258,22 @@ def test_schemas_of_a_row_may_be_json_text(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"messages": SAID, "tools": json.dumps(SCHEMAS)}) + "\n")
     assert read_conversations(file)[0]["tools"] == SCHEMAS
+
+
+def test_messages_in_the_forms_of_others_are_read(tmp_path: Path) -> None:
+    parts = {"role": "user", "content": [{"type": "text", "text": "What does "}, {"type": "text", "text": "tea cost?"}]}
+    object_ = {"role": "tool", "content": {"price": 4.5}}
+    thinks = {"role": "assistant", "content": "4.5", "reasoning": "tea is 4.5", "weight": 0}
+    bare = [{"name": "f", "parameters": {}}]
+    file = tmp_path / "rows.jsonl"
+    row = {"messages": [parts, calling(("f", {})), object_, thinks]}
+    file.write_text("".join(json.dumps({**row, "tools": tools}) + "\n" for tools in (bare, [])))
+    first, second = read_conversations(file)
+    assert [one["content"] for one in first["messages"]] == ["What does tea cost?", "", '{"price": 4.5}', "4.5"]
+    assert first["messages"][3]["reasoning_content"] == "tea is 4.5"
+    assert first["tools"] == [{"type": "function", "function": bare[0]}] and second["tools"] == []
+    taught = Taught("qwen3", *first["messages"], schemas=first["tools"])
+    assert len(taught.spans) == 1, "a weight of 0 is shown, and not learnt"
 
 
 def test_what_a_table_fills_in_is_not_taught(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ class TemplateFormat:
         self.call_text = family.form.call.text
         self.reader = reader
         self._tokenizer = tokenizer
+        self._knows_developer = "developer" in str(tokenizer.chat_template)
         self._encoder = Encoder(tokenizer)
         self.control = control = self._encoder.control
         if family.ends[0] not in control:
@@ -184,6 +185,8 @@ class TemplateFormat:
         self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]]
     ) -> tuple[list[Message], list[Mapping[str, Any]]]:
         """Return the conversation and the schemas as the chat template of this family takes them."""
+        if not self._knows_developer:  # most templates print nothing of what it says
+            messages = [{**one, "role": "system"} if one["role"] == "developer" else one for one in messages]
         shaped = with_ids(with_objects(messages, self.family.reasoning_key))
         if self.family.one_call:
             shaped = one_call_each(shaped)

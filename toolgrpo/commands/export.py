@@ -34,7 +34,7 @@ from toolgrpo.commands.given import RUN_FILE, Given
 from toolgrpo.commands.run_file import run_file
 from toolgrpo.commands.table import ExportArguments
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
-from toolgrpo.models import adapter_with_base, base_of_adapter, is_adapter
+from toolgrpo.models import base_of_adapter, is_adapter, merged_adapter
 from toolgrpo.support.offline import settle_hub
 from toolgrpo.support.settings_files import BadSettings, read_yaml
 from toolgrpo.support.storage import check_output_folder, storage_errors, write_whole
@@ -97,15 +97,13 @@ def export_lines(given: Given) -> Iterator[str]:
 
 def merge(source: Path, to: Path, dtype: str = "auto") -> None:
     """Write the adapter in `source` and its base model as one model, with its tokenizer, tools and card."""
-    from peft import AutoPeftModelForCausalLM
     from transformers import AutoTokenizer
 
     check_output_folder(to, "the merged model", "--merge")
     base = base_of_adapter(source)
     settle_hub(base)
     try:
-        with adapter_with_base(source) as opened:
-            model = AutoPeftModelForCausalLM.from_pretrained(opened, dtype=dtype).merge_and_unload(safe_merge=True)
+        model = merged_adapter(source, dtype=dtype)
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(f"the adapter in {source} cannot be merged into its base model {base}: {error}") from error
     with storage_errors(f"the merged model {to}", to.parent):

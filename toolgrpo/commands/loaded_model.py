@@ -25,7 +25,7 @@ from toolgrpo.engines.build import ENGINES, choose_engine
 from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ModelError
 from toolgrpo.evaluation.run import policy_of_model
-from toolgrpo.models import adapter_with_base, base_of_adapter, is_adapter, missing_folder
+from toolgrpo.models import base_of_adapter, is_adapter, merged_adapter, missing_folder
 from toolgrpo.models.untrained_markers import weight_files
 from toolgrpo.rollout import Player
 from toolgrpo.support.offline import settle_hub
@@ -114,10 +114,7 @@ def _weights_of(files: Sequence[Path]) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _policy_of_whole(path: Path, kwargs: Mapping[str, Any], config: ToolGRPOConfig, *, without_base: bool) -> Policy:
     if without_base:
-        from peft import AutoPeftModelForCausalLM
-
-        with adapter_with_base(path) as opened:
-            model = AutoPeftModelForCausalLM.from_pretrained(opened, **kwargs).merge_and_unload()
+        model = merged_adapter(path, **kwargs)
     else:
         model = AutoModelForCausalLM.from_pretrained(path, **{"dtype": "float32", **kwargs})
     state = PartialState()

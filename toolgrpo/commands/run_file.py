@@ -37,10 +37,15 @@ LAUNCHED_WITH = "TOOLGRPO_LAUNCHED_WITH"  # a variable of the processes that `--
 
 def run_text(given: Given) -> str:
     """Return the text of the file that keeps these values."""
+    from toolgrpo.data.load import EMBEDDED_NAMES
     from toolgrpo.models import NAMED_MODELS  # brings safetensors' weight, which help does not need
 
     values = dict(given.values)
-    names = (*NAMED_MODELS, str(values.get("output_dir")))  # a folder that is called so is not what is meant
+    names = (
+        *NAMED_MODELS,
+        *EMBEDDED_NAMES,
+        str(values.get("output_dir")),
+    )  # a folder that is called so is not what is meant
     kept = {
         name: _whole(value, () if name == "output_dir" else names) if name in _MAY_BE_PATHS else value
         for name, value in _told(values).items()

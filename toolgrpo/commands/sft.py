@@ -343,10 +343,10 @@ def _examples(
         return _examples_of_run(sft, encode, max_length, schemas, say)
     examples, without_tools = [], 0
     for index, row in enumerate(read_conversations(str(sft.dataset_id_or_path), sft.dataset_split)):
-        offered_none = not (row["tools"] or schemas)
-        without_tools += offered_none and any(message.get("tool_calls") for message in row["messages"])
+        shown = schemas if row["tools"] is None else row["tools"]
+        without_tools += not shown and any(message.get("tool_calls") for message in row["messages"])
         try:
-            example = _encoded(encode, row, row["tools"] or schemas, sft.system_prompt)
+            example = _encoded(encode, row, shown, sft.system_prompt)
         except ChatFormatError as error:
             raise ChatFormatError(f"{sft.dataset_id_or_path}: conversation {index + 1}: {error}") from error
         if len(example.ids) > max_length:
@@ -364,7 +364,8 @@ def _examples(
 
 
 def _encoded(encode: ConversationEncoder, one: Mapping[str, Any], schemas: Schemas, system: str | None) -> Example:
-    opening = [{"role": "system", "content": system}] if system and one["messages"][0]["role"] != "system" else []
+    begins = system and one["messages"][0]["role"] not in ("system", "developer")
+    opening = [{"role": "system", "content": system}] if begins else []
     n_prompt, thinking = len(opening) + one["n_prompt"], one.get("enable_thinking")
     return encode([*opening, *one["messages"]], schemas or None, n_prompt, enable_thinking=thinking)
 

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _GYM_SIZE = 1000
-_EMBEDDED = {"arithmetic": "arithmetic", "embedded": "arithmetic", "chains": "chains"}
+EMBEDDED_NAMES = {"arithmetic": "arithmetic", "embedded": "arithmetic", "chains": "chains"}
 _MIXTURES = (".yaml", ".yml")
 _OF_MIXTURES = ("task", "tools", "hidden_tools", "reward")  # columns
 
@@ -203,8 +203,8 @@ class _Resolved(NamedTuple):
 
 def _resolve(spec: str, split: str, limit: int | None) -> _Resolved:
     name, colon, rest = spec.partition(":")
-    if spec in _EMBEDDED:
-        return _Resolved(embedded_rows(_EMBEDDED[spec], split, limit), dict)
+    if spec in EMBEDDED_NAMES:
+        return _Resolved(embedded_rows(EMBEDDED_NAMES[spec], split, limit), dict)
     if name in FORMATS and not Path(spec).exists():
         format_ = FORMATS[name]
         if colon and not rest:
@@ -224,7 +224,7 @@ def _resolve(spec: str, split: str, limit: int | None) -> _Resolved:
         place = HubSplit(name, rest or None, split)
         return _Resolved(hub_rows(place), dict, place)
     raise DataError(
-        f"there is no dataset named {spec!r}: no such file, and it is none of {', '.join((*_EMBEDDED, *FORMATS))}, "
+        f"there is no dataset named {spec!r}: no such file, and it is none of {', '.join((*EMBEDDED_NAMES, *FORMATS))}, "
         f"reasoning_gym:NAME, or OWNER/NAME on the hub"
     )
 
@@ -393,7 +393,7 @@ def held_out_split(spec: str) -> str:
     """Return the split of a data set that is meant for measuring; `train` is the whole of a single file."""
     name, _, rest = spec.partition(":")
     path = located(spec)
-    if name in _EMBEDDED or name == "reasoning_gym":
+    if name in EMBEDDED_NAMES or name == "reasoning_gym":
         return "heldout"
     if name in FORMATS and not path.exists():
         if not rest:

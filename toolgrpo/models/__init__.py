@@ -105,6 +105,26 @@ def adapter_with_base(folder: Path) -> Iterator[str]:
         yield view
 
 
+def merged_adapter(folder: Path, **kwargs: Any) -> Any:
+    """Load an adapter with its base model, and return them as one model; `kwargs` go to `from_pretrained`.
+
+    An adapter of the head or the embeddings is of one of them alone: a base model that ties both is untied first.
+    """
+    import torch
+    from peft import AutoPeftModelForCausalLM
+
+    with adapter_with_base(folder) as opened:
+        model = AutoPeftModelForCausalLM.from_pretrained(opened, **kwargs)
+    whole = model.get_base_model()
+    ends = [whole.get_input_embeddings(), whole.get_output_embeddings()]
+    embeddings, head = (getattr(one, "base_layer", one) for one in ends)
+    adapted = any(hasattr(one, "lora_A") for one in ends)
+    if adapted and head is not None and head.weight is embeddings.weight:
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        whole.config.tie_word_embeddings = whole.config.get_text_config().tie_word_embeddings = False
+    return model.merge_and_unload(safe_merge=True)
+
+
 def name_base_whole(model: Any) -> None:
     """Let an adapter name its base model by the whole path, where a folder was loaded: it opens from any folder."""
     for config in getattr(model, "peft_config", {}).values():

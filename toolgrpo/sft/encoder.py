@@ -98,19 +98,54 @@ def _checked(spec: str, split: str) -> Iterator[dict[str, Any]]:
                 f"messages with a role, got the columns {', '.join(columns)}"
                 + (f"; rows with `gold_calls` can be made into such: {page}" if "gold_calls" in columns else "")
             )
-        if not any(message["role"] == "assistant" for message in messages[n_prompt:]):
+        messages = [_message(one, f"{row.where}, message {number}") for number, one in enumerate(messages, 1)]
+        said = [message for message in messages[n_prompt:] if _is_taught(message)]
+        if not said:
             raise DataError(f"{row.where}: no assistant message, so there is nothing to learn from")
+        for call in (one for message in said for one in message.get("tool_calls") or ()):
+            _check_arguments(call, row.where)
         yield {"messages": messages, "n_prompt": n_prompt, "tools": _schemas_of(row.where, columns.get("tools"))}
 
 
+def _message(message: Message, where: str) -> Message:
+    """Return a message with its text as one text, and thinking under the one name of it."""
+    content = message.get("content")
+    if isinstance(content, list) and all(isinstance(one, dict) and one.get("type") == "text" for one in content):
+        content = "".join(str(one.get("text") or "") for one in content)
+    elif message["role"] == "tool" and isinstance(content, dict | list | int | float):
+        content = json.dumps(content, ensure_ascii=False)
+    elif content is not None and not isinstance(content, str):
+        raise DataError(f"{where}: its content must be text or parts of text; got {content!r:.80}")
+    if message["role"] != "assistant":
+        return {**message, "content": content or ""}
+    thought = message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")
+    rest = {key: one for key, one in message.items() if key not in ("reasoning", "thinking")}
+    return {**rest, "content": content or "", **({"reasoning_content": thought} if isinstance(thought, str) else {})}
+
+
+def _is_taught(message: Message) -> bool:
+    return bool(
+        message["role"] == "assistant" and message.get("weight") != 0
+    )  # OpenAI's mark of a turn that is only shown
+
+
+def _check_arguments(call: Any, where: str) -> None:
+    given = call.get("function", call).get("arguments") if isinstance(call, dict) else None
+    if isinstance(given, str) and given.strip():
+        try:
+            json.loads(given)
+        except ValueError as error:
+            raise DataError(f"{where}: the arguments of a call are no JSON ({error}): {given!r:.200}") from error
+
+
 def _schemas_of(where: str, given: Any) -> list[Any] | None:
-    """Return a row's own schemas, also where they stand as JSON text."""
-    schemas = given or None
+    """Return a row's own schemas, also where they stand as JSON text; an empty list says that it has none."""
+    schemas = None if given == "" else given
     if isinstance(given, str) and given.strip():
         with suppress(ValueError):
             schemas = json.loads(given)
     if schemas is None or (isinstance(schemas, list) and all(isinstance(one, dict) for one in schemas)):
-        return schemas
+        return schemas and [one if "function" in one else {"type": "function", "function": one} for one in schemas]
     raise DataError(f"{where}: `tools` must be a list of schemas, or such a list as JSON text; got {given!r:.80}")
 
 
@@ -172,7 +207,7 @@ class ConversationEncoder:
             else:
                 before = self._between(ids, messages[last + 1 : index], asked, tools, turn.enable_thinking)
             ids += before + turn.said
-            mask += [0] * len(before) + [1] * len(turn.said)
+            mask += [0] * len(before) + [int(_is_taught(message))] * len(turn.said)
             last = index
         return Example(tuple(ids), tuple(mask))
 

@@ -27,6 +27,7 @@ _IMPORTS = {  # of names that files use most, beside modules and those of typing
 }
 
 
+_FOLDERS: list[str] = []  # of plugins, at the end of sys.path, the last one first
 _PACKAGE = "_toolgrpo_plugin_"  # so begins the name of a plugin's folder among the modules
 
 
@@ -44,8 +45,7 @@ def import_file(path: Path, *, needs_annotations: bool = False) -> ModuleType:
     folder = ModuleType(package)
     folder.__path__ = [str(path.parent)]  # makes relative imports beside the file work
     sys.modules[package] = folder
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
+    _look_first_in(path.parent)
     try:
         try:
             return _run(name, path)
@@ -58,6 +58,18 @@ def import_file(path: Path, *, needs_annotations: bool = False) -> ModuleType:
         if isinstance(error, KeyboardInterrupt):
             raise
         raise PluginError(import_failed(str(path), error)) from error
+
+
+def _look_first_in(folder: Path) -> None:
+    """Let `import helper` find the helper of this folder, and not one of another plugin's that has its name."""
+    others = [one for one in _FOLDERS if one != str(folder)]
+    for beside in folder.glob("*.py"):
+        file = getattr(sys.modules.get(beside.stem), "__file__", None)
+        if file is not None and str(Path(file).parent) in others:
+            del sys.modules[beside.stem]
+    elsewhere = [one for one in sys.path if one not in _FOLDERS]
+    _FOLDERS[:] = [*([] if str(folder) in elsewhere else [str(folder)]), *others]
+    sys.path[:] = [*elsewhere, *_FOLDERS]
 
 
 def check_python(path: Path) -> None:
