@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tests.support.rollouts import scripted_rollouts
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.episode.tool_calls import ToolErrorKind, ToolResult
+from toolgrpo.episode.trajectory import StopReason
 from toolgrpo.evaluation.replaying import SessionAgain, calls_again, episode_again, first_parting
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
 from toolgrpo.tools.base import AfterTurn
@@ -33,6 +36,13 @@ def test_calls_are_made_in_one_session_and_refusals_again() -> None:
     assert errors(again) == [None, ToolErrorKind.UNKNOWN_TOOL]
     without = calls_again(ScriptedTools(ADD), {"prompt": "q", "tools": []}, then)
     assert set(errors(without)) == {ToolErrorKind.UNKNOWN_TOOL}, "this row is offered none"
+
+
+@pytest.mark.parametrize("reason", [StopReason.DEADLINE, StopReason.FINISHED])
+def test_an_environment_that_was_not_asked_is_not_asked_again(reason: StopReason) -> None:
+    then = replace(run_episode(ScriptedEngine([ByteChat.say("end")]), ScriptedTools(ADD)), stop_reason=reason)
+    again = calls_again(ScriptedTools(ADD, reward=lambda row: 1.0), {"prompt": "q"}, then)
+    assert again.reward == (1.0 if reason is StopReason.FINISHED else then.reward)
 
 
 def test_a_result_is_cut_as_it_was_before_it_is_compared() -> None:

@@ -48,6 +48,12 @@ def run(n: int = 12, **changes: float | list[float] | None) -> list[Log]:
     return logs
 
 
+def test_calls_of_many_tools_are_counted_where_a_log_is_of_several_steps() -> None:
+    """Tools that were not called in a step have no number there, and TRL averages those that are there."""
+    changes: dict[str, Any] = {"tools/called": 10.0, "tools/add/calls": 6.0, "tools/multiply/calls": 9.0}
+    assert Logs(run(3, **changes)).calls == 30.0
+
+
 NO_CALLS = {
     **{f"tools/{tool}/{what}": 0.0 for tool in ("add", "multiply") for what in ("calls", "failures")},
     **{"tools/call_frequency": 0.0, "tools/error/invalid_json": 0.0, "tools/error/raised": 0.0},

@@ -12,11 +12,12 @@ from typing import ClassVar
 
 import pytest
 
-from toolgrpo.episode.tool_calls import ToolResult
+from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt, ToolResult
 from toolgrpo.episode.trajectory import StopReason, Trajectory, Turn
 from toolgrpo.errors import StorageError
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, token_texts
 from toolgrpo.observe.records import prompt_id, read_episodes, read_vocabulary, row_of
+from toolgrpo.report.files import batches
 from toolgrpo.rollout import RolloutBegan
 from toolgrpo.rollout.batch import Grade, Mode, RolloutBatch, RolloutTimes, Scored
 from toolgrpo.testing import numbered_tokenizer
@@ -100,6 +101,36 @@ def test_held_out_questions_of_a_training_have_a_recording_of_their_own(tmp_path
     assert [(line["label"], line["mode"], line["metadata"]["episode"]) for line in held] == [
         ("before (greedy)", "heldout", number) for number in (0, 1)
     ]
+
+
+def test_a_resumed_run_keeps_what_was_measured_before_it(tmp_path: Path) -> None:
+    kept = []
+    for label in ("before", "after", "after"):  # a process each; the last one makes a measurement again
+        recorder = EpisodeRecorder(episodes_path(tmp_path, 0))
+        recorder.rollout_began(RolloutBegan(1, 0, "heldout", label))
+        record(recorder, 0, mode="heldout")
+        recorder.close()
+        kept.append([line["label"] for line in read_episodes(tmp_path / "heldout.jsonl")])
+    assert kept == [["before"], ["before", "after"], ["after"]]
+
+
+def test_several_sets_to_evaluate_on_are_apart(tmp_path: Path) -> None:
+    recorder = EpisodeRecorder(episodes_path(tmp_path, 0))
+    for number, name in enumerate(("easy", "hard")):
+        recorder.rollout_began(RolloutBegan(1, 5, "eval", f"evaluation after step 5 on {name}"))
+        record(recorder, number, mode="eval")
+    recorder.close()
+    assert [len(batch) for batch in batches(tmp_path)] == [1, 1]
+
+
+def test_a_long_number_of_a_call_is_read_again(tmp_path: Path) -> None:
+    recorder, row = EpisodeRecorder(episodes_path(tmp_path, 0)), {"answer": "4"}
+    turn = Turn(0, 2, "", None, attempts=(CallAttempt(AttemptStatus.OK, "", "f", {"n": int("3" * 101), "x": 1e150}),))
+    batch = RolloutBatch(episodes=(Scored(row, replace(episode(1), turns=(turn,))),), step=0)
+    recorder.batch_done(batch.graded([Grade({}, 1.0)], lambda one: True))
+    assert len(read_episodes(tmp_path / "episodes.jsonl")) == 1
+    recorder.begin_anew()  # as a second training of one session does
+    assert not (tmp_path / "episodes.jsonl").exists()
 
 
 def test_a_share_of_the_groups_is_recorded_each_whole_and_the_same_in_every_run(tmp_path: Path) -> None:

@@ -98,6 +98,9 @@ def test_a_resumed_run_goes_on_and_a_new_one_begins_anew_and_writes_no_secret(tm
     training = Training(tmp_path)
     training.args.hub_token = "hf_verysecret"
     training.begin()
+    training.step()
+    training.state.global_step = 0
+    training.begin()  # a second training of one session is another run too
     training.log.close()
     assert len(lines(tmp_path)) == 1 and (tmp_path / "steps.jsonl.previous").exists()
     assert "verysecret" not in (tmp_path / "steps.jsonl").read_text()

@@ -188,12 +188,14 @@ def test_held_out_rows_that_several_processes_measured_are_one_set(run: Path, tm
 
 def test_an_episode_that_could_not_be_scored_is_no_failure(run: Path) -> None:
     group = [one for one in read_episodes(run / "episodes.jsonl") if (one["step"], one["group"]) == (1, 8)]
-    alike = [{**one, "success": True, "reward_given": 1.0} for one in group]
+    alike = [{**one, "success": True, "reward_given": 1.0, "advantage": 0.0} for one in group]
     alike[2].update(success=None, reward_given=None)
     sums = step_sums(alike)
     assert (sums["n"], sums["scored"], sums["ok"], sums["r"], sums["groups"]) == (4, 3, 3, 1.0, [0, 0, 1, 0])
     alike[0]["success"] = False
     assert step_sums(alike)["groups"] == [0, 0, 0, 1], "paid alike, for success and for failure"
+    teaching = [{**one, "advantage": 0.43} for one in alike]
+    assert step_sums(teaching)["groups"] == [1, 0, 0, 0], "advantages may be made of parts that differ"
     waits = [
         {**one, "timings": {**one["timings"], "rollout_s": float(s)}}
         for one, s in zip(alike, (1, 4, 2, 3), strict=True)

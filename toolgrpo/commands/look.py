@@ -118,14 +118,15 @@ def _as_the_model_sees(model: str | None, tools: ToolProvider | None) -> Any:
     from toolgrpo.build import load_tokenizer
     from toolgrpo.chat import resolve_format
     from toolgrpo.models import folder_of
-    from toolgrpo.rollout.row_parts import offered_tools
+    from toolgrpo.rollout.row_parts import offered_tools, thinking_of
 
     tokenizer = load_tokenizer(str(folder_of(model)))
     chat = resolve_format(tokenizer)
 
     def text(row: dict[str, Any]) -> str:
         offered = offered_tools(tools, row)
-        return str(tokenizer.decode(chat.prompt(row["prompt"], [] if offered is None else offered.schemas)))
+        schemas = [] if offered is None else offered.schemas
+        return str(tokenizer.decode(chat.prompt(row["prompt"], schemas, enable_thinking=thinking_of(row, None))))
 
     return text
 

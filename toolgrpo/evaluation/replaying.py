@@ -82,7 +82,9 @@ def calls_again(
                     reply = await session.next_user_message(turn.content)
                     if turn.user is not None or trajectory.stop_reason is StopReason.FINISHED:  # else it was not told
                         made.append(Again(number, None, turn.user, reply))
-            return SessionAgain(tuple(made), await session.reward())
+            never_asked = (StopReason.DEADLINE, StopReason.ENGINE_FAILURE, StopReason.DROPPED)
+            asked = trajectory.stop_reason not in never_asked
+            return SessionAgain(tuple(made), await session.reward() if asked else trajectory.reward)
 
     return asyncio.run(run())
 

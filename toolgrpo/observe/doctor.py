@@ -106,7 +106,11 @@ class Logs:
 
     @property
     def calls(self) -> float:
-        return sum(self.total(f"tools/{name}/calls") for name in self.tools)
+        # Of many tools only those that were called have numbers, which a log of several steps averages over those steps.
+        return sum(
+            log.get("tools/called", sum(log.get(f"tools/{name}/calls", 0.0) for name in self.tools))
+            for log in self._logs
+        )
 
     def share_failed(self, tool: str) -> float:
         calls = self.total(f"tools/{tool}/calls")

@@ -222,6 +222,7 @@ def tool_metrics(trajectories: Sequence[Trajectory], offered: Sequence[str] = ()
     n_calls = len(results)
     failures = [result for result in results if not result.ok]
     metrics = {
+        "tools/called": Metric(float(n_calls), sum),
         "tools/call_frequency": mean(n_calls, len(trajectories)),
         "tools/failure_frequency": mean(len(failures), n_calls),
         "tools/truncated": Metric(float(sum(result.truncated for result in results)), sum),

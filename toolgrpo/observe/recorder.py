@@ -216,13 +216,25 @@ class EpisodeRecorder(Observer):
             return
         kind = "heldout" if batch.mode == "heldout" else "episodes"
         records = batch_records(batch, self._first_number[kind])
-        if kind == "heldout":
-            self._files[kind].start_anew()  # before its first line; what an earlier process measured is old
+        if kind == "heldout" and not self._files[kind].is_open and self._has_measured():
+            self._files[kind].start_anew()
+        if batch.mode != "train":
             records = [{**record, "label": self._label} for record in records]
         self._first_number[kind] += len(batch)
         wanted = [record for record in records if recorded_group(record["group"], self._share)]
         self._keep_texts(wanted)
         self.n_bytes += self._files[kind].write([json_line(record) for record in wanted])
+
+    def _has_measured(self) -> bool:
+        """Return whether an earlier process made this measurement too; a resumed run keeps what was measured before it."""
+        label = f'"label": {json_line({"": self._label})[5:-2]}'
+        return any(label in line.text[-len(label) - 40 :] for line in lines_of(self._files["heldout"].path))
+
+    def begin_anew(self) -> None:
+        """Set aside what an earlier training of this session recorded."""
+        for kind in ("episodes", "tokens") if self._files else ():
+            self._files[kind].close()
+            self._files[kind].start_anew()
 
     def tokens_seen(self, seen: TokensSeen, ids: list[int]) -> None:
         """Append the training pass's view of one episode, whose tokens after the prompt are `ids`."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
@@ -183,7 +184,7 @@ _decode = json.JSONDecoder(object_pairs_hook=_object_once).decode
 
 _MOST_BRACKETS = 2_000_000  # an object of two bytes takes 64 in memory
 _DEEPEST = 200  # levels; Python's own reader and writer take about a thousand
-_LARGEST = 1e100  # of numbers, so that sums and squares of them are numbers too
+_LARGEST = 1e100  # of numbers that are ours, so that sums and squares of them are numbers too
 
 
 def _object(fields: Mapping[str, CoreSchema], *, others: bool = False) -> CoreSchema:
@@ -216,7 +217,7 @@ def _check_free(value: Any) -> Any:
         for inner in (one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer)):
             if isinstance(inner, dict | list):
                 nested.append(inner)
-            elif isinstance(inner, int | float) and not -_LARGEST < inner < _LARGEST:
+            elif isinstance(inner, float) and not math.isfinite(inner):
                 raise ValueError("a number in it is too large, or none")
         if not nested:
             return value

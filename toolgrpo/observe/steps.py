@@ -9,7 +9,6 @@ gigabytes a person is told.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
@@ -120,10 +119,13 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
         resumed = state.global_step or None
         self._phases.step = state.global_step
         self._began = (self._clock(), self._recorded_bytes(), state.global_step)
+        trained_before = self._waiting is None
         waiting, self._waiting = self._waiting or [], None
         if self._file is None:
             return
         if resumed is None:
+            if trained_before:
+                self._file.close()
             self._file.start_anew()
         self._write(
             "run",
@@ -153,7 +155,7 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
         **kwargs: object,
     ) -> None:
         logs = logs or {}
-        numbers = {name: _plain_number(value) for name, value in logs.items() if isinstance(value, int | float)}
+        numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
         step = max(0, state.global_step - 1)
         if any(name.startswith("eval_") for name in numbers):
             self._write("eval", step=step, metrics=numbers)
@@ -249,7 +251,3 @@ def set_fields(args: TrainingArguments) -> dict[str, Any]:
             changed[known.name] = value
     kept: dict[str, Any] = without_secrets(changed)
     return kept
-
-
-def _plain_number(value: float) -> float | None:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -37,6 +37,11 @@ _PREVIEW = 160
 _MOST_TEXTS = 1000  # of the errors of a tool
 
 
+def _teaches_nothing(group: Sequence[Record]) -> bool:
+    """Return whether a group's rewards are equal, and no advantage was made of their parts either."""
+    return is_dead([one.get("reward_given") for one in group]) and not any(one.get("advantage") for one in group)
+
+
 def step_sums(batch: Sequence[Record]) -> dict[str, Any]:
     """Return the sums, shares and quantiles of one step and mode for the charts."""
     n, first = len(batch), batch[0]
@@ -52,9 +57,7 @@ def step_sums(batch: Sequence[Record]) -> dict[str, Any]:
         for result in results_of(record):
             tools[_tool(result)].append(result)
     grouped = None not in groups and max(map(len, groups.values())) > 1
-    dead = (
-        [group for group in groups.values() if is_dead([one.get("reward_given") for one in group])] if grouped else []
-    )
+    dead = [group for group in groups.values() if _teaches_nothing(group)] if grouped else []
     ends = Counter(_all_alike(group) for group in dead)
     waits = ((record.get("timings") or {}).get("rollout_s") for record in batch)
     return {

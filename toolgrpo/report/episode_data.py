@@ -33,12 +33,10 @@ def _bounded(value: Any, depth: int = 6) -> Any:
     """Return a JSON value with its texts cut, its lists shortened and its depth limited."""
     if isinstance(value, str):
         return cut_text(value)
-    if value is None or isinstance(value, bool):
+    if value is None or isinstance(value, bool | float):
         return value
     if isinstance(value, int):
         return value if abs(value) < 2**53 else str(value)  # a browser's numbers go no further
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else str(value)
     if depth == 0:
         return cut_text(str(value))
     if isinstance(value, Mapping):

@@ -288,6 +288,8 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
             else:  # a training before this one in the same session has left its place
                 self.restore_place_in_batch({"step": 0, "buffered_inputs": None})
                 self.rollout_batches.begin_anew()
+                if self.state.global_step:
+                    self.recorder.begin_anew()
             try:
                 bars = nullcontext() if self.progress.brings_own_log else library_bars_off()
                 with bars, tied_head_expected(self.policy.base_model):

@@ -103,7 +103,7 @@ function findGroups() {
       failed: rows.reduce((sum, row) => sum + REPORT.rows.failed[row], 0),
       gen: rows.reduce((sum, row) => sum + REPORT.rows.gen[row], 0) / rows.length,
     };
-    group.dead = rows.length > 1 && group.spread <= 1e-6;
+    group.dead = rows.length > 1 && group.spread <= 1e-6 && !rows.some((row) => REPORT.rows.a[row]);
     rows.forEach((row) => (REPORT.groupOf[row] = group));
     REPORT.groups.push(group);
   }
@@ -127,7 +127,7 @@ function inPart(runs) {
 function placeName(at, withRun = true) {
   const run = withRun && REPORT.runs.length > 1 ? `${REPORT.runs[at.run].name}, ` : "";
   if (at.mode === "heldout") return `${run}held out${at.label ? `, ${at.label}` : ""}`;
-  if (at.mode === "eval") return `${run}evaluation${at.step ? ` after step ${at.step}` : ""}`;
+  if (at.mode === "eval") return `${run}${at.label || `evaluation${at.step ? ` after step ${at.step}` : ""}`}`;
   return `${run}step ${shownStep(at.step)}`;
 }
 

@@ -107,6 +107,8 @@ function charts(run, sums) {
   const counts = (name) => sums.reduce((sum, one) => sum + (one.tools[name] ? one.tools[name].n : 0), 0);
   const tools = names("tools").sort((a, b) => counts(b) - counts(a));
   const others = tools.slice(6);
+  const measured = run.sums.filter((one) => one.mode === "eval" && one.scored);
+  const setOf = (one) => (one.label || "").split(" on ").slice(1).join(" on "); // of several to evaluate on
   const made = [
     chart({ title: "Reward", hint: "mean of a step, 95 % interval", events, series: [
       { name: "reward", points: sums.filter((one) => one.r !== null).map((one) => [shownStep(one.step), one.r, one.r - (1.96 * one.sd) / Math.sqrt(one.rewarded), one.r + (1.96 * one.sd) / Math.sqrt(one.rewarded)]) },
@@ -114,7 +116,7 @@ function charts(run, sums) {
     ] }),
     chart({ title: "Success", hint: "share of a step's episodes, 95 % interval", range: [0, 1], show: percent, events, series: [
       { name: "in training", colour: 2, points: sums.filter((one) => one.scored).map((one) => [shownStep(one.step), successful(one), ...interval(one.ok, one.scored)]) },
-      { name: "held out", colour: 1, points: run.sums.filter((one) => one.mode === "eval" && one.scored).map((one) => [one.step, successful(one), ...measuredInterval({ successes: one.ok, n: one.scored, questions: one.groups?.reduce((sum, n) => sum + n, 0) })]) },
+      ...[...new Set(measured.map(setOf))].map((set, at) => ({ name: set ? `held out, ${set}` : "held out", colour: [1, 3, 4, 5, 6, 7][at % 6], points: measured.filter((one) => setOf(one) === set).map((one) => [one.step, successful(one), ...measuredInterval({ successes: one.ok, n: one.scored, questions: one.groups?.reduce((sum, n) => sum + n, 0) })]) })),
     ] }),
     chart({ title: "Groups", hint: "dead ones teach nothing", stacked: true, whole: true, events, show: (value) => String(Math.round(value)), series: [
       { name: "live", colour: 2, points: points((one) => (one.groups ? one.groups[0] : null)) },
