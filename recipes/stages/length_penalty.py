@@ -19,6 +19,7 @@ from statistics import fmean
 
 from toolgrpo import Trajectory
 from toolgrpo.learning import Facts, TrainBatch
+from toolgrpo.learning.advantages import in_groups
 
 KINDS: Mapping[str, Callable[[Trajectory], int]] = {
     "output_tokens": lambda episode: episode.n_sampled,
@@ -49,9 +50,8 @@ def stage(batch: TrainBatch, facts: Facts) -> TrainBatch:
     sizes = [{kind: KINDS[kind](one.trajectory) for kind in WEIGHTS} for one in facts.episodes]
     rewards, all_sizes = facts.gathered(batch.rewards), facts.gathered(sizes)
     taken: list[float] = []
-    for start in range(0, len(rewards), facts.group_size):
-        group = slice(start, start + facts.group_size)
-        taken += taken_off(rewards[group], all_sizes[group], WEIGHTS)
+    for group in zip(*(in_groups(values, facts.group_size) for values in (rewards, all_sizes)), strict=True):
+        taken += taken_off(*group, WEIGHTS)
     of_scored = [loss for loss, reward in zip(taken, rewards, strict=True) if reward is not None]
     own = zip(batch.rewards, taken[facts.own], strict=True)
     shaped = batch.with_rewards(facts, [None if reward is None else reward - loss for reward, loss in own])

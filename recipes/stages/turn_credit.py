@@ -22,7 +22,7 @@ difference (docs/background/credit.md). A dropped episode has advantage 0 and is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from math import isfinite, sqrt
@@ -34,10 +34,10 @@ import torch
 from toolgrpo import Trajectory
 from toolgrpo.errors import ConfigError, RewardError
 from toolgrpo.learning import Facts, TrainBatch
+from toolgrpo.learning.advantages import in_groups, is_dead
 from toolgrpo.rewards.gold_calls import listed_calls, made_calls
 
 _EPSILON = 1e-4  # TRL adds it to a standard deviation before it divides
-_ALIKE = 1e-6
 _MOST_TURNS = 16  # that have metrics
 
 
@@ -139,7 +139,7 @@ def turn_advantages(episodes: Sequence[EpisodeTurns], group_size: int, scale: st
     `scale` is TRL's `scale_rewards`: divide by the standard deviation of the group's returns-to-go,
     of the whole batch's, or by nothing.
     """
-    groups = _in_groups(episodes, group_size)
+    groups = in_groups(episodes, group_size)
     returns_of = [_group_returns(group) for group in groups]
     found: list[tuple[float, ...]] = []
     whole = _spread(list(chain.from_iterable(returns_of))) if scale == "batch" else 0.0
@@ -164,20 +164,10 @@ def turn_metrics(
         metrics[f"credit/turn_{turn + 1}/size"] = fmean(map(abs, own))
     scored = [one for one in episodes if one.total is not None]
     metrics["credit/turn_reward"] = fmean(sum(one.rewards) for one in scored) if scored else 0.0
-    groups = zip(_in_groups(episodes, group_size), _in_groups(advantages, group_size), strict=True)
-    revived = [_alike(one.total for one in group) and any(map(any, of)) for group, of in groups]
+    groups = zip(in_groups(episodes, group_size), in_groups(advantages, group_size), strict=True)
+    revived = [is_dead(one.total for one in group) and any(map(any, of)) for group, of in groups]
     metrics["credit/groups_revived"] = fmean(revived)
     return metrics
-
-
-def _in_groups(values: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    return [values[start : start + size] for start in range(0, len(values), size)]
-
-
-def _alike(values: Iterable[float | None]) -> bool:
-    """Return whether these differ by rounding at most, as the rewards of a dead group do."""
-    known = [value for value in values if value is not None]
-    return not known or max(known) - min(known) <= _ALIKE
 
 
 def _group_returns(group: Sequence[EpisodeTurns]) -> Returns:
@@ -194,7 +184,7 @@ def _spread(returns: Returns) -> float:
     If the turns of an episode are alike, it is the sample standard deviation of the episodes' rewards.
     """
     given = [of for of in returns if of]
-    if len(given) < 2 or _alike(chain.from_iterable(given)):
+    if len(given) < 2 or is_dead(chain.from_iterable(given)):
         return 0.0
     mean = fmean(fmean(of) for of in given)
     squares = sum(fmean((value - mean) ** 2 for value in of) for of in given)
@@ -210,7 +200,7 @@ def _differences(group: Sequence[EpisodeTurns], returns: Returns) -> list[list[f
             others = [one.total for other, one in enumerate(group) if one.total is not None and other != place]
             found[place].append(value - fmean(others) if others else 0.0)
             continue
-        total, alike = sum(alive.values()), _alike(alive.values())
+        total, alike = sum(alive.values()), is_dead(alive.values())
         for place, value in alive.items():
             found[place].append(0.0 if alike else value - (total - value) / (len(alive) - 1))
     return found

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from toolgrpo.errors import ConfigError, PluginError, RewardError
-from toolgrpo.learning.advantages import ESTIMATORS, grouped_advantages, is_dead
+from toolgrpo.learning.advantages import ESTIMATORS, grouped_advantages, in_groups, is_dead
 from toolgrpo.learning.correction import (
     Correction,
     EpisodeWeights,
@@ -289,9 +289,8 @@ def dead_rows(facts: Facts) -> list[bool]:
     """
     if not facts.rule.dead_by_rewards_alone:
         return [False] * len(facts.members[facts.own])
-    combined, size = combined_rewards(facts), facts.group_size
-    dead = [is_dead(combined[start : start + size]) for start in range(0, len(combined), size)]
-    return [dead[place // size] for place in range(len(combined))][facts.own]
+    groups = in_groups(combined_rewards(facts), facts.group_size)
+    return [dead for group in groups for dead in [is_dead(group)] * len(group)][facts.own]
 
 
 def why_every_row(args: Any) -> str | None:
