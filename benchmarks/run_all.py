@@ -74,6 +74,7 @@ TABLE = {
     "server_client": Benchmark(about="What a vLLM server costs its client", minutes=1, fast=("--quick",), fast_s=10),
     "report": Benchmark(about="The recording and the report", minutes=8),
     "learning": Benchmark(about="The embedded job, on three seeds", minutes=15),
+    "roads": Benchmark(about="The road that check names, beside the others", minutes=240),
     "real_model": Benchmark(about="SmolLM2-135M, from worked examples to GRPO, on three seeds", minutes=150),
     "segments": Benchmark(about="Episodes of several segments", minutes=90),
     "gateway": Benchmark(about="The gateway, beside our own loop", minutes=40),
