@@ -54,8 +54,12 @@ def test_grading_gives_rewards_what_training_gives_them_and_copies_of_it() -> No
         return [float(bool(one) and one.pop() == "a") for one in wanted]
 
     row = {"prompt": "q", "wanted": ["a"]}
-    siblings = grade(asked((row, said("1")), (row, said("1"))), [uses_up], threshold=1.0)
-    assert siblings.totals == (1.0, 1.0) and row["wanted"] == ["a"]
+
+    def counts(wanted: list[list[str]], **_: object) -> list[float]:
+        return [float(len(one)) for one in wanted]
+
+    siblings = grade(asked((row, said("1")), (row, said("1"))), [uses_up, counts], threshold=1.0)
+    assert siblings.totals == (2.0, 2.0) and row["wanted"] == ["a"]
     graded = grade(BATCH, [right, tokens, rewrites], threshold=1.5)
     assert graded.trajectories[0].messages[-1]["content"] == "1"
     assert graded.totals == (1.5, 0.5) and graded.successes == (True, False)

@@ -111,7 +111,8 @@ def test_a_resumed_run_keeps_what_was_measured_before_it(tmp_path: Path) -> None
         record(recorder, 0, mode="heldout")
         recorder.close()
         kept.append([line["label"] for line in read_episodes(tmp_path / "heldout.jsonl")])
-    assert kept == [["before"], ["before", "after"], ["after"]]
+    assert kept == [["before"], ["before", "after"], ["before", "after"]]
+    assert [line["metadata"]["episode"] for line in read_episodes(tmp_path / "heldout.jsonl")] == [0, 0]
 
 
 def test_several_sets_to_evaluate_on_are_apart(tmp_path: Path) -> None:

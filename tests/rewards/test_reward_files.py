@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,23 @@ def test_helpers_of_one_name_are_each_file_s_own(tmp_path: Path) -> None:
         (folder / "my_reward.py").write_text(text)
         rewards.append(load_reward(folder / "my_reward.py"))
     assert [reward(completions=[[]]) for reward in rewards] == [[0.0], [1.0]]
+
+
+def test_helpers_that_are_imported_later_are_each_file_s_own_and_one_module(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        package = tmp_path / name / "common_of_test"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(f"NAME, SEEN = {name!r}, []\n")
+        text = "import common_of_test\ndef reward_func(completions, **kwargs):\n    common_of_test.SEEN.append(1)\n"
+        text += (
+            "    import common_of_test as later\n    return [float(len(later.SEEN)) if later.NAME == 'a' else 0.0]\n"
+        )
+        for file in ("one.py", "two.py"):
+            (tmp_path / name / file).write_text(text)
+    first, other = load_reward(tmp_path / "a" / "one.py"), load_reward(tmp_path / "b" / "one.py")
+    second = load_reward(tmp_path / "a" / "two.py")
+    assert [one.function(completions=[[]]) for one in (first, second)] == [[1.0], [2.0]], "one module, of their folder"
+    assert sys.modules[other.function.__module__].common_of_test.NAME == "b"
 
 
 def test_math_reward() -> None:

@@ -195,8 +195,8 @@ def test_sources_of_what_a_user_gives(tmp_path: Path) -> None:
         ("class E:\n    def reset(self, **row): ...", "no public methods besides reset"),
         ("class E:\n    def reset(self): ...\n    def go(self, a): '''Go.'''", "parameter 'a' has no annotation"),
         (
-            "class E:\n    def reset(self): ...\n    @classmethod\n    def go(cls): ...",
-            "go is a classmethod, and only plain",
+            "import functools\nclass E:\n    def reset(self): ...\n    @functools.cache\n    def go(self): ...",
+            "go is a _lru_cache_wrapper, and only plain",
         ),
         (
             "class E:\n    def reset(self): ...\n    @property\n    def reward(self): ...",

@@ -47,7 +47,7 @@ def prove_rows(
 
     if isinstance(chat, TemplateFormat):
         first = (prompt[0] for prompt in prompts if prompt and not isinstance(prompt, str))
-        told = (message["content"] for message in first if message.get("role") == "system")
+        told = (message["content"] for message in first if message.get("role") in ("system", "developer"))
         systems = [content for content in dict.fromkeys(told) if isinstance(content, str)]
         prove_systems(chat, tokenizer, systems)
         if user_turns:

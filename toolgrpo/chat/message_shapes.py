@@ -123,7 +123,9 @@ def one_call_each(messages: Sequence[Message]) -> list[Message]:
             results.append(messages[position])
             position += 1
         for number, call in enumerate(calls):
-            said = {"content": ""} if number else {key: value for key, value in message.items() if key != "role"}
+            said = (
+                {key: message[key] for key in message if key == "weight"} | {"content": ""} if number else dict(message)
+            )
             apart.append({**said, "role": "assistant", "tool_calls": [call]})
             if results:
                 own = next((result for result in results if _answers(result, call)), results[0])

@@ -33,7 +33,7 @@ from toolgrpo.commands.job import Job
 from toolgrpo.commands.loaded_model import engine_of, load_model
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.base import Sample, SampleRequest
-from toolgrpo.episode.tool_calls import CallAttempt, ToolResult
+from toolgrpo.episode.tool_calls import CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.episode.trajectory import Message, Trajectory
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.observe.line_file import json_line
@@ -74,7 +74,11 @@ class Conversation(ToolSession):
             self._chat.show(
                 "calls", attempt.raw if attempt.arguments is None else f"{attempt.name}({arguments})", "yellow"
             )
-        results = await self._inner.call(attempts) if self._inner is not None and attempts else ()
+        if self._inner is not None:
+            results = await self._inner.call(attempts) if attempts else ()
+        else:
+            none = "Error: there are no tools here"
+            results = tuple(ToolResult(none, one.name, ToolErrorKind.UNKNOWN_TOOL) for one in attempts)
         if attempts:  # with calls that were found in the text after it was shown
             self._chat.messages[-1] = assistant_message(replace(self._chat.last, attempts=tuple(attempts)))
         for attempt, result in zip(attempts, results, strict=True):

@@ -69,8 +69,8 @@ def adapter_saver(policy: Policy) -> Callable[[Path], Any]:
     base = policy.base_model
     if any(isinstance(one, LoraLayer) for one in (base.get_input_embeddings(), base.get_output_embeddings())):
         raise ConfigError(
-            "vLLM serves no adapter of embeddings or of the output head; leave them out of --lora_target_modules, or set "
-            "vllm_lora_sync to merge"
+            "vllm_lora_sync adapter sends no adapter of embeddings or of the output head, which vLLM serves for few models; "
+            "leave them out of --lora_target_modules, or set vllm_lora_sync to merge"
         )
     init = config.init_lora_weights
     if isinstance(init, str) and init.lower().startswith(_CHANGE_THE_BASE):

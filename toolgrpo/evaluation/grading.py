@@ -15,7 +15,6 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -154,9 +153,8 @@ class _Question:
         self._columns: dict[str, list[Any]] = defaultdict(list)
         self._metrics: dict[str, list[float]] = defaultdict(list)
         self._arguments: dict[str, Any] = {
-            # A copy for each episode: siblings have one row, and a reward may use up what it is given.
-            **{key: [deepcopy(row.get(key)) for row in rows] for key in rows[0] if key not in _NO_COLUMNS},
-            "prompts": [deepcopy(_asked(row["prompt"], one)) for row, one in zip(rows, trajectories, strict=True)],
+            **{key: [row.get(key) for row in rows] for key in rows[0] if key not in _NO_COLUMNS},
+            "prompts": [_asked(row["prompt"], one) for row, one in zip(rows, trajectories, strict=True)],
             "completions": [one.completion() for one in trajectories],
             "completion_ids": [list(one.ids) for one in trajectories],
             "trajectories": list(trajectories),

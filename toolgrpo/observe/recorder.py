@@ -11,9 +11,11 @@ process that measured last.
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -215,9 +217,9 @@ class EpisodeRecorder(Observer):
         if not self._files or not len(batch):
             return
         kind = "heldout" if batch.mode == "heldout" else "episodes"
+        if kind == "heldout" and not self._files[kind].is_open:
+            self._keep_other_measurements(batch.step)
         records = batch_records(batch, self._first_number[kind])
-        if kind == "heldout" and not self._files[kind].is_open and self._has_measured():
-            self._files[kind].start_anew()
         if batch.mode != "train":
             records = [{**record, "label": self._label} for record in records]
         self._first_number[kind] += len(batch)
@@ -225,10 +227,22 @@ class EpisodeRecorder(Observer):
         self._keep_texts(wanted)
         self.n_bytes += self._files[kind].write([json_line(record) for record in wanted])
 
-    def _has_measured(self) -> bool:
-        """Return whether an earlier process made this measurement too; a resumed run keeps what was measured before it."""
-        label = f'"label": {json_line({"": self._label})[5:-2]}'
-        return any(label in line.text[-len(label) - 40 :] for line in lines_of(self._files["heldout"].path))
+    def _keep_other_measurements(self, step: int) -> None:
+        """Keep what earlier processes measured before this: a resumed run goes on behind it, the same one is made anew."""
+        file, label = self._files["heldout"], f'"label": {json_line({"": self._label})[5:-2]}'
+        n_bytes, last, again = 0, "", False
+        for line in lines_of(file.path):
+            found = STEP_OF_LINE.match(line.text[:80])
+            again = found is not None and int(found[1]) == step and label in line.text[-len(label) - 40 :]
+            if again:
+                break
+            n_bytes, last = n_bytes + len(line.text.encode()), line.text
+        if again and not last:
+            file.start_anew()
+        elif again:
+            file.cut(n_bytes)
+        with suppress(ValueError, LookupError, TypeError):  # what is no line of ours has no number
+            self._first_number["heldout"] = json.loads(last)["metadata"]["episode"] + 1
 
     def begin_anew(self) -> None:
         """Set aside what an earlier training of this session recorded."""

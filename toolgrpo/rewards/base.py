@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
@@ -114,13 +115,14 @@ class Reward:
     def _ask(self, available: dict[str, Any], rows: Sequence[int]) -> list[Score]:
         """Return the scores of these episodes, which have these numbers in their batch."""
         given = arguments_for(self._signature, available, self._where())
+        given = {name: _own(value, len(rows), name) for name, value in given.items()}
         guard, of_batch = RewardGuard(self._where(), self.source, self.timeout_s, self.say), row_name.get()
         try:
             with rows_named(lambda place: of_batch(rows[place])):
                 return guard.ask(
                     lambda: self.function(**given),
                     lambda returned: self._checked(returned, available, len(rows)),
-                    lambda error: _place(error, available, len(rows)),
+                    lambda error: _place(error, available | given, len(rows)),
                 )
         except DropEpisode as drop:
             if len(rows) == 1:
@@ -191,6 +193,13 @@ def arguments_for(signature: inspect.Signature, available: Mapping[str, Any], wh
     if takes_all(signature):
         return dict(available)
     return {name: available[name] for name in signature.parameters if name in available}
+
+
+def _own(value: Any, n: int, name: str) -> Any:
+    """Return a copy for each episode: siblings have one row, others read it too, and a reward may use up what it is given."""
+    if name == "trajectories" or not isinstance(value, list) or len(value) != n:
+        return value
+    return [deepcopy(one) for one in value]
 
 
 def check_has(signature: inspect.Signature, available: Collection[str], what: str) -> None:

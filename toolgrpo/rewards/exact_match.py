@@ -17,7 +17,7 @@ from toolgrpo.rewards.numerals import WORD, all_numbers, plain, whole_number
 _NO_NUMBER = re.compile(  # 1.2.3, 7b, 4.5kg; 1e5 is one
     rf"(?<!\d)(?<!\d[.,/])(?:\d+(?:\.\d+){{2,}}|\d+(?:[.,/]\d+)*(?![eE][-+]?\d+(?!\w))(?![\d_]){WORD}\w*)"
 )
-_FRACTION = re.compile(r"(?<![\d/.,])\d[\d.,]*\s?/\s?\d+(?:\.\d+)?(?![/\d])")  # no date
+_FRACTION = re.compile(r"(?<![\d/.,])\d[\d.,]*\s?/\s?(?!(?:19|20)\d\d(?!\d))\d+(?:\.\d+)?(?![/\d])")  # no date
 
 
 def exact_match(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:

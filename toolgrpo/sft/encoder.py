@@ -110,8 +110,9 @@ def _checked(spec: str, split: str) -> Iterator[dict[str, Any]]:
 def _message(message: Message, where: str) -> Message:
     """Return a message with its text as one text, and thinking under the one name of it."""
     content = message.get("content")
-    if isinstance(content, list) and all(isinstance(one, dict) and one.get("type") == "text" for one in content):
-        content = "".join(str(one.get("text") or "") for one in content)
+    parts: list[Any] = content if isinstance(content, list) and content else [None]
+    if all(isinstance(one, dict) and one.get("type") == "text" for one in parts):
+        content = "".join(str(one.get("text") or "") for one in parts)
     elif message["role"] == "tool" and isinstance(content, dict | list | int | float):
         content = json.dumps(content, ensure_ascii=False)
     elif content is not None and not isinstance(content, str):
@@ -217,7 +218,7 @@ class ConversationEncoder:
         In the whole one a template may print the turns before it otherwise once it is there, and
         hide its thinking.
         """
-        asked = [message for message in messages[:1] if message["role"] == "system"] + [_QUESTION]
+        asked = [message for message in messages[:1] if message["role"] in ("system", "developer")] + [_QUESTION]
         results = index + 1
         while results < len(messages) and messages[results]["role"] == "tool":
             results += 1  # some templates end a turn with calls by what follows them

@@ -15,6 +15,8 @@ import sys
 import traceback
 import typing
 import warnings
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -27,7 +29,8 @@ _IMPORTS = {  # of names that files use most, beside modules and those of typing
 }
 
 
-_FOLDERS: list[str] = []  # of plugins, at the end of sys.path, the last one first
+_FOLDERS: list[str] = []  # of plugins, at the end of sys.path
+_ASIDE: dict[str, dict[str, ModuleType]] = {}  # helpers of a folder that have the names of another's
 _PACKAGE = "_toolgrpo_plugin_"  # so begins the name of a plugin's folder among the modules
 
 
@@ -45,14 +48,14 @@ def import_file(path: Path, *, needs_annotations: bool = False) -> ModuleType:
     folder = ModuleType(package)
     folder.__path__ = [str(path.parent)]  # makes relative imports beside the file work
     sys.modules[package] = folder
-    _look_first_in(path.parent)
     try:
-        try:
-            return _run(name, path)
-        except NameError:
-            if needs_annotations:
-                raise
-            return _run(name, path, as_text=True)
+        with _helpers_of(path.parent):
+            try:
+                return _run(name, path)
+            except NameError:
+                if needs_annotations:
+                    raise
+                return _run(name, path, as_text=True)
     except BaseException as error:  # a plugin may raise anything, SystemExit included
         del sys.modules[name]
         if isinstance(error, KeyboardInterrupt):
@@ -60,16 +63,42 @@ def import_file(path: Path, *, needs_annotations: bool = False) -> ModuleType:
         raise PluginError(import_failed(str(path), error)) from error
 
 
-def _look_first_in(folder: Path) -> None:
-    """Let `import helper` find the helper of this folder, and not one of another plugin's that has its name."""
-    others = [one for one in _FOLDERS if one != str(folder)]
-    for beside in folder.glob("*.py"):
-        file = getattr(sys.modules.get(beside.stem), "__file__", None)
-        if file is not None and str(Path(file).parent) in others:
-            del sys.modules[beside.stem]
+@contextmanager
+def _helpers_of(folder: Path) -> Iterator[None]:
+    """Let `import helper` find the helper of this folder, and not one of another plugin's that has its name.
+
+    Those of the others are there again afterwards: what they import when they are called is theirs, and stays one module.
+    """
+    own = str(folder)
     elsewhere = [one for one in sys.path if one not in _FOLDERS]
-    _FOLDERS[:] = [*([] if str(folder) in elsewhere else [str(folder)]), *others]
-    sys.path[:] = [*elsewhere, *_FOLDERS]
+    others = [one for one in _FOLDERS if one != own]
+    names = {one.stem for one in folder.glob("*.py")} | {one.parent.name for one in folder.glob("*/__init__.py")}
+    theirs = {name: module for name, module in _helpers(names).items() if _home(module, [*others, own]) in others}
+    for name in theirs:
+        del sys.modules[name]
+    sys.modules.update(_ASIDE.pop(own, {}))
+    sys.path[:] = [*elsewhere, *([] if own in elsewhere else [own]), *others]
+    try:
+        yield
+    finally:
+        roots = {name.partition(".")[0] for name in theirs}
+        _ASIDE[own] = {name: module for name, module in _helpers(roots).items() if _home(module, [*others, own]) == own}
+        for name in _ASIDE[own]:
+            del sys.modules[name]
+        sys.modules.update(theirs)
+        if own not in elsewhere and own not in _FOLDERS:
+            _FOLDERS.append(own)
+        sys.path[:] = [*(one for one in sys.path if one not in _FOLDERS), *_FOLDERS]
+
+
+def _helpers(names: Collection[str]) -> dict[str, ModuleType]:
+    return {name: module for name, module in list(sys.modules.items()) if name.partition(".")[0] in names}
+
+
+def _home(module: ModuleType, folders: Iterable[str]) -> str | None:
+    """Return the one of these folders that a module was found in."""
+    file = getattr(module, "__file__", None)
+    return max((one for one in folders if file and Path(file).is_relative_to(one)), key=len, default=None)
 
 
 def check_python(path: Path) -> None:

@@ -127,7 +127,7 @@ function inPart(runs) {
 function placeName(at, withRun = true) {
   const run = withRun && REPORT.runs.length > 1 ? `${REPORT.runs[at.run].name}, ` : "";
   if (at.mode === "heldout") return `${run}held out${at.label ? `, ${at.label}` : ""}`;
-  if (at.mode === "eval") return `${run}${at.label || `evaluation${at.step ? ` after step ${at.step}` : ""}`}`;
+  if (at.mode === "eval") return `${run}${at.label?.startsWith("evaluation") ? at.label : `evaluation${at.step ? ` after step ${at.step}` : ""}`}`;
   return `${run}step ${shownStep(at.step)}`;
 }
 

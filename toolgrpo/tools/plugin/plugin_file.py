@@ -192,7 +192,7 @@ def _load_one(function: Any, label: str, examples: Examples | None) -> LoadedToo
 
 
 def _check_takes(function: Callable[..., Any], schema: Mapping[str, Any], where: str) -> None:
-    own = own_parameters(function)
+    own = inspect.signature(function).parameters.values()
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own):
         return
     takes = {one.name for one in own if one.kind is not inspect.Parameter.VAR_POSITIONAL}
@@ -412,8 +412,9 @@ def _is_unseen(name: str, member: Any) -> bool:
     """Return whether a member of a class was meant to be asked, and would not be."""
     if name.startswith("_"):
         return False
-    wrapped = isinstance(member, classmethod | functools.partialmethod | functools._lru_cache_wrapper)
-    return wrapped or (name in HOOKS and isinstance(member, property | functools.cached_property))
+    if isinstance(member, functools.partialmethod | functools._lru_cache_wrapper):
+        return True
+    return name in HOOKS and isinstance(member, classmethod | property | functools.cached_property)
 
 
 def _check_speaks(method: Callable[..., Any], where: str) -> None:
