@@ -72,14 +72,10 @@ def _heeded() -> list[signal.Signals]:
 
 
 def _let_the_next_end_it() -> None:
+    in_a_session = hasattr(sys, "ps1") or "ipykernel" in sys.modules  # somebody types here, and runs no script
     for number in _heeded():
-        interrupts = number == signal.SIGINT and _in_a_session()
+        interrupts = number == signal.SIGINT and in_a_session
         signal.signal(number, signal.default_int_handler if interrupts else signal.SIG_DFL)
-
-
-def _in_a_session() -> bool:
-    """Return whether somebody types here, at a prompt or in a notebook, rather than runs a script."""
-    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 
 class GracefulStop(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
