@@ -153,12 +153,10 @@ class ReplayRun:
         then = [record["reward_given"] for record, _ in pairs if record.get("reward_given") is not None]
         totals = [one.total for _, one in pairs if one.total is not None]
         if then and totals:
-            succeeded = (
-                sum(bool(record.get("success")) for record, _ in pairs),
-                sum(bool(one.success) for _, one in pairs),
-            )
+            succeeded = sum(bool(record.get("success")) for record, _ in pairs)
+            succeed = sum(bool(one.success) for _, one in pairs)
             self.terminal.say(
-                f"mean reward {fmean(then):.3f}, now {fmean(totals):.3f}; successes {succeeded[0]}, now {succeeded[1]}"
+                f"mean reward {fmean(then):.3f}, now {fmean(totals):.3f}; successes {succeeded}, now {succeed}"
             )
         return bool(differ)
 
@@ -264,19 +262,13 @@ class ReplayRun:
             arguments = ", ".join(f"{name}={value!r}" for name, value in answer.call.arguments.items())
             asked = f"{answer.call.name}({arguments})"
         shown, then, now = f"turn {answer.turn + 1}: {asked}", _short(answer.then), _short(answer.now)
-        self.terminal.say(
-            f"same     {shown} -> {then}"
-            if answer.same
-            else f"differs  {shown}\n         then  {then}\n         now   {now}"
-        )
+        differs = f"differs  {shown}\n         then  {then}\n         now   {now}"
+        self.terminal.say(f"same     {shown} -> {then}" if answer.same else differs)
 
     def _say_number(self, what: str, then: float | None, now: float | None) -> bool:
         same = _alike(then, now)
-        self.terminal.say(
-            f"same     {what} {number_text(now)}"
-            if same
-            else f"differs  {what} {number_text(then)}, now {number_text(now)}"
-        )
+        differs = f"differs  {what} {number_text(then)}, now {number_text(now)}"
+        self.terminal.say(f"same     {what} {number_text(now)}" if same else differs)
         return not same
 
 

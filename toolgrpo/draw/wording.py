@@ -46,10 +46,7 @@ _HELD_OUT = ("I have {given}. {Do}, please.", "For {given}: {do}.", "Could you {
 _WITHOUT = (("{Do}.", "Please {do}.", "Can you {do}?"), ("I would like you to {do}.", "{Do}, please."))
 _NEXT = (
     (("First,", "Then"), ("Begin with this:", "After that,"), ("Start like this:", "Next,")),
-    (
-        ("I have several things for you. The first:", "The next:"),
-        ("To begin,", "When that is done,"),
-    ),
+    (("I have several things for you. The first:", "The next:"), ("To begin,", "When that is done,")),
 )
 
 
