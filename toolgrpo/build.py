@@ -29,13 +29,7 @@ from toolgrpo.engines.build import BuiltEngine, build_engine
 from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
 from toolgrpo.models import missing_folder
-from toolgrpo.models.untrained_markers import (
-    output_rows,
-    output_rows_in,
-    untrained_line,
-    untrained_rows,
-    weight_files,
-)
+from toolgrpo.models.untrained_markers import output_rows, output_rows_in, untrained_line, untrained_rows, weight_files
 from toolgrpo.rollout import Player, Rollouts
 from toolgrpo.rollout.demand import PROMPT_ROOM, Prompts, rows_that_fit, suit
 from toolgrpo.rollout.observers import Observers

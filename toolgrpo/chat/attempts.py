@@ -133,14 +133,11 @@ def _is_unicode(value: object) -> bool:
 def _too_deep(value: object) -> bool:
     level: Sequence[object] = [value]
     for _ in range(_DEEPEST):
-        level = [child for item in level for child in _children(item)]
+        nested = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [child for children in nested for child in children]
         if not level:
             return False
     return True
-
-
-def _children(value: object) -> list[object]:
-    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
 
 
 # Calls as JSON objects, in every spelling that models give them.
@@ -195,11 +192,9 @@ def _attempt(raw: str, call: Any, form: CallForm) -> CallAttempt:
     others = [key for key in function if key not in _BESIDE]
     if others and all(one in ({}, "{}") for one in given):
         meant = attempt_from(raw, name, {key: function[key] for key in others})
-        shown = (
-            f"write it as {written(form.text, meant.name, meant.arguments)}"
-            if meant.arguments
-            else f"a call is {form.text}"
-        )
+        shown = f"a call is {form.text}"
+        if meant.arguments:
+            shown = f"write it as {written(form.text, meant.name, meant.arguments)}"
         lack = "the arguments of the call are empty" if given else "the call has no arguments"
         detail = f"{lack}, but {others[0][:60]!r} stands beside its name; {shown}"
         return malformed(AttemptStatus.BAD_ARGUMENTS, raw, detail, name)

@@ -312,20 +312,8 @@ FAMILIES: tuple[Family, ...] = (
         GLM,
         end_opens_results=True,
     ),
-    Family(
-        "llama3.1",
-        ("<|start_header_id|>", '"parameters": '),
-        ("<|eot_id|>", "<|eom_id|>"),
-        LLAMA,
-        one_call=True,
-    ),
-    Family(
-        "lfm2",
-        ("<|im_start|>", "<|tool_call_start|>"),
-        ("<|im_end|>",),
-        PYTHON,
-        reasoning_key="thinking",
-    ),
+    Family("llama3.1", ("<|start_header_id|>", '"parameters": '), ("<|eot_id|>", "<|eom_id|>"), LLAMA, one_call=True),
+    Family("lfm2", ("<|im_start|>", "<|tool_call_start|>"), ("<|im_end|>",), PYTHON, reasoning_key="thinking"),
     Family(
         "lfm2",
         ("<|im_start|>", "List of tools: "),

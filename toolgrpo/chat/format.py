@@ -101,7 +101,9 @@ class TemplateFormat:
         shown = self._guard.value(schemas) or [_schema(name) for name in {answer["name"]: None for answer in answers}]
         answers = with_ids([_call_turn(answers), *answers])[1:]
         text = ""
-        for answered in _rounds(answers) if self.family.one_call else [answers]:
+        # A template that prints one call per message: answers in a row that have one name may answer one call.
+        by_name = itertools.groupby(answers, key=lambda answer: answer["name"])
+        for answered in [list(run) for _, run in by_name] if self.family.one_call else [answers]:
             asks = answered[-1] is answers[-1]
             text += self._after_calls(row, answered, shown, enable_thinking=enable_thinking, ask=asks)
         following = self._encoder.encode(self.text_of_end + text)
@@ -245,12 +247,6 @@ class TemplateFormat:
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._encoder.decode(ids)
-
-
-def _rounds(answers: Sequence[Message]) -> Iterator[list[Message]]:
-    """Split answers into rounds for a template that prints one call per message: those in a row that have one name may answer one call."""
-    for _, run in itertools.groupby(answers, key=lambda answer: answer["name"]):
-        yield list(run)
 
 
 def _call_turn(answers: Sequence[Message]) -> Message:

@@ -62,7 +62,9 @@ def unmarked_call(
         (read,) = json_attempts(raw, value, _NO_FORM)
     except ValueError:  # no single call, or one with a number that JSON has not
         return None
-    if read.status is not AttemptStatus.OK or not _fits(read, schemas) or any(_same(read, call) for call in made):
+    if read.status is not AttemptStatus.OK or not _fits(read, schemas):
+        return None
+    if any((call.name, call.arguments) == (read.name, read.arguments) for call in made):
         return None
     if form is None:
         return CallAttempt(AttemptStatus.ACCEPTED, raw, read.name, read.arguments)
@@ -103,7 +105,3 @@ def _fits(call: CallAttempt, schemas: Sequence[Mapping[str, Any]]) -> bool:
         return False
     checker = ArgumentChecker(str(call.name), offered.get("parameters") or {})
     return checker.check(call.arguments or {}).complaint is None
-
-
-def _same(one: CallAttempt, other: CallAttempt) -> bool:
-    return one.name == other.name and one.arguments == other.arguments

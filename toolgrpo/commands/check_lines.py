@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -26,7 +25,7 @@ from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
 from toolgrpo.observe.doctor import why_broken
 from toolgrpo.observe.metrics import cut_in_turn
 from toolgrpo.rollout import EpisodeLimits, RolloutBatch
-from toolgrpo.support.plain_text import counted, duration, plain
+from toolgrpo.support.plain_text import counted, duration, listed_counts, percent, plain
 from toolgrpo.support.shipped_files import page_here
 
 
@@ -107,11 +106,8 @@ def add_tried(report: CheckReport, tried: Tried) -> None:
     answered = len(tried.answered) - len(silent)
     said = f"{answered} of {len(tried.answered)} answered drawn arguments"
     said += f" (not {', '.join(silent)})" if silent else ""
-    said += (
-        f"; not called, as their server does not mark them readOnlyHint: {', '.join(tried.not_called)}"
-        if tried.not_called
-        else ""
-    )
+    if tried.not_called:
+        said += f"; not called, as their server does not mark them readOnlyHint: {', '.join(tried.not_called)}"
     report.add("tools", said, answered=answered, silent=silent, not_called=list(tried.not_called))
 
 
@@ -119,33 +115,30 @@ def add_prompts(report: CheckReport, lengths: Sequence[int], window: int, budget
     left = window - max(lengths)
     said = f"tokens of {len(lengths)} prompts: {spread(lengths)}; the window of {window} leaves {left} for an episode of {budget}"
     failure = "Shorten them, or raise --vllm_max_model_length" if left < 1 else ""
-    warning = (
-        "Long episodes end with stop/context_full; raise --vllm_max_model_length or lower --max_completion_length"
-        if left < budget
-        else ""
-    )
+    warning = ""
+    if left < budget:
+        warning = (
+            "Long episodes end with stop/context_full; raise --vllm_max_model_length or lower --max_completion_length"
+        )
     numbers: dict[str, Any] = {"longest": max(lengths), "median": median(lengths), "window": window, "budget": budget}
     report.add("prompts", said, warning=warning, failure=failure, **numbers)
 
 
 def add_calls(report: CheckReport, facts: Untrained, batch: RolloutBatch, tool_names: Sequence[str]) -> None:
-    said = f"{_percent(facts.calling)} of {facts.episodes} episodes call a tool well; {facts.calls} calls"
+    said = f"{percent(facts.calling)} of {facts.episodes} episodes call a tool well; {facts.calls} calls"
     if facts.malformed:
-        said += f", {facts.malformed.total()} of them cannot be run ({_counts(facts.malformed)})"
+        said += f", {facts.malformed.total()} of them cannot be run ({listed_counts(facts.malformed)})"
     if facts.failed:
-        said += f", {facts.failed.total()} fail ({_counts(facts.failed)})"
+        said += f", {facts.failed.total()} fail ({listed_counts(facts.failed)})"
     forms = count_lookalikes(batch.trajectories, tool_names)
     if forms:
         written = ", ".join(f"{FORMS[form]} ({count})" for form, count in forms.most_common())
         said += f"; {forms.total()} turns look like calls in another form: {written}"
     warning, why = "", why_broken(facts.malformed + facts.failed, facts.calls, least=4)
     if facts.calling == 0:
-        accept = (
-            ", or run such calls with --unmarked_calls accept"
-            if facts.malformed["unmarked"] + facts.malformed["xml"]
-            else ""
-        )
-        warning = f"Teach the form first (toolgrpo sft), put worked examples before the questions{accept}"
+        warning = "Teach the form first (toolgrpo sft), put worked examples before the questions"
+        if facts.malformed["unmarked"] + facts.malformed["xml"]:
+            warning += ", or run such calls with --unmarked_calls accept"
     elif why is not None:
         said += why
         warning = f"Continue `toolgrpo sft` until most calls can be run ({page_here('calls-that-fail')})"
@@ -176,7 +169,7 @@ def add_budget(
     by = ", ".join(f"{flag} ({count})" for flag, count in cuts.items() if count)
     warning = f"{short} were cut: raise {by}" if short > _CUT * len(batch) else ""
     episodes = spread([len(trajectory.ids) for trajectory in batch.trajectories])
-    said = f"tokens of {len(batch)} episodes: {episodes}; they end with {_counts(facts.stops)}"
+    said = f"tokens of {len(batch)} episodes: {episodes}; they end with {listed_counts(facts.stops)}"
     report.add("length", said, warning=warning, stops=dict(facts.stops))
     if facts.copied:
         said = f"{facts.copied} of {len(batch)} episodes end with a copy of the last result in its <tool_response> tags"
@@ -188,7 +181,7 @@ def add_budget(
 def add_success(report: CheckReport, facts: Untrained) -> None:
     said = (
         f"pass@1 {facts.pass_1:.2f}, pass@{facts.k} {facts.pass_k:.2f} on {facts.n} questions; rewards from "
-        f"{min(facts.rewards):g} to {max(facts.rewards):g}; they differ in {_percent(facts.live)} of the groups"
+        f"{min(facts.rewards):g} to {max(facts.rewards):g}; they differ in {percent(facts.live)} of the groups"
     )
     warning = ""
     if facts.never:
@@ -220,9 +213,9 @@ def add_road(
         ", held-out ones too (eval_share): first put those into a file of their own" if "eval_share" in draw else ""
     )
     said, do = {
-        Road.LEAVE: (f"{_percent(facts.pass_1)} of the episodes succeed", "Use harder rows, if there are any"),
+        Road.LEAVE: (f"{percent(facts.pass_1)} of the episodes succeed", "Use harder rows, if there are any"),
         Road.REINFORCE: (
-            f"{groups}, so {_percent(low)} to {_percent(high)} of all"
+            f"{groups}, so {percent(low)} to {percent(high)} of all"
             + ("" if whole_run_s is None else f"; the whole run takes about {duration(whole_run_s)}")
             + f": {train}",
             "",
@@ -274,11 +267,3 @@ def add_agreement(report: CheckReport, differences: Sequence[float], largest: fl
         f"Both should hold one model: see {page_here(page='docs/how-to/engines.md')}" if difference > largest else ""
     )
     report.add("weights", said, failure=failure, difference=difference)
-
-
-def _counts(counts: Counter[str]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"

@@ -108,14 +108,7 @@ class EvaluationRun:
         return comparison
 
     def _questions(self) -> Dataset:
-        self._refuse_other_shares()
-        rows = Job(self.script, self.config, self.model, self.terminal).heldout_rows(DEFAULT_QUESTIONS)
-        assert rows is not None
-        self.terminal.say(f"data      {self._spec()}: {len(rows)} questions, {self.evaluation.samples} episodes each")
-        return rows
-
-    def _refuse_other_shares(self) -> None:
-        """Refuse held-out rows of another seed or share than the model's run had, of which some were trained on."""
+        """Return the rows; not of another seed or share than the model's run had, of which some were trained on."""
         known = read_run(run_file(Path(str(self.model.model_name_or_path))))
         had = held_out_otherwise(known, run_values(run_text(self.given))) if known.get("eval_share") else None
         if had is not None:
@@ -123,6 +116,10 @@ class EvaluationRun:
                 f"eval_share {self.script.eval_share:g} with seed {self.config.seed} holds out other rows than the run of "
                 f"{self.model.model_name_or_path}, which trained on some of them; give the values of that run: {had}"
             )
+        rows = Job(self.script, self.config, self.model, self.terminal).heldout_rows(DEFAULT_QUESTIONS)
+        assert rows is not None
+        self.terminal.say(f"data      {self._spec()}: {len(rows)} questions, {self.evaluation.samples} episodes each")
+        return rows
 
     def _measure(self, name: str, rows: Dataset, label: str) -> ModelReport | CheckReport:
         """Measure one model on all questions; in a dry run load it, and check what it would be measured with."""

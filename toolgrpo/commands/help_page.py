@@ -129,9 +129,8 @@ def help_text(command: str, theme: str = "", *, width: int | None = None) -> str
     if not flags:
         return "\n\n".join(parts)
     parts.append(textwrap.fill("Every flag is also a key of the YAML file; a flag wins over the file.", width))
-    parts += ["\n".join(_word(flags[name], shown, width) for name, shown in row.positional.items())] * bool(
-        row.positional
-    )
+    told = {shown.strip("[]"): _text(flags[name], in_short=True) for name, shown in row.positional.items()}
+    parts += ["\n".join(_cut(f"  {word:<{_COLUMN - 2}}{text}", width) for word, text in told.items())] * bool(told)
     shown = _first(row, themes) if theme == "" else themes
     for name, names in shown.items():
         if theme == "":
@@ -151,9 +150,8 @@ def help_text(command: str, theme: str = "", *, width: int | None = None) -> str
 def completion(shell: str, commands: Sequence[str]) -> str:
     """Return the script by which a shell completes commands, their flags, and values that can be listed."""
     flags = {command: _shown_flags(command) for command, row in COMMANDS.items() if row.classes}
-    known = {
-        name: one for of in reversed(flags.values()) for name, one in of.items()
-    }  # of a training, where it has one
+    # of a training, where it has one
+    known = {name: one for of in reversed(flags.values()) for name, one in of.items()}
     choices = {f"--{name}": one.choices for name, one in known.items() if one.choices}
     if shell == "fish":
         begin = f"complete -c toolgrpo -n __fish_use_subcommand -fa '{' '.join(commands)} --help --version'"
@@ -220,11 +218,6 @@ def _filled(command: Command, flags: Mapping[str, Flag], *, everything: bool) ->
     if everything:
         themes["TRL and Transformers"] = [name for name in left if name not in named | {*themes["more"]}]
     return {name: names for name, names in themes.items() if names}
-
-
-def _word(flag: Flag, shown: str, width: int) -> str:
-    """Return the entry of a word without a flag."""
-    return _cut(f"  {shown.strip('[]'):<{_COLUMN - 2}}{_text(flag, in_short=True)}", width)
 
 
 def _text(flag: Flag, *, in_short: bool) -> str:

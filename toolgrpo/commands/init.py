@@ -42,7 +42,12 @@ def init(given: Given) -> int:
     if given.values.get("skills"):
         if len(words) > 1:
             raise ConfigError(f"--skills takes one folder, got {' and '.join(words)}: toolgrpo init --skills [FOLDER]")
-        return _copy_skills(Path(*words or ["skills"]))
+        folder = Path(*words or ["skills"])
+        check_output_folder(folder, "the skills", "toolgrpo init --skills FOLDER")
+        shutil.copytree(shipped_root() / "skills", folder, dirs_exist_ok=True)
+        print(f"{folder}/ has {', '.join(sorted(file.name for file in folder.iterdir()))}; each has a SKILL.md")
+        print(f"The pages that they name as docs/... are in {shipped_root() / 'docs'}.")
+        return 0
     name = given.values.get("task", TASKS[0])
     folder = Path(given.values.get("folder", name))
     if name not in TASKS:
@@ -54,15 +59,6 @@ def init(given: Given) -> int:
     print(f"{folder}/ has {', '.join(sorted(file.name for file in folder.iterdir()))}")
     page = page_here(page="docs/tutorials/half_an_hour.md") if name == "shop" else folder / "README.md"
     print(f"Next: read {page}")
-    return 0
-
-
-def _copy_skills(folder: Path) -> int:
-    """Copy the skills for coding agents into a new folder."""
-    check_output_folder(folder, "the skills", "toolgrpo init --skills FOLDER")
-    shutil.copytree(shipped_root() / "skills", folder, dirs_exist_ok=True)
-    print(f"{folder}/ has {', '.join(sorted(file.name for file in folder.iterdir()))}; each has a SKILL.md")
-    print(f"The pages that they name as docs/... are in {shipped_root() / 'docs'}.")
     return 0
 
 

@@ -51,11 +51,9 @@ def load_model(job: Job, name: str, *, toolbox: ToolProvider | None = None, play
         policy = None if without_base else _policy_of_files(path, kwargs, config)
         policy = policy or _policy_of_whole(path, kwargs, config, without_base=without_base)
     except (OSError, ValueError, ImportError) as error:
-        what = (
-            f"the adapter in {path} cannot be loaded onto its base model {base}"
-            if without_base
-            else f"the model {path} cannot be loaded"
-        )
+        what = f"the model {path} cannot be loaded"
+        if without_base:
+            what = f"the adapter in {path} cannot be loaded onto its base model {base}"
         raise ModelError(missing_folder(base) or f"{what}: {error}") from error
     tokenizer = load_tokenizer(
         str(path),

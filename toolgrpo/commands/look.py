@@ -12,7 +12,6 @@ The page of a run needs no network and no server, and opens in any browser of 20
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -28,6 +27,7 @@ from toolgrpo.commands.given import Given
 from toolgrpo.commands.table import DataArguments, ReportArguments
 from toolgrpo.errors import DataError, SandboxError, ToolGRPOError
 from toolgrpo.support.plain_text import plain, without_secrets
+from toolgrpo.support.process_setup import installed_versions
 
 if TYPE_CHECKING:
     from toolgrpo.report.build import Built
@@ -48,11 +48,7 @@ def environment_lines(given: Given | None = None) -> Iterator[str]:
     from confined_python import choose_rung
 
     yield f"python       {platform.python_version()} on {platform.platform()}"
-    for package in _PACKAGES:
-        try:
-            yield f"{package:<12} {importlib.metadata.version(package)}"
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    yield from (f"{package:<12} {version}" for package, version in installed_versions(_PACKAGES).items())
     memory = psutil.virtual_memory()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     capability = torch.backends.cpu.get_cpu_capability()

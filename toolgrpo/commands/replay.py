@@ -36,7 +36,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.evaluation.grading import grade
 from toolgrpo.evaluation.replaying import Again, Answer, calls_again, episode_again, first_parting, rewards_again
 from toolgrpo.observe.console import show_warnings
-from toolgrpo.observe.episode_view import conversation
+from toolgrpo.observe.episode_view import conversation, number_text
 from toolgrpo.observe.records import Record, iter_episodes, row_of, shown_step
 from toolgrpo.rewards import Reward
 from toolgrpo.rollout import RolloutBatch, Scored
@@ -141,8 +141,8 @@ class ReplayRun:
             table.add_row(
                 str(record.get("episode")),
                 str(shown_step(record)),
-                _number(record.get("reward_given")),
-                _number(now.total),
+                number_text(record.get("reward_given")),
+                number_text(now.total),
                 _yes(record.get("success")),
                 _yes(now.success),
             )
@@ -153,12 +153,10 @@ class ReplayRun:
         then = [record["reward_given"] for record, _ in pairs if record.get("reward_given") is not None]
         totals = [one.total for _, one in pairs if one.total is not None]
         if then and totals:
-            succeeded = (
-                sum(bool(record.get("success")) for record, _ in pairs),
-                sum(bool(one.success) for _, one in pairs),
-            )
+            succeeded = sum(bool(record.get("success")) for record, _ in pairs)
+            succeed = sum(bool(one.success) for _, one in pairs)
             self.terminal.say(
-                f"mean reward {fmean(then):.3f}, now {fmean(totals):.3f}; successes {succeeded[0]}, now {succeeded[1]}"
+                f"mean reward {fmean(then):.3f}, now {fmean(totals):.3f}; successes {succeeded}, now {succeed}"
             )
         return bool(differ)
 
@@ -173,7 +171,9 @@ class ReplayRun:
                 self._say_answer(answer)
             if then.reward != again.reward:
                 differ = True
-                self.terminal.say(f"differs  the environment gave {_number(then.reward)}, now {_number(again.reward)}")
+                self.terminal.say(
+                    f"differs  the environment gave {number_text(then.reward)}, now {number_text(again.reward)}"
+                )
             then = replace(then, reward=again.reward)
         scored = self._scored(then, rewards)
         recorded = self.record.get("rewards") or {}
@@ -182,7 +182,7 @@ class ReplayRun:
                 differ |= self._say_number(f"reward {name}", recorded[name], now)
             else:
                 why = "the run did not have it, or did not record it"
-                self.terminal.say(f"new      reward {name} {_number(now)} ({why})")
+                self.terminal.say(f"new      reward {name} {number_text(now)} ({why})")
         return self._say_number("reward together", self.record.get("reward_given"), scored.total) or differ
 
     def _scored(self, trajectory: Trajectory, rewards: Sequence[Reward]) -> Scored:
@@ -262,17 +262,13 @@ class ReplayRun:
             arguments = ", ".join(f"{name}={value!r}" for name, value in answer.call.arguments.items())
             asked = f"{answer.call.name}({arguments})"
         shown, then, now = f"turn {answer.turn + 1}: {asked}", _short(answer.then), _short(answer.now)
-        self.terminal.say(
-            f"same     {shown} -> {then}"
-            if answer.same
-            else f"differs  {shown}\n         then  {then}\n         now   {now}"
-        )
+        differs = f"differs  {shown}\n         then  {then}\n         now   {now}"
+        self.terminal.say(f"same     {shown} -> {then}" if answer.same else differs)
 
     def _say_number(self, what: str, then: float | None, now: float | None) -> bool:
         same = _alike(then, now)
-        self.terminal.say(
-            f"same     {what} {_number(now)}" if same else f"differs  {what} {_number(then)}, now {_number(now)}"
-        )
+        differs = f"differs  {what} {number_text(then)}, now {number_text(now)}"
+        self.terminal.say(f"same     {what} {number_text(now)}" if same else differs)
         return not same
 
 
@@ -297,7 +293,3 @@ def _alike(then: float | None, now: float | None) -> bool:
 
 def _yes(value: bool | None) -> str:
     return {True: "yes", False: "no", None: "?"}[value]
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:g}"

@@ -41,11 +41,8 @@ def run_text(given: Given) -> str:
     from toolgrpo.models import NAMED_MODELS  # brings safetensors' weight, which help does not need
 
     values = dict(given.values)
-    names = (
-        *NAMED_MODELS,
-        *EMBEDDED_NAMES,
-        str(values.get("output_dir")),
-    )  # a folder that is called so is not what is meant
+    # a folder that is called so is not what is meant
+    names = (*NAMED_MODELS, *EMBEDDED_NAMES, str(values.get("output_dir")))
     kept = {
         name: _whole(value, () if name == "output_dir" else names) if name in _MAY_BE_PATHS else value
         for name, value in _told(values).items()
@@ -135,11 +132,9 @@ def held_out_otherwise(known: Mapping[str, Any], now: Mapping[str, Any]) -> str 
     if known.get("dataset_split", "train") != now.get("dataset_split", "train"):
         return None
     had, have = ({name: one.get(name, default) for name, default in _HELD_OUT_BY.items()} for one in (known, now))
-    return (
-        None
-        if had == have
-        else " ".join(f"--{name} {'none' if value is None else value}" for name, value in had.items())
-    )
+    if had == have:
+        return None
+    return " ".join(f"--{name} {'none' if value is None else value}" for name, value in had.items())
 
 
 def asks_the_same(known: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

@@ -199,10 +199,14 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
         max_length=None,  # nothing is cut: what is too long was refused
         model_init_kwargs=init_kwargs_of(model),
     )
-    progress = StepProgress(console if config.process_index == 0 else Console(quiet=True))
+    progress = StepProgress(shown)
     folder = Path(config.output_dir)
     if model.use_peft:
         model = with_lora_modules(model, lambda: shape)
+    labels = [  # -100 where nothing is learnt; TRL takes rows with labels as they are
+        [token if learnt else -100 for token, learnt in zip(example.ids, example.mask, strict=True)]
+        for example in examples
+    ]
     try:
         trainer = CardedSFTTrainer(
             card=ModelCard(
@@ -217,7 +221,7 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
             ),
             model=path,
             args=config,
-            train_dataset=_labelled(examples),
+            train_dataset=Dataset.from_dict({"input_ids": [list(one.ids) for one in examples], "labels": labels}),
             processing_class=tokenizer,
             peft_config=of_revision(get_peft_config(model), model),
             callbacks=[progress],
@@ -233,8 +237,10 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
     if needed is not None and needed.is_large(longest_here * config.per_device_train_batch_size):
         map_large_blocks()
     trainer.remove_callback(PrinterCallback)
+    passes = f"{config.num_train_epochs:g} pass{'' if config.num_train_epochs == 1 else 'es'}"
+    how_long = f"{config.max_steps} steps" if config.max_steps > 0 else passes
     progress.say(
-        f"{len(examples)} conversations, {n_tokens} tokens to learn, {_how_long(config)} on {trainer.accelerator.device.type}, {trainer.accelerator.mixed_precision} mixed "
+        f"{len(examples)} conversations, {n_tokens} tokens to learn, {how_long} on {trainer.accelerator.device.type}, {trainer.accelerator.mixed_precision} mixed "
         f"precision, {config.world_size} process(es), learning rate {rate:.2g}"
     )
     precision = compute_dtype(trainer.model, trainer.accelerator.mixed_precision)
@@ -270,24 +276,9 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
     return SFTResult(losses, folder, exit_code)
 
 
-def _how_long(config: ToolSFTConfig) -> str:
-    if config.max_steps > 0:
-        return f"{config.max_steps} steps"
-    return f"{config.num_train_epochs:g} pass{'' if config.num_train_epochs == 1 else 'es'}"
-
-
 def learning_rate_for(n_parameters: int) -> float:
     """Return a peak learning rate at which a model of this size learns a new form in some hundred steps."""
     return float(min(3e-3, max(2e-5, 2e-5 * (1e9 / n_parameters) ** 0.7)))
-
-
-def _labelled(examples: Sequence[Example]) -> Dataset:
-    """Return tokens with labels, -100 where nothing is learnt; TRL takes such rows as they are."""
-    labels = [
-        [token if learnt else -100 for token, learnt in zip(example.ids, example.mask, strict=True)]
-        for example in examples
-    ]
-    return Dataset.from_dict({"input_ids": [list(example.ids) for example in examples], "labels": labels})
 
 
 def _schemas(sft: SFTArguments) -> Sequence[Mapping[str, Any]]:

@@ -143,10 +143,7 @@ def _write_examples(folder: Path, asked: ShowArguments, console: Console) -> Non
     _say(console, f"{path}: {found}")
     rows = f"--dataset_id_or_path {shlex.quote(str(path))}"
     if any(one["offered"] is not None or one["hidden"] for one in found.conversations):
-        _say(
-            console,
-            "some episodes had their own tools, which rows of messages cannot hold; --from_run uses them",
-        )
+        _say(console, "some episodes had their own tools, which rows of messages cannot hold; --from_run uses them")
         rows = f"--from_run {shlex.quote(str(folder))}"
     known = read_run(run_file(folder) or run_file(folder.parent))
     calls = any(message.get("tool_calls") for one in found.conversations for message in one["messages"])

@@ -46,9 +46,8 @@ class Command:
     purpose: str
     more: str = ""
     run: str
-    positional: Mapping[str, str] = field(
-        default_factory=dict
-    )  # values of the words without a flag, as usage shows them
+    # values of the words without a flag, as usage shows them
+    positional: Mapping[str, str] = field(default_factory=dict)
     asks: str = ""  # said where one of these is missing or wrong
     classes: Sequence[type[Any] | Source] = ()  # whose fields are its flags, later ones over earlier ones
     needs: Sequence[str] = ()  # flags; A/B: one of them
@@ -343,16 +342,8 @@ COMMANDS: Mapping[str, Command] = {
             ),
             defaults=_OUTPUT,
             looks=(
-                *(
-                    look.no_endpoint,
-                    look.reward_is_given,
-                    look.rewards,
-                    look.rows,
-                    look.heldout_rows,
-                    look.batch,
-                    look.trackers,
-                ),
-                *(look.something_is_measured, look.checkpoint, look.output_folder),
+                *(look.no_endpoint, look.reward_is_given, look.rewards, look.rows, look.heldout_rows, look.batch),
+                *(look.trackers, look.something_is_measured, look.checkpoint, look.output_folder),
             ),
             on_terminal=True,
         ),

@@ -23,7 +23,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from rich.table import Table
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from toolgrpo.commands.arguments import ScriptArguments, training_arguments
 from toolgrpo.commands.check import Preflight
@@ -349,9 +349,7 @@ class _FirstStep(TrainerCallback):  # type: ignore[misc]  # transformers ships n
 
     number: int | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
         self.number = state.global_step
 
 

@@ -95,7 +95,7 @@ def load_tasks(
         rows = partial(task_rows, str(spec), split=split, limit=limit)
 
     def again(first: bool) -> Iterator[Row]:
-        for row in rows(on_bad_row=on_bad_row if first else _ignore):
+        for row in rows(on_bad_row=on_bad_row if first else lambda error: None):  # it was reported
             yield with_opening(row, system_prompt)
 
     dataset = write_rows(again)
@@ -235,10 +235,6 @@ def _gym(rest: str, split: str) -> Iterator[RawRow]:
     if not name or not (size or "1").isdecimal() or not (seed or "0").isdecimal() or size == "0":
         raise DataError(f"write reasoning_gym:NAME[:SIZE[:SEED]], e.g. reasoning_gym:gsm_symbolic:500:1; got {rest!r}")
     return gym_rows(name, int(size or _GYM_SIZE), int(seed or 0), split)
-
-
-def _ignore(error: DataError) -> None:
-    """Ignore a bad row: it was reported the first time through."""
 
 
 class _Opening(BaseModel):

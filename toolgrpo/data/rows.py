@@ -269,7 +269,11 @@ def check_row(columns: Mapping[str, Any]) -> Row:
     if "answer" in row:
         row["answer"] = _answer(row["answer"])
     for column, which in (("tools", "those that the row is offered"), ("hidden_tools", "callable, and not shown")):
-        _check_tool_names(row.get(column), column, which)
+        names = row.get(column)
+        if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            raise RowError(
+                f"the column '{column}' must be a list of names of loaded tools ({which}), not {_name(names)}"
+            )
     if isinstance(row.get("expected_tools"), str):  # of a CSV file
         row["expected_tools"] = _as_json(row["expected_tools"])
     if "enable_thinking" in row:
@@ -355,11 +359,6 @@ def _answer(answer: Any) -> str:
     )
 
 
-def _check_tool_names(names: Any, column: str, which: str) -> None:
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise RowError(f"the column '{column}' must be a list of names of loaded tools ({which}), not {_name(names)}")
-
-
 def _as_json(text: str) -> Any:
     """Return what a cell says as JSON, None for an empty one; one that is no JSON as it is."""
     try:
@@ -439,10 +438,7 @@ def row_key(prompt: str | Sequence[Mapping[str, Any]]) -> str:
 
     Values that a data set filled up with None are no part of it.
     """
-    said = (
-        prompt
-        if isinstance(prompt, str)
-        else [{key: value for key, value in message.items() if value is not None} for message in prompt]
-    )
-    text = json.dumps(said, sort_keys=True, ensure_ascii=True, default=str)
+    if not isinstance(prompt, str):
+        prompt = [{key: value for key, value in message.items() if value is not None} for message in prompt]
+    text = json.dumps(prompt, sort_keys=True, ensure_ascii=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:20]

@@ -285,7 +285,7 @@ class Drawer:
         value = -value if signed and self._rng.random() < 0.5 else value
         drawn = _plain(value, integer=kind == "integer")
         type_ = int if kind == "integer" else (int, float)
-        seen = self._seen.of(name, type_) if _is_key(name) or self._opened(name, "seen") else []
+        seen = self._seen.of(name, type_) if words_of(name)[-1] in _KEYS or self._opened(name, "seen") else []
         own = [one for one in self.spec.literals if isinstance(one, type_) and abs(one) > 2 and meant is None]
         return self._from_sources(
             name, {"range": [drawn], "seen": seen, "code": own if self._opened(name, "code") else []}
@@ -296,7 +296,8 @@ class Drawer:
         said = str(schema.get("description") or "")
         if (made := dated(about, schema, rng)) is not None:
             return made
-        own = f"{said} {self.spec.schema['function'].get('description', '')}" if self._only(name) else said
+        alone = list(self.spec.parameters.get("required", ())) == [name]  # the only one that must be given
+        own = f"{said} {self.spec.schema['function'].get('description', '')}" if alone else said
         named = [one for one in listed_in(own, AS_IN) if "..." not in one] or alternatives(said)
         words = [words for pattern, words in WORDS if re.search(pattern, " ".join(words_of(name)))] or [
             words for pattern, words in WORDS if re.search(pattern, about)
@@ -311,10 +312,6 @@ class Drawer:
         }  # fmt: skip
         self._texts.append(text := str(self._from_sources(name, sources)))
         return text
-
-    def _only(self, name: str) -> bool:
-        """Return whether a parameter is the only one that must be given."""
-        return list(self.spec.parameters.get("required", ())) == [name]
 
     def _array(self, name: str, schema: Mapping[str, Any], depth: int) -> list[Any]:
         if schema.get("prefixItems"):
@@ -384,10 +381,6 @@ def _let_rise(drawn: Arguments, properties: Mapping[str, Any]) -> None:
             kinds[next((words for words, _ in RANGES if re.search(words, about)), "any")].append(name)
     for names in kinds.values():
         drawn |= dict(zip(names, sorted(drawn[name] for name in names), strict=True))
-
-
-def _is_key(name: str) -> bool:
-    return words_of(name)[-1] in _KEYS
 
 
 def _names_in(schema: Any) -> set[str]:

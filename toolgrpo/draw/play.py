@@ -313,9 +313,7 @@ class Tried:
     not_called: Sequence[str]
 
 
-def try_tools(
-    first: Toolbox, again: Toolbox, row: Mapping[str, Any], *, seed: int, allow_writes: bool, rounds: int = 2
-) -> Tried:
+def try_tools(first: Toolbox, again: Toolbox, row: Mapping[str, Any], *, seed: int, allow_writes: bool) -> Tried:
     """Play each tool a little, as in an episode of this row; ask `again` what was answered."""
     rng, seen = random.Random(seed), Seen()
     specs = [known.spec for known in first.tools.values()]
@@ -323,7 +321,7 @@ def try_tools(
     faults: dict[tuple[str, str], ToolFault] = {}
     answered = dict.fromkeys(drawers, 0)
     good: list[Program] = []
-    for _ in range(rounds):
+    for _ in range(2):  # the second time with what the first has seen
         programs = [(PlayedCall(one.spec, one.draw()),) for one in drawers.values() for _ in range(_TRIES)]
         for (call,), results in zip(programs, run_programs(first, programs, row), strict=True):
             result, fault = results[-1], fault_of(results[-1])

@@ -113,13 +113,11 @@ def _split(
     held_out: dict[str, list[Program]] = {}
     for task, some in by_task.items():
         mixed = sorted(rng.sample(some, len(some)), key=lambda one: _key(one) in trained_in)
-        n = (
-            len(some)
-            if task in away
-            else 0
-            if len(some[0]) > 1 or hold_out or len(some) < 3
-            else max(1, len(some) // 5)
-        )
+        n = max(1, len(some) // 5)
+        if task in away:
+            n = len(some)
+        elif len(some[0]) > 1 or hold_out or len(some) < 3:
+            n = 0
         held_out[task], train[task] = mixed[:n], mixed[n:]
     alone = {_key(one) for some in held_out.values() for one in some if len(one) == 1}
     for task in composed:  # no call that is asked for alone is trained on in a composition

@@ -46,10 +46,7 @@ _HELD_OUT = ("I have {given}. {Do}, please.", "For {given}: {do}.", "Could you {
 _WITHOUT = (("{Do}.", "Please {do}.", "Can you {do}?"), ("I would like you to {do}.", "{Do}, please."))
 _NEXT = (
     (("First,", "Then"), ("Begin with this:", "After that,"), ("Start like this:", "Next,")),
-    (
-        ("I have several things for you. The first:", "The next:"),
-        ("To begin,", "When that is done,"),
-    ),
+    (("I have several things for you. The first:", "The next:"), ("To begin,", "When that is done,")),
 )
 
 
@@ -89,7 +86,7 @@ def _asked(call: PlayedCall, rng: Random, alike: Collection[str], *, held_out: b
     if plain:  # in the middle of a longer question
         return f"{do}, with {given}." if given else f"{do}."
     form = rng.choice((_HELD_OUT if held_out else _TRAINING) if given else _WITHOUT[held_out])
-    return form.format(Do=_capital(do), do=do, given=given)
+    return form.format(Do=do[:1].upper() + do[1:], do=do, given=given)
 
 
 def task_of(description: str, name: str) -> str:
@@ -109,11 +106,8 @@ def task_of(description: str, name: str) -> str:
         base = lower if re.search("ss$|[^s]$", lower) else lower[:-1]
     base = f"{lower[:-3]}y" if base is None and lower.endswith("ies") else base
     base = {"return": "give me", "say": "tell me"}.get(base or "", base)
-    base = (
-        None
-        if rest.startswith(("of ", "for ")) and base in ("price", "count", "estimate", "plan", "map", "sample")
-        else base
-    )
+    if rest.startswith(("of ", "for ")) and base in ("price", "count", "estimate", "plan", "map", "sample"):
+        base = None
     if base is not None and rest:
         return f"{base} {rest}"
     if lower in _QUESTIONS:
@@ -175,7 +169,3 @@ def written(value: Any, schema: Any = None) -> str:
 
 def _and(parts: Sequence[str]) -> str:
     return ", ".join(parts[:-1]) + f" and {parts[-1]}" if len(parts) > 1 else "".join(parts)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

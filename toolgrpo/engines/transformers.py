@@ -66,7 +66,8 @@ class TransformersEngine:
         model = self._get_model()
         _refuse_split_parameters(model)
         self._own_generator(model)
-        self._loop = _DecodeLoop(model, self._max_rows, _vocabulary(model), self._stepping)
+        vocabulary = model.config.get_text_config().vocab_size  # how many ids the model can draw
+        self._loop = _DecodeLoop(model, self._max_rows, vocabulary, self._stepping)
 
     async def sample(self, request: SampleRequest) -> Sample:
         if self._loop is None:
@@ -249,12 +250,6 @@ def _context_window(model: Any, wanted: int | None) -> int:
             f"give a maximum model length"
         )
     return min(limit for limit in (of_model, wanted) if limit is not None)
-
-
-def _vocabulary(model: Any) -> int:
-    """Return how many ids the model can draw."""
-    vocabulary: int = model.config.get_text_config().vocab_size
-    return vocabulary
 
 
 def _refuse_split_parameters(model: Any) -> None:

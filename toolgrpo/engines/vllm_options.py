@@ -16,7 +16,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import save_file
 
 from toolgrpo.models import cache_folder
+from toolgrpo.support.process_setup import installed_versions
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -65,20 +66,13 @@ def vllm_available() -> bool:
 
 def vllm_version() -> str | None:
     """Return the installed version, under whichever distribution name it came."""
-    for name in _DISTRIBUTIONS:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
+    return next(iter(installed_versions(_DISTRIBUTIONS).values()), None)
 
 
 def vllm_is_for_cpu() -> bool:
     """Return whether the vLLM that is installed was built for CPUs; it decides by these names too."""
-    for name in _DISTRIBUTIONS:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            return name.endswith("cpu") or "cpu" in importlib.metadata.version(name)
-    return False
+    name, version = next(iter(installed_versions(_DISTRIBUTIONS).items()), ("", ""))
+    return name.endswith("cpu") or "cpu" in version
 
 
 @dataclass(frozen=True, slots=True)

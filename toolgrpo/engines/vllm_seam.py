@@ -198,11 +198,9 @@ def start_vllm(
                 cleanup_dist_env_and_memory()
             if not isinstance(error, _START_ERRORS):
                 raise
-            others = (
-                f" {len(_living)} more live in this process: `trainer.close()` releases one."
-                if _living and not options.on_cpu
-                else ""
-            )
+            others = ""
+            if _living and not options.on_cpu:
+                others = f" {len(_living)} more live in this process: `trainer.close()` releases one."
             raise EngineError(
                 f"vLLM could not start in this process: {_said(error)}. Choose another engine (engine transformers, or "
                 f"vllm_server with a running `vllm serve`), or change the vllm_* options.{others}"
@@ -245,9 +243,8 @@ class StepEngine:
         self._adapter: Any = None
         self.needs_weights = False  # it slept, and what it held is gone
         self.seeds = np.random.default_rng(seed)  # of requests on an accelerator
-        self.numbers: torch.Tensor | None = (
-            None  # state of Torch's numbers for draws on the CPU, from the first step on
-        )
+        # state of Torch's numbers for draws on the CPU, from the first step on
+        self.numbers: torch.Tensor | None = None
 
     @property
     def _engine(self) -> Any:
@@ -416,7 +413,7 @@ def _end_vllm(engine: Any, number: int | None) -> None:
         shares_group = number is not None and _living.pop(number)
         whole_cleanup = core.cleanup_dist_env_and_memory
         if _living:
-            core.cleanup_dist_env_and_memory = _no_cleanup
+            core.cleanup_dist_env_and_memory = lambda: None  # the engine that still uses them keeps the groups
         elif shares_group:
             core.cleanup_dist_env_and_memory = destroy_model_parallel
         try:
@@ -427,10 +424,6 @@ def _end_vllm(engine: Any, number: int | None) -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _no_cleanup() -> None:
-    """Leave the groups to the engine that still uses them."""
 
 
 @contextmanager

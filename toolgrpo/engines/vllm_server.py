@@ -76,7 +76,9 @@ class VLLMServerEngine:
         self._servers = [
             ServerControl(url, timeout_s=options.timeout_s, say_every_s=say_every_s) for url in options.urls
         ]
-        _refuse_repeated([server.url for server in self._servers])
+        urls = [server.url for server in self._servers]
+        if repeated := sorted({url for url in urls if urls.count(url) > 1}):
+            raise ConfigError(f"the vLLM server at {repeated[0]} is given more than once; give each server one URL")
         self._vocabulary = vocabulary
         self._weights = weights
         self._options = options
@@ -152,9 +154,8 @@ class _ServerRun:
     def __init__(self, links: Sequence[ServerLink], options: ServerOptions, say_every_s: float) -> None:
         self.links = links
         self.in_flight: set[asyncio.Task[Sample]] = set()
-        self._longest_s = options.timeout_s * min(
-            2, len(links)
-        )  # one that hangs takes `timeout_s`; then another is asked
+        # one that hangs takes `timeout_s`; then another is asked
+        self._longest_s = options.timeout_s * min(2, len(links))
         self._retries = options.retries
         self._say_every_s = say_every_s
         self._given_up: EngineError | None = None
@@ -225,9 +226,3 @@ class _ServerRun:
             if task is not asyncio.current_task():
                 task.cancel()
         raise error
-
-
-def _refuse_repeated(urls: Sequence[str]) -> None:
-    repeated = sorted({url for url in urls if urls.count(url) > 1})
-    if repeated:
-        raise ConfigError(f"the vLLM server at {repeated[0]} is given more than once; give each server one URL")

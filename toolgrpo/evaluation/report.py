@@ -22,6 +22,7 @@ from toolgrpo.episode.tool_calls import INFRASTRUCTURE_CAUSES, NO_NAME, WITHOUT_
 from toolgrpo.errors import DataError
 from toolgrpo.evaluation.measures import Difference, Share, majority_at_k, pass_at_k
 from toolgrpo.evaluation.verdict import Verdict, tools_and_tasks
+from toolgrpo.support.plain_text import listed_counts
 
 _UNKNOWN = "(names of no tool)"
 _COUNTED = {  # by a chat endpoint
@@ -182,12 +183,14 @@ class ModelReport:
         drops = Counter(one.drop.cause.value for one in self.episodes if one.drop is not None)
         repeat, copy = sum(one.repeats for one in self.episodes), sum(one.copies for one in self.episodes)
         teach = "show a whole episode in --system_prompt, or teach it (toolgrpo sft)"
-        lines = [f"ends      {_counts(ends)} of {n} episodes{_help(ends, folder)}"]
+        lines = [f"ends      {listed_counts(ends)} of {n} episodes{_help(ends, folder)}"]
         if calls:
             failed = f"{causes.total()} of {len(calls)} failed"
-            lines.append(f"calls     {failed}{f': {_counts(causes)}' if causes else ''}{_help(causes, folder)}")
+            lines.append(f"calls     {failed}{f': {listed_counts(causes)}' if causes else ''}{_help(causes, folder)}")
         if drops:
-            lines.append(f"dropped   {drops.total()} of {n} episodes, neither successes nor failures: {_counts(drops)}")
+            lines.append(
+                f"dropped   {drops.total()} of {n} episodes, neither successes nor failures: {listed_counts(drops)}"
+            )
         if lost := sum(causes[cause] for cause in INFRASTRUCTURE_CAUSES):
             lines.append(
                 f"lost      {lost} calls got no result from this machine, and count as failures; measure again without other load"
@@ -345,20 +348,12 @@ def _tool(call: Call) -> str:
     return _UNKNOWN if call.status is AttemptStatus.UNKNOWN_TOOL else call.name or NO_NAME
 
 
-def _counts(counts: Counter[str]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
-
-
 def _help(counts: Counter[str], folder: Path) -> str:
     """Return what helps against the commonest of these ends or causes."""
     cause = next((name for name, _ in counts.most_common() if name not in _GOOD_ENDS), None)
     if cause is None:
         return ""
-    return (
-        f"; {_HELP[cause]}"
-        if cause in _HELP
-        else f"; toolgrpo show {shlex.quote(str(folder))} --cause {cause} has them"
-    )
+    return "; " + _HELP.get(cause, f"toolgrpo show {shlex.quote(str(folder))} --cause {cause} has them")
 
 
 def _with_interval(share: Share | Difference) -> dict[str, Any]:

@@ -90,11 +90,10 @@ class Verdict:
         said = f"verdict   {self.verdict}: {self.measure} {self.difference}"
         if self.verdict == "undecided":
             more = self.questions_more
-            said += (
-                "; no number of questions within reach would decide it"
-                if more is None
-                else (f"; about {more} questions more would decide it, at this difference and spread")
-            )
+            enough = "no number of questions within reach would decide it"
+            if more is not None:
+                enough = f"about {more} questions more would decide it, at this difference and spread"
+            said += f"; {enough}"
         corrected = f"; corrected for {self.looked_at} tools and tasks"
         return [said, *(f"          worse on {one}{corrected}" for one in self.regressions)]
 

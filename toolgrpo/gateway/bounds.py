@@ -28,9 +28,8 @@ _MOST_BYTES = 4 * 1024 * 1024
 _LEAST_MARKS = 65_536
 _HALF_A_CHARACTER = re.compile(r"\\ud[89a-f]", re.IGNORECASE)  # or one of a pair, which is looked into
 
-_threads = ThreadPoolExecutor(
-    2, thread_name_prefix="toolgrpo-gateway-reader"
-)  # more would make the loop wait longer for the interpreter
+# more would make the loop wait longer for the interpreter
+_threads = ThreadPoolExecutor(2, thread_name_prefix="toolgrpo-gateway-reader")
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -16,6 +16,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from toolgrpo.chat.base import tool_message
@@ -118,12 +119,7 @@ def results_of(
         for attempt, answer in zip(attempts, answers, strict=True)
         if attempt is not None
     }
-    results = []
-    for attempt in turn.attempts:
-        if id(attempt) not in given:
-            break
-        results.append(given[id(attempt)])
-    return tuple(results)
+    return tuple(given[id(attempt)] for attempt in takewhile(lambda attempt: id(attempt) in given, turn.attempts))
 
 
 def _last_said(part: Trajectory) -> float:

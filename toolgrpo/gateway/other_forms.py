@@ -195,11 +195,10 @@ def read_responses(body: Any, number: str) -> ResponsesRequest:
         messages.insert(0, {"role": "system", "content": asked.instructions})
     if not messages:
         raise Refused(400, "invalid_value", "input is empty; give a text or at least one message")
+    tools = () if asked.tool_choice == "none" else asked.tools or ()
     return ResponsesRequest(
         messages=tuple(message_of(message, place) for place, message in enumerate(messages)),
-        tools=()
-        if asked.tool_choice == "none"
-        else tuple(_flat_tool(tool, "parameters") for tool in asked.tools or ()),
+        tools=tuple(_flat_tool(tool, "parameters") for tool in tools),
         **{**asked.asked(f"resp_{number}"), "max_tokens": asked.max_output_tokens},
     )
 

@@ -195,10 +195,10 @@ class GatewaySession:
 
     async def _start(self, request: ChatRequest, thinking: bool | None, found: Found) -> Start:
         """Find out what a request goes on from."""
-        if found.turn_end is not None and self._has_bridge(
-            found.turn_end, [message["role"] for message in found.following]
-        ):
-            return await self._after_turn(found.turn_end, found.following)
+        end, roles = found.turn_end, [message["role"] for message in found.following]
+        # the chat format can go on with results, and with a user where that was proven
+        if end is not None and (set(roles) == {"tool"} or (self.bridges_users and roles == ["user"] and not end.calls)):
+            return await self._after_turn(end, found.following)
         prompt = self.shared.parts.chat.prompt
         ids = await off_loop(prompt, request.messages, request.tools, enable_thinking=thinking)
         start, answered = self._extension(ids), self._answered(found)
@@ -217,10 +217,6 @@ class GatewaySession:
         pairs = end.answers([message for message in found.following if message["role"] == "tool"])
         turn = end.sequence.open_turn
         return end.sequence, turn, results_of(turn, [one for one, _ in pairs], [one for _, one in pairs], self._now())
-
-    def _has_bridge(self, turn_end: TurnEnd, roles: Sequence[str]) -> bool:
-        """Return whether what follows a turn is what the chat format can go on with."""
-        return set(roles) == {"tool"} or (self.bridges_users and list(roles) == ["user"] and not turn_end.calls)
 
     async def _after_turn(self, turn_end: TurnEnd, following: Sequence[Message]) -> Start:
         """Go on from a turn with what its calls gave, or with what a user says to it."""

@@ -87,7 +87,7 @@ def weights_of_rows(log_ratio: torch.Tensor, weights: torch.Tensor, mask: torch.
             (weights * mask).sum(dim=1),
             (weights.square() * mask).sum(dim=1),
             (log_ratio * mask).sum(dim=1),
-            (_k3(log_ratio) * mask).sum(dim=1),
+            ((torch.expm1(log_ratio) - log_ratio) * mask).sum(dim=1),  # k3
             (log_ratio.abs() * mask).sum(dim=1),
             (log_ratio.abs() * mask).amax(dim=1),
         ],
@@ -132,10 +132,6 @@ def _sums(episodes: Sequence[EpisodeWeights]) -> dict[str, float]:
         "ess": weight * weight / (n_tokens * squared) if squared else 0.0,
         "k3": sum(one.k3 for one in episodes) / n_tokens,
     }
-
-
-def _k3(log_ratio: torch.Tensor) -> torch.Tensor:
-    return torch.expm1(log_ratio) - log_ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

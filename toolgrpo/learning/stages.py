@@ -23,14 +23,7 @@ import torch
 
 from toolgrpo.errors import ConfigError, PluginError, RewardError
 from toolgrpo.learning.advantages import ESTIMATORS, grouped_advantages, in_groups, is_dead
-from toolgrpo.learning.correction import (
-    Correction,
-    EpisodeWeights,
-    kept,
-    log_ratios,
-    truncated,
-    weights_of_rows,
-)
+from toolgrpo.learning.correction import Correction, EpisodeWeights, kept, log_ratios, truncated, weights_of_rows
 from toolgrpo.learning.shaping import Member, Shaping
 from toolgrpo.rewards.guard import RewardGuard, short
 from toolgrpo.rollout.batch import Scored
@@ -302,15 +295,13 @@ def why_every_row(args: Any) -> str | None:
 
 def check_by_token(args: Any) -> None:
     """Raise ConfigError unless the loss takes an advantage for each token."""
-    why = (
-        f"loss_type {args.loss_type} takes one for each episode; use {', '.join(LOSSES_BY_TOKEN)}"
-        if args.loss_type not in LOSSES_BY_TOKEN
-        else f"importance_sampling_level {args.importance_sampling_level} has one ratio for all tokens; use token"
-        if args.importance_sampling_level != "token"
-        else "off_policy_mask_threshold drops a whole episode by the sign of its one advantage; leave it out"
-        if args.off_policy_mask_threshold is not None
-        else None
-    )
+    why = None
+    if args.loss_type not in LOSSES_BY_TOKEN:
+        why = f"loss_type {args.loss_type} takes one for each episode; use {', '.join(LOSSES_BY_TOKEN)}"
+    elif args.importance_sampling_level != "token":
+        why = f"importance_sampling_level {args.importance_sampling_level} has one ratio for all tokens; use token"
+    elif args.off_policy_mask_threshold is not None:
+        why = "off_policy_mask_threshold drops a whole episode by the sign of its one advantage; leave it out"
     if why is not None:
         raise ConfigError(f"a stage gave each token its own advantage, but {why}")
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from toolgrpo.episode.tool_calls import AttemptStatus
-from toolgrpo.episode.trajectory import Trajectory, Turn
+from toolgrpo.episode.trajectory import Trajectory
 
 FORMS = {
     "markers": "markers that are plain text here, such as <tool_call>",
@@ -55,13 +55,9 @@ def count_lookalikes(trajectories: Iterable[Trajectory], tool_names: Collection[
         lookalike_form(turn.content, tool_names)
         for trajectory in trajectories
         for turn in trajectory.turns
-        if _holds_no_call(turn)
+        if all(attempt.status is AttemptStatus.UNMARKED for attempt in turn.attempts)
     )
     return Counter(form for form in forms if form is not None)
-
-
-def _holds_no_call(turn: Turn) -> bool:
-    return all(attempt.status is AttemptStatus.UNMARKED for attempt in turn.attempts)
 
 
 def _called(name: str, text: str) -> bool:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from toolgrpo.engines.base import MORE_ROOM
 from toolgrpo.episode.tool_calls import INFRASTRUCTURE_CAUSES, NO_NAME, NO_TOOL
 from toolgrpo.observe.call_lookalikes import FORMS
+from toolgrpo.support.plain_text import percent
 from toolgrpo.support.shipped_files import TROUBLESHOOTING, page_here
 
 LOGS_KEPT = 12  # no rule looks further back
@@ -148,7 +149,7 @@ class Logs:
         share = self.mean("reward/groups_without_spread")
         if not all(one >= 0.9 for one in self.each("reward/groups_without_spread")):
             return ""
-        whole = "no group differs" if share >= 1.0 else f"{_percent(share)} of the groups do not differ"
+        whole = "no group differs" if share >= 1.0 else f"{percent(share)} of the groups do not differ"
         return f"{whole} in reward {self.span}"
 
 
@@ -243,18 +244,14 @@ def infrastructure_failures(metrics: Log) -> str:
     """Return the infrastructure failures of a rollout as part of a sentence."""
     engine = metrics.get("stop/engine_failure", 0.0)
     counts = {cause: metrics.get(f"tools/error/{cause}", 0.0) for cause in INFRASTRUCTURE_CAUSES}
-    parts = [f"{_percent(engine)} lost by the engine"] if engine else []
+    parts = [f"{percent(engine)} lost by the engine"] if engine else []
     parts += [f"{round(count, 1):g} tool calls {_LOST[cause]}" for cause, count in counts.items() if count]
     return ", ".join(parts) or "see tools.log"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
 def _listed(shares: Mapping[str, float]) -> str:
     ordered = sorted(shares.items(), key=lambda item: -item[1])
-    return ", ".join(f"{_percent(share)} by {name}" for name, share in ordered if share >= 0.005)
+    return ", ".join(f"{percent(share)} by {name}" for name, share in ordered if share >= 0.005)
 
 
 # The rules, in the order of the table.
@@ -266,7 +263,7 @@ def _infrastructure_fails(logs: Logs) -> Iterator[str]:
         engine = {"stop/engine_failure": logs.total("stop/engine_failure") / len(logs)}
         causes = infrastructure_failures(engine | {f"tools/error/{c}": n / len(logs) for c, n in logs.errors.items()})
         slowest = "" if math.isnan(slow) else f"; one call in twenty takes {slow:.1f} s or more"
-        yield f"the infrastructure fails in {_percent(share)} of the episodes {logs.span} (of a rollout: {causes}){slowest}"
+        yield f"the infrastructure fails in {percent(share)} of the episodes {logs.span} (of a rollout: {causes}){slowest}"
 
 
 def _no_tool_calls(logs: Logs) -> Iterator[str]:
@@ -302,11 +299,11 @@ def _groups_all_failed(logs: Logs) -> Iterator[str]:
         return
     reasons = []
     if cut > 0.3:
-        reasons.append(f"{_percent(cut)} of the episodes are cut, {_listed(logs.cut)}")
+        reasons.append(f"{percent(cut)} of the episodes are cut, {_listed(logs.cut)}")
     if logs.tools and logs.calls == 0:
         reasons.append("no tool is called")
     elif logs.total("tools/failure_frequency") > 0.5 * len(logs):
-        reasons.append(f"{_percent(logs.mean('tools/failure_frequency'))} of the tool calls fail")
+        reasons.append(f"{percent(logs.mean('tools/failure_frequency'))} of the tool calls fail")
     why = f": {'; '.join(reasons)}" if reasons else ""
     yield f"{logs.dead}, and their episodes fail (success {success:.2f}){_NOTHING}{why}"
 
@@ -329,14 +326,14 @@ def _broken_calls(logs: Logs) -> Iterator[str]:
     calls, errors = logs.calls, Counter({cause: logs.errors[cause] for cause in PARSE_CAUSES})
     why = logs.why_broken
     if why is not None:
-        by = ", ".join(f"{name} {_percent(n / calls)}" for name, n in errors.most_common() if n >= 0.005 * calls)
-        yield f"{_percent(errors.total() / calls)} of the calls {logs.span} cannot be run ({by}){why}"
+        by = ", ".join(f"{name} {percent(n / calls)}" for name, n in errors.most_common() if n >= 0.005 * calls)
+        yield f"{percent(errors.total() / calls)} of the calls {logs.span} cannot be run ({by}){why}"
 
 
 def _cut_by_length(logs: Logs) -> Iterator[str]:
     share = sum(logs.cut.values())
     if share > 0.5:
-        yield f"{_percent(share)} of the episodes {logs.span} are cut: {_listed(logs.cut)}"
+        yield f"{percent(share)} of the episodes {logs.span} are cut: {_listed(logs.cut)}"
 
 
 def _worst_tool(logs: Logs) -> str:
@@ -349,7 +346,7 @@ def _tool_fails(logs: Logs) -> Iterator[str]:
     if logs.share_failed(tool) >= 0.5 and not by_form:  # `broken_calls` says that
         causes = ", ".join(f"{cause} {n / len(logs):.3g}" for cause, n in logs.errors.most_common(3) if n)
         yield (
-            f"the tool {tool} fails: {_percent(logs.share_failed(tool))} of its calls {logs.span} (failures of all tools "
+            f"the tool {tool} fails: {percent(logs.share_failed(tool))} of its calls {logs.span} (failures of all tools "
             f"a rollout: {causes})"
         )
 
@@ -378,13 +375,13 @@ def _lengths_weighted_unlike(logs: Logs) -> Iterator[str]:
     )
     if abs(masked[1] - masked[0]) >= 0.1:
         yield (
-            f"the off-policy correction chooses by length: it leaves out {_percent(masked[1])} of the longest quarter of "
-            f"the episodes {logs.span} and {_percent(masked[0])} of the shortest (rollout_correction)"
+            f"the off-policy correction chooses by length: it leaves out {percent(masked[1])} of the longest quarter of "
+            f"the episodes {logs.span} and {percent(masked[0])} of the shortest (rollout_correction)"
         )
     elif ess[1] <= 0.5 and ess[1] <= 0.7 * ess[0]:
         yield (
             f"the off-policy correction turns long episodes into noise: the weights of the longest quarter {logs.span} leave "
-            f"{_percent(ess[1])} of their tokens' effect, those of the shortest {_percent(ess[0])} (rollout_correction)"
+            f"{percent(ess[1])} of their tokens' effect, those of the shortest {percent(ess[0])} (rollout_correction)"
         )
 
 
@@ -400,14 +397,14 @@ def _cache_is_small(logs: Logs) -> Iterator[str]:
 def _void_turns(logs: Logs) -> Iterator[str]:
     share = logs.mean("turns/void")
     if share >= 0.1 and logs.why_broken is None and not sum(logs.cut.values()) > 0.5:  # others say why
-        yield f"{_percent(share)} of the turns {logs.span} hold neither a readable call nor an answer"
+        yield f"{percent(share)} of the turns {logs.span} hold neither a readable call nor an answer"
 
 
 def _copied_results(logs: Logs) -> Iterator[str]:
     share = logs.mean("answers/copied_result")
     if share >= 0.2:
         yield (
-            f"{_percent(share)} of the episodes {logs.span} answer with a copy of the last result in its <tool_response> "
+            f"{percent(share)} of the episodes {logs.span} answer with a copy of the last result in its <tool_response> "
             f"tags: the model continues the prompt instead of answering it"
         )
 

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from toolgrpo.episode.tool_calls import RUNNABLE
 from toolgrpo.observe.records import is_counted, results_of, shown_prompt, shown_step
-from toolgrpo.support.plain_text import plain
+from toolgrpo.support.plain_text import listed_counts, plain
 
 Record = Mapping[str, Any]
 _SHORT = 60  # characters of a prompt in a table
@@ -60,7 +60,7 @@ def group_table(records: Sequence[Record]) -> Table:
             f"{sum(len(record['turns']) for record in group) / len(group):.1f}",
             str(sum(len(results_of(record)) for record in group)),
             str(sum(failed(record) for record in group)),
-            ", ".join(f"{end} {count}" for end, count in ends.most_common()),
+            listed_counts(ends),
             question(group[0]),
         )
     return table
@@ -191,12 +191,13 @@ def call_text(attempt: Record) -> str:
 def _worth(record: Record) -> Text:
     text = Text()
     for name, value in (record.get("rewards") or {}).items():
-        text.append(f"{plain(name)} {'none' if value is None else format(value, 'g')}  ", style="bold")
+        text.append(f"{plain(name)} {number_text(value)}  ", style="bold")
     text.append(f"together {_reward(record)}", style="bold")
     if record.get("advantage") is not None:
         text.append(f", advantage {record['advantage']:.3g}")
     if record.get("turn_advantages"):
-        text.append(f" (by turn {', '.join(_signed(value) for value in record['turn_advantages'])})")
+        by_turn = ("none" if value is None else format(value, "+.3g") for value in record["turn_advantages"])
+        text.append(f" (by turn {', '.join(by_turn)})")
     if drop := record.get("drop"):
         text.append(f"\ndropped ({plain(drop['cause'])}): {_cut(plain(drop['reason']))}", style="red")
     if record.get("failure"):
@@ -205,10 +206,6 @@ def _worth(record: Record) -> Text:
     if row:
         text.append(f"\nrow: {_cut(plain(_json(row)))}", style="dim")
     return text
-
-
-def _signed(value: float | None) -> str:
-    return "none" if value is None else format(value, "+.3g")
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -259,9 +256,12 @@ def failed(record: Record) -> int:
     return sum(result["error"] is not None for result in results_of(record))
 
 
-def _reward(record: Record) -> str:
-    value = record.get("reward_given")
+def number_text(value: float | None) -> str:
     return "none" if value is None else f"{value:g}"
+
+
+def _reward(record: Record) -> str:
+    return number_text(record.get("reward_given"))
 
 
 def _given(group: Sequence[Record]) -> list[float]:

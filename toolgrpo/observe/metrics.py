@@ -27,7 +27,7 @@ from toolgrpo.engines.base import CacheRoom
 from toolgrpo.episode.tool_calls import INFRASTRUCTURE_CAUSES, NO_TOOL, WITHOUT_MARKERS, ToolErrorKind
 from toolgrpo.episode.trajectory import StopReason, Trajectory, copies_result, is_void
 from toolgrpo.learning.advantages import is_dead
-from toolgrpo.learning.shaping import Member, Shaping, members_of
+from toolgrpo.learning.shaping import Shaping, members_of
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.limits import EpisodeLimits
@@ -137,18 +137,10 @@ class MetricsLog(Observer):
         if batch.mode != "heldout":
             # A process may have had no group to draw.
             own = batch_metrics(batch, self._known) if len(batch) else {}
-            parts = gather_object([_Part(own, tuple(members_of(batch.episodes)))])
-            members = [member for part in parts for member in part.members]
+            parts = gather_object([(own, tuple(members_of(batch.episodes)))])
+            members = [member for _, some in parts for member in some]  # a group may be shared by two processes
             spread = groups_without_spread(self._shaping.rewards(members, batch.group_size), batch.group_size)
-            self._log({**merged([part.metrics for part in parts]), "reward/groups_without_spread": spread})
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The contribution of one process."""
-
-    metrics: Metrics
-    members: tuple[Member, ...]  # a group may be shared by two processes
+            self._log({**merged([metrics for metrics, _ in parts]), "reward/groups_without_spread": spread})
 
 
 def merged(parts: Sequence[Metrics]) -> dict[str, float]:

@@ -26,14 +26,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from transformers import (
-    PrinterCallback,
-    ProgressCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
 from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded
@@ -232,12 +225,7 @@ class RunProgress(Observer, TrainerCallback):  # type: ignore[misc]  # transform
             self._display().update(self._steps, completed=state.global_step, note="")
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: object,
+        self, args: object, state: TrainerState, control: object, logs: Log | None = None, **kwargs: object
     ) -> None:
         logs = logs or {}
         if "reward" in logs and self._n_steps:
@@ -301,12 +289,7 @@ class StepProgress(TrainerCallback):  # type: ignore[misc]  # transformers ships
             self._bar.start()
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Log | None = None,
-        **kwargs: object,
+        self, args: object, state: TrainerState, control: object, logs: Log | None = None, **kwargs: object
     ) -> None:
         if logs and "loss" in logs:
             self._step(state.global_step, state.max_steps, logs["loss"])

@@ -97,7 +97,7 @@ def _record(batch: RolloutBatch, episode: Scored, number: int, group: int, quest
         "reward_given": episode.total,
         "rewards": dict(episode.rewards),
         "advantage": episode.advantage,
-        **_known(turn_rewards=episode.turn_rewards, turn_advantages=episode.turn_advantages),
+        **{name: own for name in ("turn_rewards", "turn_advantages") if (own := getattr(episode, name)) is not None},
         **({} if episode.drop is None else {"drop": {"cause": episode.drop.cause, "reason": episode.drop.reason}}),
         **({} if episode.trained else {"trained": False}),
         "prompt": prompt_messages(episode.row.get("prompt")),
@@ -109,10 +109,6 @@ def _record(batch: RolloutBatch, episode: Scored, number: int, group: int, quest
         "timings": _timings(trajectory, batch.times),
         **{name: whole[name] for name in _NUMBERS},
     }
-
-
-def _known(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _timings(trajectory: Trajectory, times: RolloutTimes) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from toolgrpo.observe.console import LOGGERS, WarningLines, are_shown, show_warnings
 from toolgrpo.observe.line_file import LineFile, json_line
@@ -147,12 +147,7 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
         self._warn_of_size(args, state)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: object,
+        self, args: object, state: TrainerState, control: object, logs: dict[str, float] | None = None, **kwargs: object
     ) -> None:
         logs = logs or {}
         numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
@@ -162,7 +157,7 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
         elif "train_runtime" not in numbers:
             self._write("step", step=step, metrics=numbers, phases=self._phases.taken())
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
         self.event("checkpoint", f"checkpoint-{state.global_step}", step=max(0, state.global_step - 1))
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:

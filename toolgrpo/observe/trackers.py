@@ -14,7 +14,6 @@ Not covered: a tracker that hangs inside its own code. W&B has deadlines of its 
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
 import platform
@@ -32,11 +31,12 @@ from transformers.integrations import (
     get_reporting_integration_callbacks,
 )
 
-from toolgrpo.observe.episode_view import call_text, conversation_lines, failed, question
+from toolgrpo.observe.episode_view import call_text, conversation_lines, failed, number_text, question
 from toolgrpo.observe.recorder import batch_records
 from toolgrpo.observe.records import Record
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer
+from toolgrpo.support.process_setup import installed_versions
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def episode_rows(batch: RolloutBatch) -> list[EpisodeRow]:
 def _row(record: Record) -> EpisodeRow:
     calls = [pair for turn in record["turns"] for pair in zip(turn["attempts"], turn["results"], strict=False)]
     said = [turn["content"] for turn in record["turns"]]
-    rewards = ", ".join(f"{name} {_number(value)}" for name, value in record["rewards"].items())
+    rewards = ", ".join(f"{name} {number_text(value)}" for name, value in record["rewards"].items())
     dropped = record.get("drop")
     return {
         "step": record["step"],
@@ -84,10 +84,6 @@ def as_markdown(rows: Sequence[EpisodeRow]) -> str:
     return "\n".join(lines)
 
 
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:g}"
-
-
 def _short(text: str, longest: int = _LONGEST_TEXT) -> str:
     return text if len(text) <= longest else f"{text[:longest]} ..."
 
@@ -98,13 +94,7 @@ def _cell(value: Any) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that decide what a run does."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    return {"python": platform.python_version(), **installed_versions(_PACKAGES)}
 
 
 def installed_trackers(report_to: Sequence[str]) -> list[str]:

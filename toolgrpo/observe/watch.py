@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from toolgrpo.engines.base import CacheRoom
 from toolgrpo.errors import InfrastructureError
@@ -65,9 +65,9 @@ class DoctorWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships 
 
     def on_log(
         self,
-        args: TrainingArguments,
+        args: object,
         state: TrainerState,
-        control: TrainerControl,
+        control: object,
         logs: Mapping[str, Any] | None = None,
         **kwargs: object,
     ) -> None:

@@ -197,10 +197,7 @@ def _pieces(
         tokens.append(piece if own == prompt_ids[name] else {**piece, "p": own})
         token_ids.update(own)
         token_ids.update(piece["i"])
-    return (
-        {"prompts": prompts, "episodes": texts},
-        {"prompts": prompt_ids, "episodes": tokens},
-    )
+    return {"prompts": prompts, "episodes": texts}, {"prompts": prompt_ids, "episodes": tokens}
 
 
 def _place(names: list[str], name: str) -> int:

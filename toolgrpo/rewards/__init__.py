@@ -85,7 +85,7 @@ _EXAMPLE = "def reward_func(completions, answer, **kwargs): return [0.0] * len(c
 def get_reward(name: str) -> Reward:
     """Return a built-in reward by its name, one of TRL's, or the function of a dotted path."""
     if name == "by_task":
-        by_task = ByTask(_named_or_file)
+        by_task = ByTask(lambda name: load_reward(name) if _is_file(name) else get_reward(name))
         return Reward(by_task, name, "built in", refused=partial(refused_by_task, by_task))
     if name == "judge":
         from toolgrpo.rewards.judge import judge  # only who names it needs its settings
@@ -150,10 +150,6 @@ def named_rewards(rewards: Any, function: str = "reward_func") -> Any:
 
 def _is_file(reward: Any) -> bool:
     return isinstance(reward, Path) or (isinstance(reward, str) and reward.endswith(".py"))
-
-
-def _named_or_file(name: str) -> Reward:
-    return load_reward(name) if _is_file(name) else get_reward(name)
 
 
 def load_reward(path: str | Path, name: str = "reward_func") -> Reward:

@@ -41,9 +41,8 @@ def _appears(answer: str, text: str) -> bool:
     before = rf"(?<!{WORD})" if answer[0] in "-−" or answer[0].isalnum() else ""
     before += r"(?<!\d[.,])(?<![-−])(?<![-−][$€£¥₹])" if answer[0].isdigit() else ""
     after = rf"(?!{WORD})" if answer[-1].isalnum() else ""
-    after += (
-        r"(?![.,]\d)(?!\s?/\s?\d+(?![/\d]))" if answer[-1].isdigit() else ""
-    )  # a fraction is another number, a date is none
+    # a fraction is another number, a date is none
+    after += r"(?![.,]\d)(?!\s?/\s?\d+(?![/\d]))" if answer[-1].isdigit() else ""
     return re.search(f"{before}{re.escape(answer)}{after}", text) is not None
 
 

@@ -129,9 +129,8 @@ def _text(value: Any) -> str:
 def _normal(value: Any) -> Any:
     """Return a value in the form in which it is compared."""
     if isinstance(value, Mapping):
-        return {
-            str(key): _normal(item) for key, item in value.items() if item is not None
-        }  # a table fills keys with None
+        # a table fills keys with None
+        return {str(key): _normal(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
         return [_normal(item) for item in value]
     if isinstance(value, bool) or value is None:

@@ -247,7 +247,9 @@ class GroupQueue(Generic[V]):
             finally:
                 # Ahead, a set goes on in its own thread when nobody waits for it here. Its judge is a task of this loop, and
                 # comes to its end here: cancelled, it would have to ask the rewards again.
-                await _let_go(task for task, one in open_ones.items() if self.ahead is None or one.trajectories is None)
+                for task, one in open_ones.items():
+                    if self.ahead is None or one.trajectories is None:
+                        task.cancel()
                 await asyncio.gather(*open_ones, return_exceptions=True)
             return self._taken(decision, began.step, times)
 
@@ -321,12 +323,6 @@ async def _trajectories_of(begun: Begun) -> tuple[Trajectory, ...]:
     begun.add_done_callback(tell_loop)
     await ended.wait()
     return tuple(begun.result().trajectories)
-
-
-async def _let_go(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel what waits, and see it end."""
-    cancelled = [task for task in tasks if not task.done() and task.cancel()]
-    await asyncio.gather(*cancelled, return_exceptions=True)
 
 
 def _together(of: Sequence[RolloutTimes]) -> RolloutTimes:

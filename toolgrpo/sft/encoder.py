@@ -125,9 +125,8 @@ def _message(message: Message, where: str) -> Message:
 
 
 def _is_taught(message: Message) -> bool:
-    return bool(
-        message["role"] == "assistant" and message.get("weight") != 0
-    )  # OpenAI's mark of a turn that is only shown
+    # OpenAI marks a turn that is only shown with the weight 0
+    return bool(message["role"] == "assistant" and message.get("weight") != 0)
 
 
 def _check_arguments(call: Any, where: str) -> None:

@@ -29,9 +29,8 @@ _ENDS_OF_WORDS = re.compile(r"[.,;:?!'\"]+(?=\s|$)|(?<!\S)['\"]+")
 class RunExamples:
     """The conversations of a run, and why its other episodes are none."""
 
-    conversations: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # messages, of them a prompt; names of tools or None; the row's own switch of thinking
+    # messages, of them a prompt; names of tools or None; the row's own switch of thinking
+    conversations: list[dict[str, Any]] = field(default_factory=list)
     n_episodes: int = 0
     left_out: Counter[str] = field(default_factory=Counter)  # by the reason
 

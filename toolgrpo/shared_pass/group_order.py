@@ -91,7 +91,7 @@ def _reorder(block: Sequence[MicroBatch], live: Sequence[bool] | None, by_prompt
     order = order_by_group(_prompts(block) if by_prompt else range(sum(sizes)), sizes[0], live)
     joined = {key: _permuted([micro_batch[key] for micro_batch in block], order) for key in block[0]}
     return [
-        {key: _piece(value, start, sizes[0]) for key, value in joined.items()}
+        {key: value[start : start + sizes[0]] if _per_sample(value) else value for key, value in joined.items()}
         for start in range(0, sum(sizes), sizes[0])
     ]
 
@@ -113,7 +113,3 @@ def _permuted(parts: list[Any], order: list[int]) -> Any:
         return torch.cat(parts)[torch.tensor(order, device=parts[0].device)]
     samples = [sample for part in parts for sample in part]
     return [samples[index] for index in order]
-
-
-def _piece(value: Any, start: int, size: int) -> Any:
-    return value[start : start + size] if _per_sample(value) else value

@@ -20,7 +20,9 @@ before every row.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -146,15 +148,11 @@ class SharedPass:
         # A wrapper's forward must not run again inside a backward pass, so with several processes the
         # activations of all passes stay; gradient checkpointing is what bounds them there.
         again = torch.is_grad_enabled() and len(packings) > 1 and not _several_processes()
-        outputs = []
+        run: Callable[..., ScoredTokens] = forward_packing
+        if again:
+            run = partial(checkpoint, forward_packing, use_reentrant=False)
         with autocast or nullcontext():
-            for packing in packings:
-                if again:
-                    outputs.append(
-                        checkpoint(forward_packing, model, config, packing, input_ids.device, use_reentrant=False)
-                    )
-                else:
-                    outputs.append(forward_packing(model, config, packing, input_ids.device))
+            outputs = [run(model, config, packing, input_ids.device) for packing in packings]
         of_passes = [packing.rows * width + packing.columns for packing in packings]
         places = torch.from_numpy(np.concatenate(of_passes)).to(input_ids.device)
 

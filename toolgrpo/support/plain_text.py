@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,14 @@ def duration(seconds: float) -> str:
     """Return a time in the unit that a person would choose."""
     unit, name = next(((size, name) for size, name in ((3600, "h"), (60, "min")) if seconds >= 1.5 * size), (1, "s"))
     return f"{seconds / unit:.1f} {name}"
+
+
+def listed_counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def counted(n: int, noun: str) -> str:

@@ -14,7 +14,7 @@ import platform
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -193,6 +193,15 @@ _large_blocks = "as glibc does"  # or: heap, mapped
 _TUNABLES = "GLIBC_TUNABLES"
 _MAPPED_BYTES = 8 * 2**20  # above the tiles of the output head (trainer/trl/trainer.py)
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4  # the numbers of malloc.h
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those of these packages that are installed."""
+    found = {}
+    for package in packages:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def _libiomp5() -> Path | None:

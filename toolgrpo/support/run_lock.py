@@ -78,9 +78,10 @@ def claim_folder(folder: Path, process_index: int = 0, *, patience_s: float = _P
             f"another run writes into {folder} ({holder}), and two in one folder would mix their models, logs and "
             f"checkpoints. Give another --output_dir, or end that process first."
         )
+    own = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S %z")}
     with contextlib.suppress(OSError):  # on a full disk the lock alone has to do
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(_own_name()).encode(), 0)
+        os.pwrite(descriptor, json.dumps(own).encode(), 0)
     _descriptors[path] = descriptor
     return FolderClaim(path, None)
 
@@ -114,10 +115,6 @@ def _lock(descriptor: int, patience_s: float) -> bool:
         if time.monotonic() >= deadline:
             return False
         time.sleep(_RETRY_S)
-
-
-def _own_name() -> dict[str, str | int]:
-    return {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S %z")}
 
 
 def _holder(descriptor: int) -> str:

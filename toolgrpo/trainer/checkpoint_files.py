@@ -48,27 +48,12 @@ _NOTHING = ("none", "false", "")  # what is said of no checkpoint
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 _RECORDINGS = ("episodes*.jsonl*", "tokens*.jsonl*", "heldout*.jsonl*", "vocabulary*.jsonl*", "steps.jsonl*")
 _OF_A_RUN = (
-    *(
-        *_WEIGHTS,
-        *_RECORDINGS,
-        "*.index.json",
-        "*.gguf",
-        "config.json",
-        "generation_config.json",
-        "adapter_config.json",
-    ),
+    *(*_WEIGHTS, *_RECORDINGS),
+    *("*.index.json", "*.gguf", "config.json", "generation_config.json", "adapter_config.json"),
     *("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
     *("training_args.bin", "trainer_state.json", "all_results.json", "train_results.json", "README.md", "tools.json"),
-    *(
-        "Modelfile",
-        "summary.json",
-        "failure.json",
-        "evaluation.json",
-        "report*.html",
-        "train.log*",
-        "tools.log*",
-        "vllm_weights",
-    ),
+    *("Modelfile", "summary.json", "failure.json", "evaluation.json", "report*.html", "train.log*", "tools.log*"),
+    "vllm_weights",
 )
 
 

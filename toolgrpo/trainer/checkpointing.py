@@ -192,7 +192,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
                 files.begin(folder)
             trainer.accelerator.wait_for_everyone()
             write()
-            self._save_place(folder, place)
+            log_bytes = trainer.recorder.sync()
+            torch.save(self._place(log_bytes) if place is None else place, self._place_file(folder))
             trainer.accelerator.wait_for_everyone()
             if self._is_main:
                 run = None if self._run is None else self._run.run
@@ -234,14 +235,10 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         self.save(write, begun.place)
         self._warn(f"step {step} is saved in {folder}")
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
         self._begun = _Begun.now(self._place(self._trainer.recorder.size()), state.num_input_tokens_seen)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._begun = None
         # A checkpoint keeps no metrics that were not logged, and an evaluation may ask for one. Those of the last step
         # belong to TRL's closing line, unless an evaluation follows: TRL would then log them as the evaluation's.
@@ -250,9 +247,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
 
     on_epoch_end = on_step_end
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
         args.save_total_limit = None  # after the trackers were told
         if self._resumed is None:
             return
@@ -275,14 +270,10 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         for trouble in gather_object(self._restore(self._resumed)):
             self._warn(f"{trouble}; the training continues")
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
         args.save_total_limit, args.eval_on_start = self._keep, self._evaluates_first
 
-    def on_push_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_push_begin(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
         """Write a `.gitignore`: Transformers pushes the whole output folder but what that names."""
         ignore = self._output_dir / ".gitignore"
         if self._is_main and not ignore.exists():
@@ -349,10 +340,6 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
 
     def _place_file(self, folder: Path) -> Path:
         return folder / f"toolgrpo_place_{self._trainer.accelerator.process_index}.pt"
-
-    def _save_place(self, folder: Path, place: Place | None) -> None:
-        log_bytes = self._trainer.recorder.sync()
-        torch.save(self._place(log_bytes) if place is None else place, self._place_file(folder))
 
     def _place(self, log_bytes: int) -> Place:
         engine, batches = self._trainer.engine, self._trainer.rollout_batches

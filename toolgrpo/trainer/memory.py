@@ -192,11 +192,8 @@ class RunShape:
         `bits` are those of the weights of linear layers, where they are going to be packed.
         """
         base = model.get_base_model() if hasattr(model, "peft_config") else model
-        sizes, head, embedding = (
-            base.config.get_text_config(),
-            base.get_output_embeddings(),
-            base.get_input_embeddings(),
-        )
+        sizes = base.config.get_text_config()
+        head, embedding = base.get_output_embeddings(), base.get_input_embeddings()
         weights = sum(map(_n_bytes, model.parameters()))
         trained = [weight for weight in model.parameters() if weight.requires_grad]
         for module in base.modules() if bits < 16 else ():

@@ -10,7 +10,6 @@ where its own card is on this disk, and the success that was measured after the 
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from huggingface_hub import EvalResult, ModelCardData, try_to_load_from_cache
 from toolgrpo.chat.families import vllm_flags
 from toolgrpo.models import folder_of
 from toolgrpo.support.plain_text import plain
+from toolgrpo.support.process_setup import installed_versions
 from toolgrpo.support.settings_files import parse_yaml
 from toolgrpo.support.storage import share_weights, write_whole
 
@@ -73,7 +73,8 @@ class ModelCard:
             parts.append("## Tools\n\n" + "\n".join(_tool_line(schema) for schema in self.tools))
         if self.supervised:
             parts.append(f"## Train on\n\n{self._train_on()}")
-        parts.append(f"## Versions\n\n{', '.join(_versions())}")
+        versions = ", ".join(f"{name} {version}" for name, version in installed_versions(_LIBRARIES).items())
+        parts.append(f"## Versions\n\n{versions}")
         parts.append(f"## Citations\n\n{_CITATION}\n\n{citations(supervised=self.supervised)}")
         return "\n\n".join(parts) + "\n"
 
@@ -239,13 +240,3 @@ def _tool_line(schema: Mapping[str, Any]) -> str:
     function = schema["function"]
     first = str(function.get("description", "")).strip().splitlines() or [""]
     return f"- `{plain(str(function['name']))}`: {plain(first[0])}"
-
-
-def _versions() -> list[str]:
-    found = []
-    for library in _LIBRARIES:
-        try:
-            found.append(f"{library} {importlib.metadata.version(library)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

@@ -32,7 +32,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from toolgrpo.errors import PeerError, ToolGRPOError
 from toolgrpo.support.storage import write_whole
@@ -72,14 +72,10 @@ def _heeded() -> list[signal.Signals]:
 
 
 def _let_the_next_end_it() -> None:
+    in_a_session = hasattr(sys, "ps1") or "ipykernel" in sys.modules  # somebody types here, and runs no script
     for number in _heeded():
-        interrupts = number == signal.SIGINT and _in_a_session()
+        interrupts = number == signal.SIGINT and in_a_session
         signal.signal(number, signal.default_int_handler if interrupts else signal.SIG_DFL)
-
-
-def _in_a_session() -> bool:
-    """Return whether somebody types here, at a prompt or in a notebook, rather than runs a script."""
-    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 
 class GracefulStop(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
@@ -106,9 +102,7 @@ class GracefulStop(TrainerCallback):  # type: ignore[misc]  # transformers ships
             signal.signal(number, handler)
         self._handlers = {}
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         received = torch.tensor([int(self._received or 0)], device=self._accelerator.device)
         number = int(self._accelerator.gather(received).max())
         if number:
@@ -116,9 +110,7 @@ class GracefulStop(TrainerCallback):  # type: ignore[misc]  # transformers ships
             control.should_save = control.should_save or state.global_step < state.max_steps
             control.should_training_stop = True
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_epoch_end(self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         """Leave alone what was just saved: Transformers takes a stop in the middle of an epoch for its end."""
         saved = self.stopped_by is not None and state.global_step < state.max_steps
         if saved and abs((state.epoch or 0) - round(state.epoch or 0)) > 1e-6:
@@ -162,27 +154,18 @@ class HeldOutWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships
         since = len(rates) - 1 - rates.index(best)
         return f"held-out success has not risen for {since} evaluations (best: {best:.3f})" if since >= most else None
 
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: object,
-    ) -> None:
+    def on_evaluate(self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         of_this_step = [log for log in _evaluations(state) if log["step"] == state.global_step]
         measured = [one for one in of_this_step if is_measured(one["eval_success"])]
         if len(of_this_step) < self._n_datasets or len(measured) < len(of_this_step):
             return
-        if self._keeps_best and state.global_step and _rates(state)[-1] > _best(state):
+        best = -1.0 if state.best_metric is None else float(state.best_metric)
+        if self._keeps_best and state.global_step and _rates(state)[-1] > best:
             control.should_save = True  # Transformers notes it as the best, and loads it at the end
         reason = self.reason(state)
         if reason is not None and state.global_step:  # a training that ends before its first step ends otherwise
             control.should_save = control.should_training_stop = True
             self._say(f"stopped after step {state.global_step}: {reason} (stop_when {self._stop_when})")
-
-
-def _best(state: TrainerState) -> float:
-    return -1.0 if state.best_metric is None else float(state.best_metric)
 
 
 def _rates(state: TrainerState) -> list[float]:

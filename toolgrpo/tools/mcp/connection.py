@@ -135,7 +135,9 @@ class McpConnection:
         try:
             link = await self._connected()  # which has a deadline of its own
             async with asyncio.timeout(timeout_s):
-                return self._reply(await link.client.result().call_tool(name, dict(arguments)))
+                result = await link.client.result().call_tool(name, dict(arguments))
+            shown = cut(result_text(result), self._options.max_result_chars)
+            return Reply(shown.text, ToolErrorKind.RAISED if result.is_error else None, left_out=shown.left_out)
         except TimeoutError:
             assert link is not None
             self._start(self._probe(link, min(_PROBE_TIMEOUT_S, timeout_s)))
@@ -157,11 +159,6 @@ class McpConnection:
         if link is not None:
             self._drop(link)
         return Reply(text, ToolErrorKind.DIED)
-
-    def _reply(self, result: mcp_types.CallToolResult) -> Reply:
-        rendered = cut(result_text(result), self._options.max_result_chars)
-        error = ToolErrorKind.RAISED if result.is_error else None
-        return Reply(rendered.text, error, left_out=rendered.left_out)
 
     async def _with_last_words(self, text: str) -> str:
         """Return the sentence with what the server printed last, if it printed anything."""

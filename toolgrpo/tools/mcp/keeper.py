@@ -17,7 +17,7 @@ import re
 import select
 import signal
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from confined_python.processes.linux import die_with_parent, fork_under_reaper, watch_process
@@ -110,13 +110,10 @@ def _readable(line: bytes, n_bytes: int) -> tuple[int, bytes]:
 def _check_depth(value: object) -> None:
     level = [value]
     for _ in range(_MAX_DEPTH):
-        level = [member for node in level for member in _members(node)]
+        nested = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
+        level = [member for members in nested for member in members]
     if level:
         raise RecursionError
-
-
-def _members(node: object) -> Iterable[object]:
-    return node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
 
 
 def _write(descriptor: int, line: bytes) -> None:

@@ -70,7 +70,7 @@ def parse_docstring(doc: str) -> DocText:
     return DocText(
         description=description,
         parameters={
-            name.strip(): _one_line(p.description or "")
+            name.strip(): re.sub(r"\s*\n+\s*", " ", (p.description or "").strip())
             for p in parsed.params
             for name in p.arg_name.split(",")  # NumPy's `x, y : int`
         },
@@ -290,7 +290,3 @@ def _inline(node: Any, definitions: Mapping[str, Any], path: tuple[str, ...], wh
         else:
             result[key] = _inline(value, definitions, path, where)
     return result
-
-
-def _one_line(text: str) -> str:
-    return re.sub(r"\s*\n+\s*", " ", text.strip())

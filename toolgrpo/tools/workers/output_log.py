@@ -75,11 +75,9 @@ class OutputLog:
             self._in_traceback = line.startswith("Traceback ") or (was_in and line.startswith(" "))
             if was_in or self._in_traceback or not line.strip() or line in self._lines or len(self._lines) > _FIRST:
                 continue
-            shown = (
-                plain(line[:_LONGEST])
-                if len(self._lines) < _FIRST
-                else f"(what they print from here on is in {self._path})"
-            )
+            shown = f"(what they print from here on is in {self._path})"
+            if len(self._lines) < _FIRST:
+                shown = plain(line[:_LONGEST])
             self._lines.add(line)
             _logger.info("%s", shown)
 

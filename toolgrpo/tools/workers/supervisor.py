@@ -123,7 +123,9 @@ class Supervisor:
         try:
             self._serve()
         finally:
-            self._kill_everything()
+            for pid in (*self._workers, *self._left_alone):
+                linux.kill_group(pid)
+            linux.end_children()
 
     def _serve(self) -> None:
         reader = FrameReader()
@@ -209,11 +211,6 @@ class Supervisor:
             if pid not in self._workers and pid not in self._left_alone:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-
-    def _kill_everything(self) -> None:
-        for pid in (*self._workers, *self._left_alone):
-            linux.kill_group(pid)
-        linux.end_children()
 
     def _ask_for_secrets(self) -> None:
         """Get the withheld variables that the plugin asks for, before it is imported."""

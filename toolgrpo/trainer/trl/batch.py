@@ -25,10 +25,7 @@ from accelerate.utils import gather_object
 
 from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.learning.correction import Correction, EpisodeWeights, cut_by, difference_metrics, weight_metrics
-from toolgrpo.learning.stages import (
-    TrainBatch,
-    is_live,
-)
+from toolgrpo.learning.stages import TrainBatch, is_live
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.rollout.batch import RolloutBatch, Scored
 from toolgrpo.trainer.config import ToolGRPOConfig

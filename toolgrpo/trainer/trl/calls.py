@@ -373,9 +373,8 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
         if buffered is before:
             return inputs
         live_first = self._rule.skips_rows and self.loss_type in TOKEN_LOSSES | ROW_LOSSES
-        by_prompt = (
-            args.prefix_sharing != "off" and self.top_entropy_quantile >= 1
-        )  # which looks for a micro-batch's own
+        # a quantile looks for a micro-batch's own
+        by_prompt = args.prefix_sharing != "off" and self.top_entropy_quantile >= 1
         if by_prompt or live_first:
             is_live = (lambda micro_batch: trl_batch.live(micro_batch).tolist()) if live_first else None
             self._buffered_inputs = put_in_order(

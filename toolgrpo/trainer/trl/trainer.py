@@ -32,6 +32,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from statistics import fmean
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -113,16 +114,13 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         )
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        self._checkpoints.save(lambda: self._write_checkpoint(model, trial))
+        self._checkpoints.save(partial(super()._save_checkpoint, model, trial))
 
     def _save_step_before(self) -> None:
-        self._checkpoints.save_step_before(lambda: self._write_checkpoint(self.model, None))
-
-    def _write_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
+        self._checkpoints.save_step_before(partial(super()._save_checkpoint, self.model, None))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        self._checkpoints.once_sealed(lambda: super(TrainerOfTRL, self)._push_from_checkpoint(checkpoint_folder))
+        self._checkpoints.once_sealed(partial(super()._push_from_checkpoint, checkpoint_folder))
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Return whether to save, which `save_strategy best` takes from it alone: also where a stop has asked for that.
@@ -292,11 +290,7 @@ def tune_fused_head(device: torch.device) -> None:
 
     if device.type == "cpu":
         chunked_logprob.TOKEN_CHUNK_SIZE, utils._CHUNKED_LOGPROB_CHUNK_SIZE = _CPU_TILE
-        utils._use_triton = _leaves_out_unlabelled
-
-
-def _leaves_out_unlabelled(device: torch.device) -> bool:
-    return True
+        utils._use_triton = lambda device: True  # it leaves out tokens without a label
 
 
 def check_router_loss(trainer: GRPOTrainer) -> None:
@@ -353,11 +347,9 @@ def iter_named_params(trainer: GRPOTrainer, backend: Backend | None = None) -> I
     walker = VLLMGeneration.__new__(VLLMGeneration)  # its __init__ would start an engine
     walker.model = trainer.model
     walker.accelerator = trainer.accelerator
-    walker._dist = (
-        trainer._dist
-        if _is_wrapped(trainer)
-        else SimpleNamespace(is_fsdp=False, gather_params=trainer._dist.gather_params)
-    )
+    walker._dist = trainer._dist
+    if not _is_wrapped(trainer):
+        walker._dist = SimpleNamespace(is_fsdp=False, gather_params=trainer._dist.gather_params)
     yield from walker._iter_named_params()
     yield from persistent_buffers(trainer.model)
 
