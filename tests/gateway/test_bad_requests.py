@@ -232,9 +232,9 @@ NO_ORIGINS = (*ORIGINS.split(), "localhost", "//localhost", "http://localhost ht
 OWN_HOSTS = ["127.0.0.1:8000", "localhost:8000", "LOCALHOST:8000", "[::1]:8000"]  # of a server on port 8000
 LOCAL_PAGES = {*OWN_HOSTS, "127.0.0.1", "[::1]", "127.0.0.1:80"}
 OTHER_HOSTS = """127.0.0.1 [::1] localhost: 127.0.0.1:80 localhost:08000 [::1].evil [::1].evil:8000 [::1]evil:8000
-    [localhost]:8000 evil@127.0.0.1:8000 127.0.0.1:8000@evil 127.0.0.1:8000/ ::1:8000
-    127.0.0.1:8000.evil localhost.evil:8000 localhost:\u0668000"""
-SPACED_HOSTS = ["127.0.0.1:8000\n", " localhost:8000", "localhost:8000, evil"]
+    [localhost]:8000 evil@127.0.0.1:8000 127.0.0.1:8000@evil 127.0.0.1:8000/ ::1:8000 evil.example evil.example:8000
+    127.0.0.1:8000.evil 127.0.0.1.evil.example:8000 localhost.evil:8000 localhost:\u0668000"""
+SPACED_HOSTS = ["", "127.0.0.1:8000\n", " localhost:8000", "localhost:8000, evil"]
 
 
 def test_which_requests_are_those_of_foreign_pages() -> None:
