@@ -44,26 +44,19 @@ def test_a_killed_child_takes_its_own_with_it() -> None:
     assert all_end(below)
 
 
-def test_a_child_that_hangs_ends_soon_after_its_owner() -> None:
+@pytest.mark.parametrize("ended_before", [False, True])
+def test_a_child_that_hangs_ends_soon_after_its_owner(ended_before: bool) -> None:
     """One that spins and never looks: the reaper watches the owner for it."""
-    owner = subprocess.Popen(["sleep", "555"])
+    owner = subprocess.Popen(["true" if ended_before else "sleep", "555"])
     descriptor = os.pidfd_open(owner.pid)
+    if ended_before:
+        owner.wait()
     tree, (_, child, below) = start("while True: pass", descriptor)
     os.close(descriptor)
     owner.kill()  # not waited for: a zombie has ended too
     assert tree.wait(timeout=60) == -signal.SIGKILL
     assert all_end(child, below)
     owner.wait()
-
-
-def test_an_owner_that_ended_before_the_reaper_began_is_noticed() -> None:
-    owner = subprocess.Popen(["true"])
-    descriptor = os.pidfd_open(owner.pid)
-    owner.wait()
-    tree, (_, _, below) = start("while True: pass", descriptor)
-    os.close(descriptor)
-    assert tree.wait(timeout=60) == -signal.SIGKILL
-    assert all_end(below)
 
 
 def test_a_child_that_does_not_outlive_it_ends_with_the_reaper() -> None:

@@ -74,7 +74,7 @@ WRONG: dict[type[ToolGRPOError], str] = {
         --reward_timeout 0
         ! --reward_fn DIR/good.py DIR/good.py => 'good.reward_func' --reward_weights
         ! --reward accuracy accuracy => 'accuracy' --reward_weights
-        ! --reward acuracy => 'acuracy' 'accuracy'
+        ! --reward acuracy => 'acuracy' 'accuracy' by_task
         ! --reward_weights 0.5 0.5 => reward_weights 2 1 accuracy
         --stop_when plateau:0
         --success_threshold high

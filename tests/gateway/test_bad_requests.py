@@ -7,8 +7,7 @@ import gc
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from process_tree import wait_for
 
 from tests.support.gateway import visit
 from tests.support.ports import held_port
@@ -232,9 +232,9 @@ NO_ORIGINS = (*ORIGINS.split(), "localhost", "//localhost", "http://localhost ht
 OWN_HOSTS = ["127.0.0.1:8000", "localhost:8000", "LOCALHOST:8000", "[::1]:8000"]  # of a server on port 8000
 LOCAL_PAGES = {*OWN_HOSTS, "127.0.0.1", "[::1]", "127.0.0.1:80"}
 OTHER_HOSTS = """127.0.0.1 [::1] localhost: 127.0.0.1:80 localhost:08000 [::1].evil [::1].evil:8000 [::1]evil:8000
-    [localhost]:8000 evil@127.0.0.1:8000 127.0.0.1:8000@evil 127.0.0.1:8000/ ::1:8000
-    127.0.0.1:8000.evil localhost.evil:8000 localhost:\u0668000"""
-SPACED_HOSTS = ["127.0.0.1:8000\n", " localhost:8000", "localhost:8000, evil"]
+    [localhost]:8000 evil@127.0.0.1:8000 127.0.0.1:8000@evil 127.0.0.1:8000/ ::1:8000 evil.example evil.example:8000
+    127.0.0.1:8000.evil 127.0.0.1.evil.example:8000 localhost.evil:8000 localhost:\u0668000"""
+SPACED_HOSTS = ["", "127.0.0.1:8000\n", " localhost:8000", "localhost:8000, evil"]
 
 
 def test_which_requests_are_those_of_foreign_pages() -> None:
@@ -403,8 +403,7 @@ def test_silent_connections_make_room_for_a_request() -> None:
                 connection.sendall(head())
         assert kept.get(health).status_code == 200  # on the same connection, which has asked before
         assert httpx.get(health, trust_env=False).status_code == 200
-        wait_until(lambda: sum(map(is_closed, silent)) >= 93)
-        assert sum(map(is_closed, silent)) >= 93
+        wait_for(lambda: sum(map(is_closed, silent)) >= 93)
 
 
 def test_a_connection_too_many_is_told_so_and_ends_no_request_that_is_answered() -> None:
@@ -444,19 +443,13 @@ def test_an_unknown_key_opens_nothing() -> None:
         assert refused(answer)[:2] == (401, "invalid_api_key")
 
 
-def wait_until(happened: Callable[[], Any]) -> None:
-    until = time.monotonic() + 120
-    while not happened() and time.monotonic() < until:
-        time.sleep(0.01)
-
-
 def test_a_request_that_is_open_when_its_episode_ends_is_answered() -> None:
     engine = ScriptedEngine([ScriptedReply(ByteChat.say("never"), stalls=True)])
     with ThreadPoolExecutor(1) as client:
 
         def visitor(url: str, key: str) -> Future[httpx.Response]:
             answer = client.submit(post, url, key, asked())
-            wait_until(lambda: engine.open_requests)
+            wait_for(lambda: engine.open_requests)
             return answer
 
         seen = visit(engine, visitor)
@@ -471,8 +464,8 @@ def test_a_client_that_goes_away_takes_its_request_with_it(stream: bool) -> None
     def visitor(url: str, key: str) -> httpx.Response:
         with connected(url) as connection:
             connection.sendall(addressed(whole(asked(stream=stream), f"authorization: Bearer {key}"), url))
-            wait_until(lambda: engine.open_requests)
-        wait_until(lambda: engine.cancelled)
+            wait_for(lambda: engine.open_requests)
+        wait_for(lambda: engine.cancelled)
         assert (engine.cancelled, engine.open_requests) == (1, 0)
         return post(url, key, asked())
 

@@ -65,15 +65,7 @@ def test_it_shows_what_was_recorded_since(tmp_path: Path) -> None:
 
 def test_nobody_else_is_served(tmp_path: Path) -> None:
     with served(record_run(tmp_path / "run", steps=1)) as port:
-        hosts = (
-            f"evil.example:{port}",
-            "evil.example",
-            f"127.0.0.1.evil.example:{port}",
-            "",
-            "localhost",
-            "[::1].evil",
-        )
-        for host in hosts:
+        for host in (f"evil.example:{port}", "localhost"):  # more of them: gateway/test_bad_requests.py
             assert get(port, "/", host)[0].status == 403, host
         assert get(port, "/state", Origin="https://evil.example")[0].status == 403
         for path in ("/../episodes.jsonl", "/episodes.jsonl", "/%2e%2e/steps.jsonl"):

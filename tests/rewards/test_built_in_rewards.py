@@ -125,14 +125,6 @@ EXACT = {  # an answer: texts that have it, and texts that do not
 }
 
 
-@pytest.mark.parametrize("answer", EXACT)
-def test_exact_match(answer: str) -> None:
-    right, wrong = EXACT[answer]
-    scores = [score("exact_match", [said(text)], answer) for text in (*right, *wrong)]
-    assert scores == [1.0] * len(right) + [0.0] * len(wrong)
-    assert score("exact_match", [said(answer), tool(answer)], answer) == 0.0, "the response comes after the tools"
-
-
 NUMBERS: dict[Fraction | int | None, list[str]] = {
     72: [
         "答案是72。",
@@ -204,11 +196,15 @@ MATH = {  # an answer: texts that give it, and texts that do not
 }
 
 
-@pytest.mark.parametrize("answer", MATH)
-def test_math(answer: str) -> None:
-    right, wrong = MATH[answer]
-    scores = [score("math", [said(text)], answer) for text in (*right, *wrong)]
+@pytest.mark.parametrize(
+    ("name", "answer", "texts"),
+    [(name, *row) for name, table in (("exact_match", EXACT), ("math", MATH)) for row in table.items()],
+)
+def test_an_answer_is_found_in_a_text(name: str, answer: str, texts: tuple[list[str], list[str]]) -> None:
+    right, wrong = texts
+    scores = [score(name, [said(text)], answer) for text in (*right, *wrong)]
     assert scores == [1.0] * len(right) + [0.0] * len(wrong)
+    assert score(name, [said(answer), tool(answer)], answer) == 0.0, "the response comes after the tools"
 
 
 @pytest.mark.parametrize("name", ["accuracy", "exact_match", "gsm8k", "math"])

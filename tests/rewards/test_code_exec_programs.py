@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from out_of_memory import KILLS_ITSELF, Counter, killed_while_it_runs
+from test_nothing_is_inherited import forged
 
 from confined_python import Sandbox
 from confined_python.client import host_process
@@ -137,14 +138,6 @@ def own_sandbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     if _SHARED._sandbox is not None:
         _SHARED._sandbox.close()
-
-
-SEARCH = (Path(__file__).parents[2] / "confined-python/tests/searching.py").read_text()
-
-
-def forged(name: str) -> str:
-    """Knows the function's name and nothing else."""
-    return f"{SEARCH}\ndef {name}(*args):\n    return solved({name!r}, args)\n"
 
 
 def mbpp(name: str, factor: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from toolgrpo import DropEpisode
 from toolgrpo.episode.dropped import Drop, DropCause
 from toolgrpo.episode.token_ledger import Ledger
 from toolgrpo.episode.trajectory import StopReason, Trajectory
-from toolgrpo.errors import ConfigError, PluginError, RewardError
+from toolgrpo.errors import PluginError, RewardError
 from toolgrpo.rewards import get_reward, load_reward, named_rewards
 from toolgrpo.rewards.base import Reward, Score, watched
 from toolgrpo.rewards.by_task import ByTask
@@ -135,11 +135,6 @@ def test_names_in_annotations_need_no_import(tmp_path: Path, name: str) -> None:
 def test_a_folder_is_no_reward_file(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="folder"):
         load_reward(tmp_path)
-
-
-def test_an_unknown_built_in_lists_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"'acuracy'.*'accuracy'.*by_task"):
-        get_reward("acuracy")
 
 
 def test_of_several_reward_files_each_has_the_name_of_its_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Recurrent layers over prefix trees: deep trees, segments of one token, checkpointing, and what is private in Transformers."""
+"""Recurrent layers over prefix trees: deep trees, segments of one token, and what is private in Transformers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tests.shared_pass.test_prefix_sharing import (
     COLUMNS,
+    HYBRIDS,
     VOCABULARY,
     Batch,
     Result,
@@ -34,8 +35,6 @@ from toolgrpo.shared_pass import recurrent_seam
 from toolgrpo.shared_pass.packing import pack, rows_of_batch
 from toolgrpo.shared_pass.recurrent_seam import RecurrentLayout, module_of, share_recurrences
 from toolgrpo.shared_pass.scoring import SharedPass, forward_packing
-
-HYBRIDS = ("qwen3_5", "lfm2_hybrid", "nemotron_h_dense")  # one for each kind of recurrence
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
@@ -78,19 +77,6 @@ def padded_logps(model: Any, rows: Batch, scored: torch.Tensor) -> torch.Tensor:
 def assert_near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert theirs.norm() > 0.1
     assert (ours - theirs).norm() < 1e-5 * theirs.norm()
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("family", HYBRIDS)
-def test_gradient_checkpointing(family: str, reentrant: bool) -> None:
-    model, rows = make(family), batch([31, 23], 2)
-    expected = padded(model, rows)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    model.enable_input_require_grads()
-    calls = []
-    model.model.layers[0].register_forward_pre_hook(lambda *_: calls.append(1))
-    assert_equal(shared(model, rows), expected)
-    assert len(calls) == 2, "the layer was not computed again in the backward pass"
 
 
 def episodes() -> tuple[Batch, torch.Tensor]:

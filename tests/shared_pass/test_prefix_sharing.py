@@ -67,6 +67,7 @@ def with_images(name: str, text: dict[str, Any], vision: dict[str, Any], **own: 
     return lambda **_: getattr(transformers, f"{name}ForConditionalGeneration")(config(**own))
 
 
+HYBRIDS = ("qwen3_5", "lfm2_hybrid", "nemotron_h_dense")  # one for each kind of recurrence
 OURS = ("qwen3_moe", "qwen3_next", "lfm2_hybrid", "nemotron_h_dense")
 FAMILIES: dict[str, Callable[..., Any]] = {
     "qwen3": of_text("Qwen3", head_dim=16),
@@ -168,7 +169,7 @@ def shared(model: Any, rows: Batch, mode: str = "on", **options: Any) -> Result:
 def lengths_of(model: Any) -> list[int]:
     """How many tokens each pass of the model takes from now on."""
     found: list[int] = []
-    model.model.register_forward_pre_hook(lambda _, __, kw: found.append(kw["input_ids"].shape[1]), with_kwargs=True)
+    model.model.register_forward_pre_hook(lambda _, __, kw: found.append(kw["input_ids"].numel()), with_kwargs=True)
     return found
 
 
@@ -214,13 +215,14 @@ def test_values_and_gradients_as_on_gpus_are_the_padded_ones(family: str, way: s
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing(reentrant: bool) -> None:
-    model, rows = make("qwen3"), batch([31, 23])
+@pytest.mark.parametrize("family", ["qwen3", *HYBRIDS])
+def test_gradient_checkpointing(family: str, reentrant: bool) -> None:
+    model, rows = make(family), batch([31, 23], 2)
     expected = padded(model, rows)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
     calls = []
-    model.model.layers[0].self_attn.register_forward_hook(lambda *_: calls.append(model.config._attn_implementation))
+    model.model.layers[0].register_forward_pre_hook(lambda *_: calls.append(model.config._attn_implementation))
     assert_equal(shared(model, rows), expected)
     assert calls == [NAME, NAME], "the layer was not computed again in the backward pass, with the shared attention"
     assert model.config._attn_implementation == "sdpa"

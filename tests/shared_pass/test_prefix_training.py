@@ -8,36 +8,23 @@ from typing import Any
 import pytest
 import torch
 
+from tests.shared_pass.test_prefix_sharing import lengths_of
 from tests.support.trainings import LOSSES, LossInputs, by_length, call_and_answer
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.testing import ScriptedTools, tiny_trainer
 
 
-class Counting(LossInputs):
-    """Keeps how many tokens each forward pass of the model took, too."""
-
-    def watch(self) -> Counting:
-        self.n_tokens: list[int] = []
-        self.model.model.register_forward_pre_hook(
-            lambda _, __, kw: self.n_tokens.append(kw["input_ids"].numel()), with_kwargs=True
-        )
-        return self
-
-
 def trainer(tiny: Any, folder: Path, **changes: Any) -> Any:
-    options: dict[str, Any] = {
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 2,
-        "max_steps": 1,
-        "learning_rate": 1e-3,
-    }
-    options |= {"record_episodes": False, "vllm_importance_sampling_clip_max": 3.0, **changes}
+    options: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 1}
+    options |= {"learning_rate": 1e-3, "record_episodes": False, "vllm_importance_sampling_clip_max": 3.0, **changes}
     tiny(0).save_pretrained(folder / "model")  # the reference model is loaded from there
     rows = [{"prompt": f"{'x' * 90} question {i}"} for i in range(8)]
-    given: dict[str, Any] = {"model": str(folder / "model"), "kind": Counting, "rows": rows}
+    given: dict[str, Any] = {"model": str(folder / "model"), "kind": LossInputs, "rows": rows}
     given["parts"] = {"tools": ScriptedTools({"add": lambda a, b: str(a + b)})}
-    return tiny_trainer(folder, by_length, call_and_answer, **given, **options).watch()
+    made: Any = tiny_trainer(folder, by_length, call_and_answer, **given, **options)
+    made.n_tokens = lengths_of(made.model)
+    return made
 
 
 def loss_and_gradient(run: Any, mode: str, batches: list[dict[str, Any]]) -> tuple[float, torch.Tensor]:

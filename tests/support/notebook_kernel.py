@@ -34,11 +34,10 @@ class NotebookKernel:
         self._client.stop_channels()
         self._manager.shutdown_kernel(now=True)
 
-    def run(self, code: str, *, interrupt_after: str | None = None, times: int = 1) -> str:
+    def run(self, code: str, *, interrupt_after: str | None = None) -> str:
         """Run a cell to its end and return its output; raises `CellError`.
 
-        `interrupt_after`: interrupt the kernel, as its stop button does, when this text was
-        printed; `times` times, a second apart.
+        `interrupt_after`: interrupt the kernel, as its stop button does, when this text was printed.
         """
         message = self._client.execute(code)
         printed = ""
@@ -60,6 +59,4 @@ class NotebookKernel:
                     return printed
             if interrupt_after is not None and interrupt_after in printed:
                 interrupt_after = None
-                for _ in range(times):
-                    self._manager.interrupt_kernel()
-                    time.sleep(1.0)
+                self._manager.interrupt_kernel()

@@ -51,7 +51,7 @@ class VLLMServerProcess:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
-    def start(self, *, wait: bool = True) -> None:
+    def start(self) -> None:
         """Start the server, and wait until it is ready; its log is in the error if it does not come up."""
         environment = {
             **os.environ,
@@ -71,10 +71,6 @@ class VLLMServerProcess:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a group of its own, so that `kill` also reaches its engine process
         )
-        if wait:
-            self.wait_ready()
-
-    def wait_ready(self) -> None:
         control = ServerControl(self.url)
         try:
             control.wait_ready(self._ready_timeout_s, may_come=self._is_alive)

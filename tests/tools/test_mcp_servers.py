@@ -13,7 +13,7 @@ from typing import Any
 
 import mcp_types
 import pytest
-from process_tree import all_end
+from process_tree import all_end, wait_for
 
 from tests.support.ports import free_port
 from tests.support.tool_calls import attempt, call_all
@@ -29,13 +29,6 @@ STDIO = {"command": sys.executable, "args": [SERVER, "stdio"]}
 
 
 ADD = {"name": "add", "arguments": {"a": 1, "b": 1}}
-
-
-def answered_again(toolbox: Toolbox) -> bool:
-    deadline = time.monotonic() + 240
-    while run_tool(toolbox, ADD).content != "2":
-        assert time.monotonic() < deadline
-    return True
 
 
 @contextmanager
@@ -76,7 +69,7 @@ def test_a_server_that_dies_or_freezes_is_replaced(name: str, timeout_s: float, 
     with load_tools(mcp_config={"mcpServers": {"fixture": STDIO}}, tool_timeout_s=timeout_s) as box:
         before = run_tool(box, {"name": "process_id"}).content
         assert run_tool(box, {"name": name}).error is error
-        assert answered_again(box)
+        wait_for(lambda: run_tool(box, ADD).content == "2", timeout_s=240)
         assert run_tool(box, {"name": "process_id"}).content != before
     assert all_end(int(before))
 
@@ -90,7 +83,7 @@ def test_a_server_at_a_url_that_went_away_is_found_again() -> None:
             assert run_tool(box, ADD).content == "2"
         assert run_tool(box, ADD).error in (ToolErrorKind.DIED, ToolErrorKind.TIMEOUT)
         with http_server(port):
-            assert answered_again(box)
+            wait_for(lambda: run_tool(box, ADD).content == "2", timeout_s=240)
 
 
 def test_one_session_per_trajectory_by_choice() -> None:

@@ -33,6 +33,13 @@ def config(folder: Path, **fields: Any) -> ToolGRPOConfig:
         ({"advantage": "loo", "multi_objective_aggregation": "normalize_then_sum"}, "advantage loo works on the sum"),
         ({"keep": "best", "eval_steps": 5, "metric_for_best_model": "eval_reward"}, "held-out success"),
         ({"advantage": "loo", "scale_rewards": "batch"}, "scale_rewards batch would do nothing"),
+        # what cannot be measured
+        ({"stop_when": "plateau"}, "stop_when"),
+        ({"stop_when": "solved"}, r"stop_when.*eval_steps"),
+        ({"keep": "best"}, "keep uses held-out success"),
+        ({"eval_steps": 2, "metric_for_best_model": "loss"}, "eval_success"),
+        ({"num_iterations": 0}, "num_iterations must be at least 1"),
+        ({"rollout_correction": "trl", "vllm_importance_sampling_correction": False}, "leave one of the two out"),
     ],
     ids=str,
 )

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from transformers import TrainerState
 
 from tests.support.trainings import run_to_end, same_weights, signalled, step_logs, varied
-from toolgrpo.errors import ConfigError
-from toolgrpo.testing import ByteChat, tiny_config, tiny_qwen3, tiny_trainer
+from toolgrpo.testing import ByteChat, tiny_qwen3, tiny_trainer
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 from toolgrpo.trainer.stopping import HeldOutWatch
 
@@ -178,19 +177,3 @@ def test_a_training_after_another_begins_at_the_first_row(tmp_path: Path) -> Non
         metrics = trainer.evaluate({"a": ROWS, "b": ROWS}, metric_key_prefix="test")
     assert asked[0] == asked[1]
     assert metrics["test_success"] == metrics["test_a_success"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"stop_when": "plateau"}, "stop_when"),
-        ({"stop_when": "solved"}, r"stop_when.*eval_steps"),
-        ({"keep": "best"}, "keep uses held-out success"),
-        ({"eval_steps": 2, "metric_for_best_model": "loss"}, "eval_success"),
-        ({"num_iterations": 0}, "num_iterations must be at least 1"),
-        ({"rollout_correction": "trl", "vllm_importance_sampling_correction": False}, "leave one of the two out"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=says):
-        tiny_config(tmp_path, **changes)

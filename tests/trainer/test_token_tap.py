@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.trainings import run_to_end, step_logs
+from tests.support.trainings import by_length, run_to_end, step_logs
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.observe.records import ids_checksum, iter_steps, iter_tokens, read_episodes
@@ -18,10 +18,6 @@ from toolgrpo.trainer.trl.batch import chosen_episodes
 
 def script(request: SampleRequest, number: int) -> list[int]:
     return ByteChat.say("abc"[: 1 + number % 3] + "." * (number % 5))
-
-
-def by_length(completions: list[Any], **_: Any) -> list[float]:
-    return [float(len(c[-1]["content"]) % 4) for c in completions]
 
 
 def trained(folder: Path, **changes: Any) -> Any:

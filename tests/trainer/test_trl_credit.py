@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.trainings import CREDIT_BY_TURN, STAGES, STILL, LossInputs, run_to_end
+from tests.support.trainings import CREDIT_BY_TURN, STAGES, STILL, LossInputs, by_length, run_to_end
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError, RewardError
 from toolgrpo.learning.stages import LOSSES_BY_TOKEN, ROW_LOSSES, TOKEN_LOSSES
@@ -27,10 +27,6 @@ def script(request: SampleRequest, number: int) -> list[int]:
     if turns < 4 and (number + sum(request.ids)) % 3:
         return ByteChat.say('call look {"at": 1}' if number % 4 else 'call nothing {"at": 2}')
     return ByteChat.say("abcdefg"[: 1 + number % 7])
-
-
-def by_length(completions: list[Any], **_: Any) -> list[float]:
-    return [float(len(completion[-1]["content"]) > 3) for completion in completions]
 
 
 class Seen(LossInputs):
