@@ -50,8 +50,9 @@ def stage(batch: TrainBatch, facts: Facts) -> TrainBatch:
     sizes = [{kind: KINDS[kind](one.trajectory) for kind in WEIGHTS} for one in facts.episodes]
     rewards, all_sizes = facts.gathered(batch.rewards), facts.gathered(sizes)
     taken: list[float] = []
-    for group in zip(*(in_groups(values, facts.group_size) for values in (rewards, all_sizes)), strict=True):
-        taken += taken_off(*group, WEIGHTS)
+    groups = (in_groups(rewards, facts.group_size), in_groups(all_sizes, facts.group_size))
+    for of_group, own_sizes in zip(*groups, strict=True):
+        taken += taken_off(of_group, own_sizes, WEIGHTS)
     of_scored = [loss for loss, reward in zip(taken, rewards, strict=True) if reward is not None]
     own = zip(batch.rewards, taken[facts.own], strict=True)
     shaped = batch.with_rewards(facts, [None if reward is None else reward - loss for reward, loss in own])
