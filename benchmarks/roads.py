@@ -39,6 +39,7 @@ from toolgrpo.evaluation.before_training import Road
 NAME = "roads"
 NEAR = 0.05  # a road within this of the best one is as good
 TIME_LIMIT_S = 3600
+OWN = "own successes"  # what `check` advises beside worked calls
 LARGER = """
 def larger(a: int, b: int) -> int:
     '''The larger of two numbers.
@@ -171,9 +172,9 @@ class Roads:
         numbers = [one["numbers"] for one in checks if one["what"] in ("success", "road")]
         return {"road": Road.MEND, "failed": failed} | {name: one for of in numbers for name, one in of.items()}
 
-    def success(self) -> dict[Road, float]:
+    def success(self) -> dict[str, float]:
         """Return what came of each road that can be taken."""
-        folder, found = self.work, {Road.LEAVE: self.measured(self.start, "before")}
+        folder, found = self.work, {str(Road.LEAVE): self.measured(self.start, "before")}
         if self.setting.mended:
             found[Road.MEND] = self.measured(self.start, "mended", *self.setting.mended)
         shown = self.teach(self.start, folder / "shown", 90, "--dataset_id_or_path", "worked.jsonl")
@@ -181,7 +182,7 @@ class Roads:
         size = ("--samples", 2 if self.quick else 16, "--eval_questions", 16 if self.quick else 120)
         drawn = ("--temperature", 1, *size, "--eval_dataset_id_or_path", "train.jsonl")
         if self.measured(self.start, "asked", "--engine", "auto", *drawn):  # else there is no success to learn from
-            found[Road.OWN] = self.measured(
+            found[OWN] = self.measured(
                 self.teach(self.start, folder / "own", 90, "--from_run", folder / "asked"), "own_after"
             )
         found[Road.REINFORCE] = self.measured(self.train(self.start, folder / "trained"), "trained_after")

@@ -212,6 +212,10 @@ def add_road(
     shared = (
         ", held-out ones too (eval_share): first put those into a file of their own" if "eval_share" in draw else ""
     )
+    own = (
+        f". Where nobody can write calls, sample more episodes of these rows{shared}, and learn from those that succeed: "
+        f"{draw} --samples 16 --output_dir outputs/own; {teach} --from_run outputs/own"
+    )
     said, do = {
         Road.LEAVE: (f"{percent(facts.pass_1)} of the episodes succeed", "Use harder rows, if there are any"),
         Road.REINFORCE: (
@@ -224,20 +228,18 @@ def add_road(
             f"hardly any success, and most failed calls have one cause, {cause}",
             f"Read them: {draw} --output_dir outputs/calls; toolgrpo show outputs/calls/model --cause {cause}",
         ),
-        Road.OWN: (
-            f"{groups}, which is rare",
-            f"Sample more episodes of these rows{shared}, and learn from them: {draw} --samples 16 --output_dir outputs/own; "
-            f"{teach} --from_run outputs/own",
-        ),
         Road.SHOW: (
-            "where a group fails, all its episodes fail, so there is nothing to reinforce",
+            f"{groups}, which is too rare"
+            if facts.mixed
+            else "where a group fails, all its episodes fail, so there is nothing to reinforce",
             f"Use easier rows, or {teach} --dataset_id_or_path "
             + (
                 "WORKED.jsonl, with system messages as in a training; a larger model can play them "
                 if worked is None
                 else f"{shlex.quote(str(worked))} "
             )
-            + f"({page_here('where-every-episode-fails', page='docs/background/dead_groups.md')})",
+            + f"({page_here('where-every-episode-fails', page='docs/background/dead_groups.md')})"
+            + (own if facts.mixed else ""),
         ),
     }[road]
     report.add("road", f"{road}: {said}", warning=do, road=road.value, whole_run_s=whole_run_s, **numbers)
