@@ -108,11 +108,12 @@ def test_a_resumed_run_keeps_what_was_measured_before_it(tmp_path: Path) -> None
     for label in ("before", "after", "after"):  # a process each; the last one makes a measurement again
         recorder = EpisodeRecorder(episodes_path(tmp_path, 0))
         recorder.rollout_began(RolloutBegan(1, 0, "heldout", label))
-        record(recorder, 0, mode="heldout")
+        batch = RolloutBatch(episodes=(Scored({"answer": "4"}, replace(episode(0), metadata={})),), mode="heldout")
+        recorder.batch_done(batch.graded([Grade({}, 1.0)], lambda one: True))
         recorder.close()
         kept.append([line["label"] for line in read_episodes(tmp_path / "heldout.jsonl")])
     assert kept == [["before"], ["before", "after"], ["before", "after"]]
-    assert [line["metadata"]["episode"] for line in read_episodes(tmp_path / "heldout.jsonl")] == [0, 0]
+    assert [line["episode"] for line in read_episodes(tmp_path / "heldout.jsonl")] == [0, 1]
 
 
 def test_several_sets_to_evaluate_on_are_apart(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ class EpisodeRecorder(Observer):
         elif again:
             file.cut(n_bytes)
         with suppress(ValueError, LookupError, TypeError):  # what is no line of ours has no number
-            self._first_number["heldout"] = json.loads(last)["metadata"]["episode"] + 1
+            self._first_number["heldout"] = json.loads(last)["episode"] + 1
 
     def begin_anew(self) -> None:
         """Set aside what an earlier training of this session recorded."""
