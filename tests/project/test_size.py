@@ -52,7 +52,7 @@ MOST = {
     "lines that a trainer imports": 23_872,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 39_194,
+    "lines of tests": 39_195,
     "lines of benchmarks": 6_080,
     "lines of pages": 4_131,
     "words of pages": 30_900,
