@@ -24,12 +24,12 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2863,
-    "commands": 6615,
+    "commands": 6620,
     "data": 1631,
     "draw": 1528,
     "engines": 3985,
     "episode": 806,
-    "evaluation": 1503,
+    "evaluation": 1510,
     "gateway": 2362,
     "learning": 784,
     "models": 436,
@@ -52,7 +52,7 @@ MOST = {
     "lines that a trainer imports": 23_872,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 39_195,
+    "lines of tests": 39_214,
     "lines of benchmarks": 6_080,
     "lines of pages": 4_131,
     "words of pages": 30_900,

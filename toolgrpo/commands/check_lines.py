@@ -225,7 +225,12 @@ def add_road(
             "",
         ),
         Road.MEND: (
-            f"hardly any success, and most failed calls have one cause, {cause}",
+            f"a limit ends {facts.cut} of the {facts.helped} episodes in which a call worked",
+            "Raise what the line `length` names",
+        )
+        if cause is None
+        else (
+            f"hardly any success, and most calls go wrong in one way, {cause}",
             f"Read them: {draw} --output_dir outputs/calls; toolgrpo show outputs/calls/model --cause {cause}",
         ),
         Road.SHOW: (

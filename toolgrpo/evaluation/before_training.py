@@ -29,13 +29,13 @@ from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
 from toolgrpo.rollout.row_parts import offered_tools
 from toolgrpo.tools.base import ToolProvider
 
-_ENOUGH = 8  # episodes of a task, to say of it that none succeeds
+_ENOUGH = 8  # episodes, to say something of all such
 _REHEARSED = 3  # rows
 # Of a road. Measured, in small settings (recipes/README.md), is _MIXED: with one group of eight reinforcement taught nothing.
 _SOLVED = 0.95  # of the episodes
 _MIXED = 0.2  # of the groups
-_BROKEN = 0.5  # of the calls
-_ONE_CAUSE = 0.7  # of those
+_BROKEN = 0.5  # of the calls, or of the episodes that call
+_LIMITS = {StopReason.LENGTH, StopReason.MAX_TURNS, StopReason.CONTEXT_FULL}
 
 WRITINGS: Mapping[str, GoldEpisode] = {
     "alone": as_answer,
@@ -130,6 +130,8 @@ class Untrained:
     calls: int
     malformed: Counter[str]  # calls that could not be run, by cause
     failed: Counter[str]  # calls that ran and failed, by cause
+    helped: int  # episodes in which a call worked
+    cut: int  # those of them that a limit ends, though none of their calls is a repetition
     stops: Counter[str]
     rewards: tuple[float, ...]
     live: float  # share of the groups whose rewards differ
@@ -146,6 +148,7 @@ def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
     attempts = [attempt for trajectory in batch.trajectories for attempt in trajectory.attempts]
     results = [result for trajectory in batch.trajectories for result in trajectory.results]
     malformed = Counter(a.status.value for a in attempts if a.status not in RUNNABLE)
+    helped = [t for t in batch.trajectories if any(result.error is None for result in t.results)]
     solved = [sum(bool(one.success) for one in group) for group in groups]
     return Untrained(
         n=len(groups),
@@ -155,6 +158,8 @@ def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
         calls=len(attempts),
         malformed=malformed,
         failed=Counter(r.error.value for r in results if r.error is not None and r.error.value not in malformed),
+        helped=len(helped),
+        cut=sum(t.stop_reason in _LIMITS and not _repeats(t) for t in helped),
         stops=Counter(t.stop_reason.value for t in batch.trajectories),
         rewards=tuple(total for total in batch.totals if total is not None),
         live=fmean(not is_dead([episode.total for episode in group]) for group in groups),
@@ -164,6 +169,11 @@ def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
         copied=sum(copies_result(trajectory.messages) for trajectory in batch.trajectories),
         never=_never_solved(batch.episodes),
     )
+
+
+def _repeats(trajectory: Trajectory) -> bool:
+    made = [(attempt.name, repr(attempt.arguments)) for attempt in trajectory.attempts]
+    return len(set(made)) < len(made)
 
 
 def _never_solved(episodes: Sequence[Scored]) -> dict[str, int]:
@@ -182,7 +192,7 @@ class Road(StrEnum):
 
     LEAVE = "leave it"  # nearly every episode succeeds
     REINFORCE = "reinforce"  # in a fifth of the groups or more some episodes succeed and some fail
-    MEND = "fix the schema or the prompt"  # half of the calls go wrong, most of them for one cause
+    MEND = "fix tools, prompt or limits"  # half of the calls go wrong in one way, or a limit cuts half of what calls
     SHOW = "show worked calls"  # else; its own rare successes may be such, where nobody can write any
 
 
@@ -192,18 +202,15 @@ def road_of(facts: Untrained) -> Road:
         return Road.LEAVE
     if facts.mixed >= _MIXED * facts.n:
         return Road.REINFORCE
-    if main_cause(facts) is not None:
+    if main_cause(facts) is not None or facts.cut >= max(_ENOUGH, _BROKEN * facts.helped):
         return Road.MEND
     return Road.SHOW
 
 
 def main_cause(facts: Untrained) -> str | None:
-    """Return what is wrong with most calls that went wrong, if as many went wrong as went well."""
-    wrong = facts.malformed + facts.failed
-    if not wrong or wrong.total() < _BROKEN * facts.calls:
-        return None
-    ((cause, count),) = wrong.most_common(1)
-    return cause if count >= _ONE_CAUSE * wrong.total() else None
+    """Return what is wrong with half of the calls."""
+    wrong = (facts.malformed + facts.failed).most_common(1)
+    return next((cause for cause, count in wrong if count >= _BROKEN * facts.calls), None)
 
 
 def spread(values: Sequence[float]) -> str:
