@@ -32,7 +32,7 @@ LOAN = call(
 def test_every_value_is_in_the_question_and_no_name_has_an_underscore(held_out: bool) -> None:
     for seed in range(40):
         said = question([LOAN], random.Random(seed), held_out=held_out)
-        assert "12000" in said and "5.5 %" in said and "3 years" in said and "yes" in said
+        assert "12000" in said and "5.5 %" in said and "3 years" in said and "roll costs: yes" in said
         assert "_" not in said and "level payment of a loan" in said and "`" not in said
         assert said[0].isupper() and said[-1] in ".?"
 
@@ -99,6 +99,8 @@ def test_values_are_written_as_people_write_them() -> None:
         ("Interest rate in percent (5 for 5%)", "0.05 %"),
         ("Discount as a fraction, e.g. 0.15 for 15 percent.", "0.05"),
         ("A share, not a percentage: 0.1 is 10 %", "0.05"),
+        ("Worth of all; 0 leaves the value at risk in percent.", "0.05"),
+        ("The rate; in percent, as the bank says it", "0.05 %"),
     ],
 )
 def test_percent_stands_behind_what_is_given_in_percent(said: str, shown: str) -> None:
@@ -109,3 +111,4 @@ def test_a_name_that_says_nothing_gives_way_to_its_description() -> None:
     assert noun_of("a", "The first integer.", by_description=False) == "first integer"
     said = noun_of("annual_rate", "Nominal interest rate in percent a year.", by_description=True)
     assert said == "nominal interest rate a year"
+    assert noun_of("kind", "call or put.", by_description=True) == "kind", "what it may be is no name of it"

@@ -26,7 +26,7 @@ LINES = {
     "chat": 2863,
     "commands": 6620,
     "data": 1631,
-    "draw": 1528,
+    "draw": 1536,
     "engines": 3985,
     "episode": 806,
     "evaluation": 1510,
@@ -47,12 +47,12 @@ LINES = {
 }
 MOST = {
     "modules": 235,
-    "modules with one importer": 42,
+    "modules with one importer": 41,
     "modules that a trainer imports": 129,
     "lines that a trainer imports": 23_872,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 39_214,
+    "lines of tests": 39_217,
     "lines of benchmarks": 6_080,
     "lines of pages": 4_131,
     "words of pages": 30_900,

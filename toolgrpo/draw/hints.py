@@ -105,6 +105,7 @@ SUM = re.compile(r"sum (?:up )?to (?:1\b|one\b)")
 _WORD = re.compile(  # x1, then ISIN, results of maxResults, 2 of address2
     r"(?<![^\W\d_])[^\W\d_]{1,2}\d+(?![^\W\d_])|[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+"
 )
+_OTHER_NUMBER = re.compile(rf"[.;](?: +[^\s.;]+){{6,}}? in (?:{_PERCENT})", re.IGNORECASE)
 _QUOTED = re.compile(r"""(?:"([^"\n]{1,80})"|'([^'\n]{1,80})'|`([^`\n]{1,80})`)""")
 
 
@@ -158,7 +159,12 @@ def listed_in(text: str, *cues: re.Pattern[str]) -> list[str]:
 
 def about_it(name: str, schema: Mapping[str, Any]) -> str:
     """Return the words of a name, then what is said of it, in lower case."""
-    return f"{' '.join(words_of(name))} . {schema.get('description') or ''}".lower()
+    return f"{' '.join(words_of(name))} . {said_of(schema)}".lower()
+
+
+def said_of(schema: Mapping[str, Any]) -> str:
+    """Return the description of a parameter, without what it says of another number: "; 0 gives the loss in percent"."""
+    return _OTHER_NUMBER.sub("", str(schema.get("description") or ""))
 
 
 def dated(about: str, schema: Mapping[str, Any], rng: random.Random) -> str | None:

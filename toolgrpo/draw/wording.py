@@ -13,7 +13,7 @@ from decimal import Decimal
 from random import Random
 from typing import Any
 
-from toolgrpo.draw.hints import OF_ONE, words_of
+from toolgrpo.draw.hints import OF_ONE, alternatives, said_of, words_of
 from toolgrpo.draw.play import PlayedCall
 
 _VERB = re.compile(
@@ -127,7 +127,9 @@ def _told(name: str, value: Any, schema: Any, link: str | None, *, by_descriptio
         of = f"the {' '.join(words_of(link))} of that result" if link else "that result"
         return f"{of} as the {noun}"
     shown = written(value, schema)
-    if isinstance(value, int | float) and not isinstance(value, bool) and _UNIT.fullmatch(noun.split()[0]):
+    if isinstance(value, bool):
+        return f"{noun}: {shown}"
+    if isinstance(value, int | float) and _UNIT.fullmatch(noun.split()[0]):
         return f"{shown} {noun}"
     return (
         f"{shown} as the {noun}" if len(noun.split()) > 2 and not isinstance(value, list | dict) else f"{noun} {shown}"
@@ -142,7 +144,7 @@ def noun_of(name: str, said: str, *, by_description: bool) -> str:
     short = len(clause.split()) <= 5 and re.fullmatch(rf"(?!{_NO_NOUN})[A-Za-z][A-Za-z' -]*", clause, re.IGNORECASE)
     poor = len(words) < 3 or bool(_BARE.fullmatch(words))
     clause = clause if clause[1:2].isupper() else clause[:1].lower() + clause[1:]
-    return clause if short and (poor or by_description) else words
+    return clause if short and (poor or by_description) and not alternatives(clause) else words
 
 
 def written(value: Any, schema: Any = None) -> str:
@@ -151,7 +153,7 @@ def written(value: Any, schema: Any = None) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
-        shown, said = format(Decimal(repr(value)), "f"), str(schema.get("description") or "")
+        shown, said = format(Decimal(repr(value)), "f"), said_of(schema)
         return f"{shown} %" if _PERCENT.search(said) and not OF_ONE.search(said) else shown
     if isinstance(value, list):
         inside = [written(one, schema.get("items")) for one in value]
