@@ -28,6 +28,7 @@ from toolgrpo.draw.play import ToolFault, Tried
 from toolgrpo.episode.trajectory import StopReason
 from toolgrpo.evaluation.before_training import Untrained
 from toolgrpo.rollout import EpisodeLimits, RolloutBatch, Scored
+from toolgrpo.rollout.compaction import ContextLimit
 from toolgrpo.support.plain_text import duration
 from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
 
@@ -250,6 +251,13 @@ def test_episodes_that_were_cut_name_the_limit(stops: dict[str, int], cap: int |
     check_lines.add_budget(report, untrained(stops=Counter(stops)), batch, len, limits)
     (line,) = report.lines
     assert line.verdict is (CheckVerdict.WARNING if do else CheckVerdict.PASS) and line.do.endswith(do)
+
+
+def test_a_budget_of_several_segments_may_be_above_the_window() -> None:
+    report = CheckReport(lambda line: None)
+    for context in (None, ContextLimit(max_tokens=400)):
+        check_lines.add_prompts(report, [135], 1536, EpisodeLimits(max_completion_length=4096, context=context))
+    assert [line.verdict for line in report.lines] == [CheckVerdict.WARNING, CheckVerdict.PASS]
 
 
 def test_a_tool_that_fails_whatever_its_arguments_are_is_a_warning_and_others_are_counted() -> None:

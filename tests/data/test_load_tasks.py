@@ -39,8 +39,12 @@ def test_a_row_comes_back_with_every_value_as_it_was(tmp_path: Path) -> None:
 
 
 def test_an_integer_that_datasets_cannot_read_back_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="an integer of more than 64 bits; write it as text"):
-        load_tasks(jsonl(tmp_path / "d.jsonl", {**GOOD, "n": 2**70}))
+    for n in (2**70, {"k": [2**64]}):
+        path = jsonl(tmp_path / "d.jsonl", GOOD, {**GOOD, "n": n}, {**GOOD, "n": 2**64 - 1, "answer": 2**70})
+        with pytest.raises(DataError, match=r"d\.jsonl, line 2: .* an integer of more than 64 bits; write it as text"):
+            load_tasks(path)
+        first, last = load_tasks(path, on_bad_row=lambda said: None)
+        assert first["n"] is None and (last["n"], last["answer"]) == (2**64 - 1, str(2**70))
     assert load_tasks(jsonl(tmp_path / "d.jsonl", {**GOOD, "n": {"k": "9" * 30}}))[0]["n"] == {"k": "9" * 30}
 
 

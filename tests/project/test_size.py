@@ -24,8 +24,8 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2863,
-    "commands": 6620,
-    "data": 1631,
+    "commands": 6621,
+    "data": 1640,
     "draw": 1536,
     "engines": 3985,
     "episode": 806,
@@ -49,12 +49,12 @@ MOST = {
     "modules": 235,
     "modules with one importer": 41,
     "modules that a trainer imports": 129,
-    "lines that a trainer imports": 23_872,
+    "lines that a trainer imports": 23_881,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 39_217,
+    "lines of tests": 39_229,
     "lines of benchmarks": 6_080,
-    "lines of pages": 4_131,
+    "lines of pages": 4_128,
     "words of pages": 30_900,
 }
 SANDBOX = {"lines": 4_035, "lines of tests": 2_976}  # of confined-python, which is counted by itself

@@ -144,7 +144,7 @@ class Preflight:
         self.add_memory(self.job.estimate_of(trainer, rows, heldout))
         some, prompts = rows.select(range(min(len(rows), _ROWS_LOOKED_AT))), trainer.parts.prompts
         lengths = [prompts.length(row, prompts.schemas(row)) for row in some]
-        add_prompts(self.report, lengths, trainer.engine.max_model_len, trainer.args.max_completion_length)
+        add_prompts(self.report, lengths, trainer.engine.max_model_len, trainer.args.episode_limits())
         if "wandb" in trainer.args.report_to and not has_wandb_login():
             said = "wandb has no login here, so a run would continue without it"
             self.report.add("trackers", said, warning="Run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline")

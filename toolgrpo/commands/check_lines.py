@@ -111,12 +111,13 @@ def add_tried(report: CheckReport, tried: Tried) -> None:
     report.add("tools", said, answered=answered, silent=silent, not_called=list(tried.not_called))
 
 
-def add_prompts(report: CheckReport, lengths: Sequence[int], window: int, budget: int) -> None:
+def add_prompts(report: CheckReport, lengths: Sequence[int], window: int, limits: EpisodeLimits) -> None:
+    budget = limits.max_completion_length
     left = window - max(lengths)
     said = f"tokens of {len(lengths)} prompts: {spread(lengths)}; the window of {window} leaves {left} for an episode of {budget}"
     failure = "Shorten them, or raise --vllm_max_model_length" if left < 1 else ""
     warning = ""
-    if left < budget:
+    if left < budget and limits.context is None:  # else the budget is that of all segments
         warning = (
             "Long episodes end with stop/context_full; raise --vllm_max_model_length or lower --max_completion_length"
         )

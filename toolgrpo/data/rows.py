@@ -408,6 +408,15 @@ def _check_column(name: Any, value: Any) -> None:
         raise RowError(f"{_column(name)} is nested too deeply; at most {_DEEPEST} levels are accepted") from error
     except (ValueError, TypeError) as error:  # an integer of too many digits, keys that are no text
         raise RowError(f"{_column(name)} cannot be written as JSON: {str(error)[:100]}") from error
+    if name != "answer" and _has_long_integer(value):
+        raise RowError(f"{_column(name)} holds an integer of more than 64 bits; write it as text")
+
+
+def _has_long_integer(value: Any) -> bool:
+    if isinstance(value, int):
+        return not -(2**63) <= value < 2**64
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(map(_has_long_integer, inner))
 
 
 def _depth(value: Any, limit: int = _DEEPEST + 1) -> int:
