@@ -10,7 +10,7 @@ defaults, and these roads are run as it would name them:
 * leave it: the start itself;
 * show: `sft` on worked conversations of the task;
 * own: 16 episodes of each of 120 training questions, then `sft` on those that succeeded;
-* reinforce: 60 steps of 64 episodes;
+* reinforce: 60 steps of 64 episodes, in the shop the 100 of its recipe;
 * fix: the start with the right flag.
 
 What is compared is success on held-out questions, greedy. A folder of --work keeps what was made.
@@ -75,10 +75,11 @@ class Setting:
     shown: int = 0  # on worked conversations
     flag: tuple[str, ...] = ()
     mended: tuple[str, ...] = ()
+    reinforced: int = 60  # steps of that road, as the recipe has them
 
 
 SETTINGS = {
-    **{f"shop_{n}": Setting("shop", shown=n) for n in (0, 20, 40, 50, 60, 70, 80, 90, 120)},
+    **{f"shop_{n}": Setting("shop", shown=n, reinforced=100) for n in (0, 20, 40, 50, 60, 70, 80, 90, 120)},
     **{f"arithmetic_{n}": Setting("arithmetic", trained=n) for n in (0, 10, 25, 60)},
     "arithmetic_strict": Setting("arithmetic", flag=("--reward", "exact_match", "--reward_weights", "1.0")),
     **{f"guesses_{n}": Setting("arithmetic", guesses=n) for n in (4, 8, 16)},
@@ -138,7 +139,7 @@ class Roads:
             made = str(folder) if steps else made
         return made
 
-    def train(self, model: str, folder: Path, steps: int = 60) -> Path:
+    def train(self, model: str, folder: Path, steps: int) -> Path:
         if not (folder / "model.safetensors").exists():
             of = ("--model_name_or_path", model, "--output_dir", folder, "--max_steps", 2 if self.quick else steps)
             self.run("train", "--config", "config.yaml", *self.setting.flag, *of, "--eval_questions", 0)
@@ -185,7 +186,9 @@ class Roads:
             found[OWN] = self.measured(
                 self.teach(self.start, folder / "own", 90, "--from_run", folder / "asked"), "own_after"
             )
-        found[Road.REINFORCE] = self.measured(self.train(self.start, folder / "trained"), "trained_after")
+        found[Road.REINFORCE] = self.measured(
+            self.train(self.start, folder / "trained", self.setting.reinforced), "trained_after"
+        )
         return found
 
 

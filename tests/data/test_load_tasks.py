@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from datasets import Dataset, DatasetDict, load_from_disk
 
 from toolgrpo.data import BadRows, load_tasks
 from toolgrpo.data.load import held_out_split, places_of
-from toolgrpo.data.rows import rows_and_reasons
+from toolgrpo.data.rows import check_prompts, rows_and_reasons
 from toolgrpo.data.table import as_dataset
 from toolgrpo.errors import DataError, RewardError
 from toolgrpo.rewards import check_gold, get_reward, refused_rows
@@ -351,9 +352,64 @@ def test_cells_of_a_table_are_read_as_what_their_columns_mean(tmp_path: Path) ->
             load_tasks(file)
 
 
+def test_numbers_and_lists_of_numpy_in_a_row_are_those_of_python() -> None:
+    values = {
+        "target": numpy.int64(7),
+        "flag": numpy.bool_(False),
+        "nums": numpy.arange(2000),
+        "args": {"a": numpy.float32(0.5)},
+    }
+    asked = numpy.array([{"role": "user", "content": "q"}], dtype=object)
+    (row,) = as_dataset([{"prompt": asked, "answer": numpy.int64(5), **values}], "rows")
+    assert row["prompt"] == [{"role": "user", "content": "q"}] and row["answer"] == "5"
+    assert (row["target"], row["flag"], row["nums"], row["args"]) == (7, False, list(range(2000)), {"a": 0.5})
+
+
+SAID = [{"role": "user", "content": "q"}]
+CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
+
+
+@pytest.mark.parametrize("file", [True, False])
+def test_messages_and_calls_that_are_text_are_read_or_refused(tmp_path: Path, file: bool) -> None:
+    def rows(prompt: Any) -> Any:
+        row = {"prompt": prompt}
+        return load_tasks(jsonl(tmp_path / "d.jsonl", row)) if file else as_dataset([row], "rows")
+
+    assert rows(json.dumps(SAID))[0]["prompt"] == SAID
+    shown = [*SAID, {"role": "assistant", "content": None, "tool_calls": json.dumps([CALL])}, *SAID]
+    assert rows(shown)[0]["prompt"][1]["tool_calls"] == [CALL]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    assert rows(parts)[0]["prompt"] == [{"role": "user", "content": "ab"}]
+    for prompt, problem in (
+        (str(SAID), "messages written as text"),
+        ([{**shown[1], "tool_calls": CALL}], "a list of calls"),
+    ):
+        with pytest.raises(DataError, match=problem):
+            rows(prompt)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"question": "a"}, "rows has no column 'prompt'; rename 'question' to 'prompt'"),
+        ({"messages": SAID}, "conversations: train on them with `toolgrpo sft`"),
+        ({"prompt": [{"from": "human", "value": "a"}]}, "rows: row 0: message 1 of the prompt has the role None"),
+        ({"prompt": ""}, "row 0: the prompt is empty"),
+        (
+            {"prompt": [*SAID, {"role": "assistant", "content": "a"}]},
+            "row 0: the prompt ends with an assistant message",
+        ),
+    ],
+)
+def test_a_table_that_somebody_else_made_is_looked_at_too(row: Any, problem: str) -> None:
+    with pytest.raises(DataError, match=problem):
+        check_prompts(Dataset.from_list([row]), "rows")
+    check_prompts(Dataset.from_list([{"prompt": SAID}, {"prompt": [{"role": "user", "content": "b"}]}]), "rows")
+
+
 def test_conversations_are_no_rows_and_are_sent_to_sft(tmp_path: Path) -> None:
     said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    with pytest.raises(DataError, match=r"line 1: it has no 'prompt'.*conversations: .*toolgrpo sft.*as 'prompt'\.$"):
+    with pytest.raises(DataError, match=r"line 1: it has no 'prompt'.*conversations: .*toolgrpo sft.*as 'prompt'$"):
         load_tasks(jsonl(tmp_path / "d.jsonl", {"messages": said}))
 
 

@@ -65,6 +65,12 @@ def test_accuracy(completion: list[dict[str, Any]], expected: float) -> None:
     assert score("accuracy", completion, "Paris ") == score("tool_result", completion, "Paris ") == expected
 
 
+@pytest.mark.parametrize(("result", "right"), [("5", 1.0), ("5.0", 1.0), ("5.5", 0.1), ("007", 0.1), ("-5", 0.1)])
+def test_a_result_is_the_number_that_the_answer_is(result: str, right: float) -> None:
+    """A table whose column of answers has one fraction, or a gap, makes all of them such."""
+    assert score("tool_result", [said(""), tool(result), said("")], "5.0") == right
+
+
 def test_a_reward_of_trl_reads_the_final_response() -> None:
     thought = said("<think>\nIt is 3.\n</think>\n3")
     assert score("think_format_reward", [said("calls"), tool("3"), thought], "3") == 1.0

@@ -40,6 +40,16 @@ def write(tmp_path: Path, body: str, signature: str = "completions, answer, **kw
     return path
 
 
+def test_a_reward_for_texts_is_told_that_it_gets_messages(tmp_path: Path) -> None:
+    reward = load_reward(write(tmp_path, "return [float(a in c) for c, a in zip(completions, answer)]"))
+    with pytest.raises(
+        RewardError, match=r"my_reward\.py.*a completion is a list of messages; its text is final_answer.*line 4"
+    ):
+        call(reward)
+    kept = load_reward(write(tmp_path, "return [float(c[0] in c and isinstance(c, list)) for c in completions]"))
+    assert call(kept) == [1.0, 1.0, 1.0]
+
+
 def test_a_reward_file_gets_what_it_asks_for(tmp_path: Path) -> None:
     reward = load_reward(write(tmp_path, "return [len(c[-1]['content']) for c in completions]", "completions"))
     assert call(reward) == [3.0, 3.0, 5.0]

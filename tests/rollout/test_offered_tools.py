@@ -113,6 +113,13 @@ def test_every_row_that_names_a_tool_which_is_not_there_is_found(column: str, ce
     assert "no tools were loaded" in rows_without_their_tools(None, rows)[1]
 
 
+@pytest.mark.parametrize("cell", [[{"type": "function", "function": {"name": "add"}}], '["add"]'])
+def test_a_column_of_schemas_or_of_text_offers_nothing(cell: Any) -> None:
+    """TRL's rows have schemas in `tools`, and a table may hold lists as text: only names of loaded tools choose."""
+    found = rows_without_their_tools(ScriptedTools({"add": str}), Dataset.from_list([{"tools": cell}]))
+    assert "has no list of names of loaded tools in its column `tools`" in found[0]
+
+
 @pytest.mark.parametrize("value", ["add", "[", "7", 7, [7], [None], [], "[" * 100_000, '[{"tool": "add"}]'])
 def test_cells_of_other_forms_name_no_tool(value: Any) -> None:
     for column in ("expected_tools", "gold_calls"):

@@ -245,6 +245,10 @@ def test_a_tokenizer_without_a_template_is_refused(tokenizer: Any) -> None:
         ('{"messages": [{"role": "user", "content": 3}]}', "line 2, message 1: its content must be text"),
         ('{"messages": [{"role": "assistant", "content": "a", "weight": 0}]}', "line 2: no assistant message"),
         (json.dumps({"messages": SAID, "tools": "add, multiply"}), "line 2: `tools` must be a list of schemas"),
+        (
+            '{"messages": [{"role": "assistant", "tool_calls": {}}]}',
+            "line 2, message 1: its tool_calls must be a list of calls",
+        ),
     ],
 )
 def test_a_bad_row_says_where_it_stands(tmp_path: Path, line: str, message: str) -> None:
@@ -274,6 +278,23 @@ def test_messages_in_the_forms_of_others_are_read(tmp_path: Path) -> None:
     assert first["tools"] == [{"type": "function", "function": bare[0]}] and second["tools"] == []
     taught = Taught("qwen3", *first["messages"], schemas=first["tools"])
     assert len(taught.spans) == 1, "a weight of 0 is shown, and not learnt"
+
+
+def test_calls_in_the_older_form_and_as_text_are_calls(tmp_path: Path) -> None:
+    call = {"name": "f", "arguments": "{}"}
+    older = {"role": "assistant", "content": None, "function_call": call}
+    text = {"role": "assistant", "tool_calls": json.dumps([{"type": "function", "function": call}])}
+    schema = {"name": "f", "parameters": {}}
+    file = tmp_path / "rows.jsonl"
+    results = [{"role": "function", "name": "f", "content": "4"}, {"role": "tool", "content": "4"}]
+    rows = [
+        {"messages": [*SAID[:1], one, result], "functions": [schema]}
+        for one, result in zip((older, text), results, strict=True)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for read in read_conversations(file):
+        assert read["messages"][1]["tool_calls"] == [{"type": "function", "function": call}]
+        assert read["messages"][2]["role"] == "tool" and read["tools"] == [{"type": "function", "function": schema}]
 
 
 def test_what_a_table_fills_in_is_not_taught(tmp_path: Path) -> None:

@@ -82,6 +82,19 @@ def test_a_row_that_lacks_what_reset_asks_for_is_told_so(tmp_path: Path) -> None
         assert run_tool(box, {"name": "look"}, row={"goal": 3}).content == "3"
 
 
+def test_what_init_asks_for_is_no_column(tmp_path: Path) -> None:
+    text = (
+        "class Goal:\n    def __init__(self, size): self.size = size\n    def reset(self, **row): pass\n"
+        '    def look(self) -> int:\n        "Look."\n        return self.size\n'
+    )
+    said = r"'size'.* made without arguments: give those of __init__ defaults"
+    with (
+        load_tools(environment=written(tmp_path, text, "Goal"), workers=1) as box,
+        pytest.raises(PluginError, match=said),
+    ):
+        run_tool(box, {"name": "look"}, row={"size": 3})
+
+
 def test_close_always_runs(toolbox: Toolbox, tmp_path: Path) -> None:
     marker = tmp_path / "closed"
     with pytest.raises(KeyError), toolbox.session({"marker": str(marker)}) as session:

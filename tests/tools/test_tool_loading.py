@@ -55,6 +55,8 @@ def load(path: Path) -> list[str]:
         ("def f(a): 'F.'\nTOOL_FUNCTIONS = [f]", ("my_tools.py:1: tool 'f'", "parameter 'a' has no annotation")),
         ("def f(a: int): ...\nTOOL_FUNCTIONS = [f]", ("my_tools.py:1: tool 'f'", "no docstring")),
         ("class A: 'A.'\nTOOL_FUNCTIONS = [A]", ("tool 'A': it is a class", "ENVIRONMENT = A")),
+        ("class A:\n def f(self): 'F.'\nTOOL_FUNCTIONS = [A.f]", ("my_tools.py:2: A.f is a method", "[MyTools().f]")),
+        ("def f(*args): 'F.'\nTOOL_FUNCTIONS = [f]", ("'*args' has no fixed form", "functools.wraps", "`forward`")),
         ("async def f(): 'F.'; yield 1\nTOOL_FUNCTIONS = [f]", ("my_tools.py:1: tool 'f'", "async generator")),
         ("from .maths import add", ("cannot be imported", "There is no maths.py beside the file")),
         *(

@@ -112,6 +112,21 @@ class Titled(pydantic.BaseModel):
     title: str
 
 
+def where(city: Annotated[str, "The city to look up"], k: Annotated[int, "of the docstring"] = 1) -> str:
+    """Look it up.
+
+    Args:
+        k: How many.
+    """
+    return city * k
+
+
+def test_a_text_beside_a_type_describes_what_the_docstring_does_not() -> None:
+    (tool,) = tools_of([where], "mine.py")
+    said = [one.get("description") for one in tool.spec.parameters["properties"].values()]
+    assert said == ["The city to look up", "How many."]
+
+
 def test_a_property_called_title_survives() -> None:
     assert "title" in type_schema(Titled, "here")["properties"]
 

@@ -51,6 +51,7 @@ RESERVED = (
 IMAGE_COLUMNS = ("image", "images")  # of TRL's jobs with models that see
 
 _NUMBER = re.compile(r"-?\d+")
+_MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content)["']\s*:""")
 _DEEPEST = 100  # levels of lists and objects in a column
 _REASONS = 10  # that are told in full
 _RANGES = 100  # of rows that are named for one reason
@@ -169,13 +170,7 @@ def good_rows(raw_rows: Iterable[RawRow], convert: Convert, on_bad_row: OnBadRow
         except RowError as problem:
             columns = raw.columns or {}
             if index == 0 and columns and "prompt" not in columns and str(problem).startswith(_NO_PROMPT):
-                advice = f"If no row has one, rename {_most_like_a_prompt(columns)} to 'prompt'."
-                if isinstance(columns.get("messages"), list):
-                    advice = (
-                        "These look like conversations: train on them with `toolgrpo sft`, or keep the messages before "
-                        "the last answer as 'prompt'."
-                    )
-                on_bad_row(NoPromptColumn(f"{raw.where}: {problem}. {advice}"))
+                on_bad_row(NoPromptColumn(f"{raw.where}: {problem}. If no row has one, {_prompt_advice(columns)}"))
             else:
                 on_bad_row(DataError(f"{raw.where}: {problem}"))
         else:
@@ -250,6 +245,25 @@ def _others(row: Mapping[str, Any]) -> str:
     return row_key([{name: value for name, value in row.items() if name != "prompt"}])
 
 
+def check_prompts(rows: Any, name: str) -> None:
+    """Raise DataError for a table that somebody else made and that has a prompt no episode can begin with."""
+    if "prompt" not in rows.column_names:
+        columns = rows[0] if len(rows) else {}
+        raise NoPromptColumn(f"{name} has no column 'prompt'; {_prompt_advice(columns)}")
+    refused = {number: why for number, one in enumerate(rows["prompt"]) if (why := fault_of_prompt(one)) is not None}
+    if refused:
+        raise DataError(f"{name}: {rows_and_reasons(refused, 'row {}'.format)}")
+
+
+def _prompt_advice(columns: Mapping[str, Any]) -> str:
+    if isinstance(columns.get("messages"), list):
+        return (
+            "these look like conversations: train on them with `toolgrpo sft`, or keep the messages before the last answer "
+            "as 'prompt'"
+        )
+    return f"rename {_most_like_a_prompt(columns)} to 'prompt'"
+
+
 def _most_like_a_prompt(columns: Mapping[str, Any]) -> str:
     """Return the column that is most likely the prompt under another name, quoted."""
     lower = {column.lower(): column for column in columns}
@@ -315,7 +329,23 @@ def check_examples(examples: Any) -> list[Row]:
     return messages
 
 
+def fault_of_prompt(prompt: Any) -> str | None:
+    """Return what is wrong with a prompt, of a table whose rows stay as they are."""
+    try:
+        _messages(prompt)
+    except RowError as error:
+        return str(error)
+    return None
+
+
 def _messages(prompt: Any) -> list[Row]:
+    if isinstance(prompt, str) and _MESSAGES_AS_TEXT.match(prompt):
+        prompt = _as_json(prompt)
+        if isinstance(prompt, str):
+            raise RowError(
+                "the prompt is a list of messages written as text, as pandas writes one into a CSV file; save the rows as "
+                "JSON lines or Parquet, or the list as JSON"
+            )
     if isinstance(prompt, str):
         _check_text(prompt, "the prompt")
         if not prompt.strip():
@@ -338,11 +368,29 @@ def _message(message: Any, number: int) -> Row:
     role = kept.get("role")
     if role not in ROLES:
         raise RowError(f"message {number} of the prompt has the role {role!r}; it must be one of {', '.join(ROLES)}")
+    if isinstance(kept.get("tool_calls"), str):
+        kept["tool_calls"] = _as_json(kept["tool_calls"])
+    if not _are_calls(kept.get("tool_calls") or []):
+        raise RowError(
+            f"the tool_calls of message {number} of the prompt must be a list of calls, not {_name(kept['tool_calls'])}"
+        )
     content = kept.setdefault("content", "" if kept.get("tool_calls") else None)
+    if isinstance(content, list):
+        content = kept["content"] = _joined(content)
     if not isinstance(content, str):
         raise RowError(f"the content of message {number} of the prompt must be text, not {_name(content)}")
     _check_text(content, f"message {number} of the prompt")
     return kept
+
+
+def _are_calls(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, Mapping) for one in value)
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Return parts of text as one text; a list of anything else as it is."""
+    texts = [one.get("text") if isinstance(one, Mapping) and one.get("type") == "text" else None for one in parts]
+    return "".join(map(str, texts)) if None not in texts else parts
 
 
 def _answer(answer: Any) -> str:

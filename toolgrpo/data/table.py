@@ -157,12 +157,21 @@ def as_dataset(rows: Any, name: str) -> Any:
 
 def _checked(rows: list[Any] | tuple[Any, ...], name: str) -> Iterator[Row]:
     raw = (
-        RawRow(f"{name}[{place}]", row)
+        RawRow(f"{name}[{place}]", _plain(row))
         if isinstance(row, Mapping)
         else RawRow(f"{name}[{place}]", None, f"a row must be a dict with named columns, but this is {row!r:.60}")
         for place, row in enumerate(rows)
     )
     return good_rows(raw, dict, _raise)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with the numbers and arrays of numpy and torch in it as Python's own."""
+    if type(value).__module__.partition(".")[0] in ("numpy", "torch") and hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _raise(error: DataError) -> None:

@@ -1,6 +1,6 @@
 """`tool_result`: the last tool response against the answer. `accuracy` is its old name, which recipes have.
 
-1.0 if it is the answer (case and outer space ignored), 0.1 if a tool was called but the answer
+1.0 if it is the answer (case and outer space ignored; 5 is 5.0), 0.1 if a tool was called but the answer
 differs, 0.0 without a call. A row whose answer is None is not scored.
 """
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from toolgrpo.episode.trajectory import Message
+from toolgrpo.rewards.numerals import whole_number
 
 RIGHT, CALLED, SILENT = 1.0, 0.1, 0.0
 
@@ -25,7 +26,9 @@ def _score(completion: Sequence[Message], expected: Any) -> float:
     responses = [message["content"] for message in completion if message["role"] == "tool"]
     if not responses:
         return SILENT
-    return RIGHT if _plain(responses[-1]) == _plain(expected) else CALLED
+    number = whole_number(str(expected))
+    same = number is not None and whole_number(str(responses[-1])) == number
+    return RIGHT if same or _plain(responses[-1]) == _plain(expected) else CALLED
 
 
 def _plain(value: Any) -> str:

@@ -195,11 +195,23 @@ def arguments_for(signature: inspect.Signature, available: Mapping[str, Any], wh
     return {name: available[name] for name in signature.parameters if name in available}
 
 
+class _Completion(list[Any]):
+    """The messages of an episode, which a reward for texts would find nothing in."""
+
+    def __contains__(self, searched: object) -> bool:
+        if isinstance(searched, str):
+            raise TypeError(
+                "a completion is a list of messages; its text is final_answer(completion), of toolgrpo.rewards"
+            )
+        return super().__contains__(searched)
+
+
 def _own(value: Any, n: int, name: str) -> Any:
     """Return a copy for each episode: siblings have one row, others read it too, and a reward may use up what it is given."""
     if name == "trajectories" or not isinstance(value, list) or len(value) != n:
         return value
-    return [deepcopy(one) for one in value]
+    copies = [deepcopy(one) for one in value]
+    return [_Completion(one) if isinstance(one, list) else one for one in copies] if name == "completions" else copies
 
 
 def check_has(signature: inspect.Signature, available: Collection[str], what: str) -> None:

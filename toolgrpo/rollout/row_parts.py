@@ -82,6 +82,10 @@ def rows_without_their_tools(
     known, found = frozenset(() if tools is None else tools.names), dict[int, str]()
     for column in columns:
         for number, value in enumerate(rows[column] if column in rows.column_names else ()):
+            if column in OFFERED and value is not None and value != _tool_names(value):
+                found.setdefault(
+                    number, f"has no list of names of loaded tools in its column `{column}`, but {value!r:.60}"
+                )
             missing = next((name for name in _tool_names(value) if name not in known), None)
             if missing is not None:
                 found.setdefault(number, _no_such_tool(tools, missing, column))

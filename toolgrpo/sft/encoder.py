@@ -104,11 +104,16 @@ def _checked(spec: str, split: str) -> Iterator[dict[str, Any]]:
             raise DataError(f"{row.where}: no assistant message, so there is nothing to learn from")
         for call in (one for message in said for one in message.get("tool_calls") or ()):
             _check_arguments(call, row.where)
-        yield {"messages": messages, "n_prompt": n_prompt, "tools": _schemas_of(row.where, columns.get("tools"))}
+        yield {
+            "messages": messages,
+            "n_prompt": n_prompt,
+            "tools": _schemas_of(row.where, columns.get("tools", columns.get("functions"))),
+        }
 
 
 def _message(message: Message, where: str) -> Message:
-    """Return a message with its text as one text, and thinking under the one name of it."""
+    """Return a message with its text as one text, its calls as a list, and thinking under the one name of it."""
+    message = _with_calls(message, where)
     content = message.get("content")
     parts: list[Any] = content if isinstance(content, list) and content else [None]
     if all(isinstance(one, dict) and one.get("type") == "text" for one in parts):
@@ -122,6 +127,24 @@ def _message(message: Message, where: str) -> Message:
     thought = message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")
     rest = {key: one for key, one in message.items() if key not in ("reasoning", "thinking")}
     return {**rest, "content": content or "", **({"reasoning_content": thought} if isinstance(thought, str) else {})}
+
+
+def _with_calls(message: Message, where: str) -> Message:
+    """Return a message with its calls under `tool_calls`: also of OpenAI's older form, and where they stand as JSON text."""
+    if message["role"] == "function":
+        message = {**message, "role": "tool"}
+    if (older := message.get("function_call")) is not None:
+        rest = {key: one for key, one in message.items() if key != "function_call"}
+        message = {**rest, "tool_calls": [{"type": "function", "function": older}]}
+    calls = message.get("tool_calls")
+    if isinstance(calls, str):
+        with suppress(ValueError):
+            calls = json.loads(calls) if calls.strip() else None
+    if calls is not None and not (isinstance(calls, list) and all(isinstance(one, dict) for one in calls)):
+        raise DataError(
+            f"{where}: its tool_calls must be a list of calls, or such a list as JSON text; got {calls!r:.80}"
+        )
+    return message if calls is message.get("tool_calls") else {**message, "tool_calls": calls}
 
 
 def _is_taught(message: Message) -> bool:

@@ -347,6 +347,8 @@ class EnvironmentSession(BackendSession):
 
 
 def _advice(problem: str) -> str:
+    if "__init__()" in problem:
+        return "The class is made without arguments: give those of __init__ defaults, or take them in reset(**row)."
     if "unexpected keyword argument" in problem:
         return "Let reset accept every column of the dataset, for instance with **row."
     if "required positional argument" in problem or "required keyword-only argument" in problem:

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from toolgrpo.build import Parts, load_tokenizer
 from toolgrpo.chat.base import ChatFormat
-from toolgrpo.data.rows import rows_and_reasons
+from toolgrpo.data.rows import check_prompts, rows_and_reasons
 from toolgrpo.data.table import as_dataset
 from toolgrpo.engines.base import CacheRoom, Engine, HasCache
 from toolgrpo.engines.build import BuiltEngine
@@ -89,6 +89,7 @@ def take_parts(
         trl_jobs.warn_of_text(train_dataset, reward_funcs)
     for name, rows in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
         if isinstance(rows, Dataset):  # a stream is not read
+            check_prompts(rows, name)
             columns = () if player is not None else OFFERED if toolbox is None else TOOL_COLUMNS
             asked = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
             suited_rows(rows, name, toolbox, asked, columns)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pydantic
@@ -130,13 +130,19 @@ def search_beside_the_command() -> None:
         sys.path.append(os.getcwd())
 
 
-def tools_of(functions: Iterable[Any], label: str, examples: Examples | None = None) -> list[LoadedTool]:
-    """Return the tools of callables, each checked, no two of one name; what is wrong is said of all at once."""
+def tools_of(
+    functions: Iterable[Any], label: str, examples: Examples | None = None, *, of_class: bool = False
+) -> list[LoadedTool]:
+    """Return the tools of callables (methods `of_class` get their object later), each checked, no two of one name; what is
+    wrong is said of all at once.
+    """
     loaded: list[LoadedTool] = []
     seen: dict[str, str] = {}
     wrong: list[str] = []
     for function in functions:
         try:
+            if inspect.isfunction(function) and not of_class:
+                _check_has_object(function, label)
             tool = _load_one(function, label, examples)
         except PluginError as error:
             wrong.append(str(error))
@@ -153,6 +159,14 @@ def tools_of(functions: Iterable[Any], label: str, examples: Examples | None = N
         fine = f"\nThe others are fine: {', '.join(seen)}." if seen else ""
         raise PluginError("\n".join(wrong) + fine)
     return loaded
+
+
+def _check_has_object(function: FunctionType, label: str) -> None:
+    if list(inspect.signature(function).parameters)[:1] == ["self"]:
+        raise PluginError(
+            f"{_place(function, label)}: {function.__qualname__} is a method without its object. List the method of an object, "
+            f"as in `[MyTools().{function.__name__}]`; for tools with state set `ENVIRONMENT` (docs/how-to/tools.md)."
+        )
 
 
 def _load_one(function: Any, label: str, examples: Examples | None) -> LoadedTool:
@@ -394,7 +408,8 @@ def _load_environment(source: PluginSource) -> LoadedEnvironment:
             f"{where} has no public methods besides reset, so the model could do nothing in it. Add one; a "
             f"task that only asks and judges needs rows and a reward function."
         )
-    loaded = tools_of(tools, where, {} if source.callables else _examples(import_source(source), source.label))
+    examples = {} if source.callables else _examples(import_source(source), source.label)
+    loaded = tools_of(tools, where, examples, of_class=True)
     for tool in loaded:
         if tool.spec.in_process or tool.spec.cache:
             raise PluginError(

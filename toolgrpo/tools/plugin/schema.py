@@ -213,7 +213,9 @@ def _parameter_schema(
     if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
         raise PluginError(
             f"{where}: parameter '{parameter}' has no fixed form that a model could be told. "
-            "Name every parameter (a list in place of *args), or describe **kwargs with @tool(schema=...)."
+            "Name every parameter (a list in place of *args), or describe **kwargs with @tool(schema=...). If this is what a "
+            "decorator made of your function, put @functools.wraps(function) above its wrapper; of a tool object of another "
+            "library list the function itself (`forward`, `func`)."
         )
     if parameter.name not in hints:
         raise PluginError(
@@ -225,7 +227,8 @@ def _parameter_schema(
     schema = type_schema(hint, f"{where}: parameter '{parameter.name}'")
     text = doc.parameters.get(parameter.name)
     if text is None:
-        return schema
+        said = [one for one in get_args(hint)[1:] if isinstance(one, str)] if get_origin(hint) is Annotated else []
+        return schema if not said or "description" in schema else {**schema, "description": said[0]}
     if choices := _CHOICES.search(text):
         try:
             schema["enum"] = [c.strip() if isinstance(c, str) else c for c in json.loads(choices.group(1))]
