@@ -47,6 +47,32 @@ def test_an_evaluation_plays_every_row_in_one_rollout_and_says_success_and_rewar
     assert len([request for request in trainer.engine.requests if "held out" in ByteChat.text(request.ids)]) == 4 * 3
 
 
+def test_what_rewards_log_is_a_metric_of_an_evaluation_too(tmp_path: Path) -> None:
+    def counts(completions: list[Any], log_metric: Any, **_: Any) -> list[float]:
+        log_metric("shop/ordered", 0.25)
+        return [1.0] * len(completions)
+
+    parts = {"eval_dataset": ROWS}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "shop/ordered", "save_strategy": "steps"}
+    trainer = run_to_end(
+        tiny_trainer(tmp_path, counts, varied, parts=parts, eval_steps=1, save_steps=1, max_steps=1, **best)
+    )
+    assert [log["eval_shop/ordered"] for log in trainer.state.log_history if "eval_success" in log] == [0.25]
+
+
+def test_rows_that_stream_are_dealt_out_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate's share of a stream fills up with rows that it has given before."""
+    with tiny_trainer(tmp_path, reward, varied, num_generations_eval=2) as trainer:
+        rows = Dataset.from_list([{"prompt": f"q{n}"} for n in range(3)]).to_iterable_dataset()
+        loader = trainer.get_eval_dataloader(rows)
+        played = []
+        for process in range(2):
+            monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
+            monkeypatch.setattr(type(trainer.accelerator), "process_index", process)
+            played.append(sorted(row["prompt"] for row in trainer._evaluation_rows(loader)))
+    assert played == [["q0", "q0", "q2", "q2"], ["q1", "q1"]]
+
+
 def test_the_best_step_is_kept_though_no_checkpoint_was_due_then(tmp_path: Path) -> None:
     trainer = trained(tmp_path, keep="best")
     assert rates(trainer) == [(2, 0.25), (4, 0.75), (6, 0.5), (8, 0.75), (9, 0.5)]

@@ -115,6 +115,26 @@ def test_a_run_has_the_gradients_of_the_full_pass(tmp_path: Path, changes: dict[
     assert gap(skipped, full) < 1e-6
 
 
+@pytest.mark.parametrize("changes", [{"loss_type": "bnpo"}, {"entropy_coef": 0.05}], ids=str)
+def test_rows_stay_where_the_loss_is_a_mean_over_a_micro_batch(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Whatever may share a prompt: short episodes together would have a small denominator of their own."""
+
+    def some_long(request: SampleRequest, number: int) -> list[int]:
+        return ByteChat.say("ab" if sum(request.ids) % 2 else "abcdefghijklmn"[: 10 + number % 4])
+
+    def by_number(completions: list[Any], **_: Any) -> list[float]:
+        return [float(number % 4) for number in range(len(completions))]
+
+    found = []
+    for sharing in ("off", "on"):
+        kept = Gradients()
+        given = {**STILL, "max_steps": 1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, **changes}
+        given |= {"skip_dead_rows": "off", "vllm_importance_sampling_correction": False, "prefix_sharing": sharing}
+        run_to_end(tiny_trainer(tmp_path / sharing, by_number, some_long, parts={"callbacks": [kept]}, **given))
+        found.append(kept.found)
+    assert gap(found[1], found[0]) < 1e-4 * max(one.abs().max().item() for one in found[0])
+
+
 @pytest.mark.parametrize("engine_differs", [True, False], ids=["other engine", "two iterations"])
 def test_the_old_policy_reads_live_groups_only(tmp_path: Path, engine_differs: bool) -> None:
     """One row of a batch without any is still read, and rewards are asked once."""

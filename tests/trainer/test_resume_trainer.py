@@ -94,6 +94,13 @@ def assert_same(resumed: ToolGRPOTrainer, whole: ToolGRPOTrainer) -> None:
             id="four steps of a batch",
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            {
+                **{"rollout_correction": "bypass", "vllm_importance_sampling_mode": "sequence_mask"},
+                **{"steps_per_generation": 2, "gradient_accumulation_steps": 1, "per_device_train_batch_size": 4},
+            },
+            id="two steps of a batch, with the engine as the old policy",
+        ),
     ],
 )
 def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path, changes: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 import toolgrpo
+from toolgrpo.episode.dropped import Drop, DropCause
 from toolgrpo.errors import ConfigError
 from toolgrpo.models import folder_of
+from toolgrpo.rollout import RolloutBatch, Rollouts
 
 
 def add(a: int, b: int) -> int:
@@ -71,6 +74,29 @@ def test_a_second_training_draws_from_the_weights_of_the_first(tmp_path: Path, m
         monkeypatch.setattr(type(episodes._rollouts), "load_weights", lambda rollouts, weights: given.append(weights))
         one.train()
     assert given
+
+
+def test_an_episode_that_was_dropped_is_no_part_of_its_groups_mean(tmp_path: Path) -> None:
+    def reward(trajectories: list[Any], **kwargs: Any) -> list[float]:
+        played.extend(trajectories)
+        return [1.0, 1.0, 0.0, 0.0]
+
+    played: list[Any] = []
+    with toolgrpo.rollout_func(tools=[add], engine="transformers") as episodes:
+        one = trainer(tmp_path, reward, episodes, num_generations=4, max_steps=1)
+        drawn = Rollouts.run
+
+        def last_is_dropped(rollouts: Any, *given: Any, **more: Any) -> RolloutBatch:
+            batch = drawn(rollouts, *given, **more)
+            lost = replace(batch.episodes[3].trajectory, dropped=Drop(DropCause.TOOL, "it went away"))
+            return replace(batch, episodes=(*batch.episodes[:3], replace(batch.episodes[3], trajectory=lost)))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Rollouts, "run", last_is_dropped)
+            asked = [{"prompt": [{"role": "user", "content": "q"}]} for _ in range(4)]
+            output = one._generate_and_score_completions(asked)
+    assert [bool(one.dropped) for one in played] == [False, False, False, True]
+    assert output["advantages"].tolist() == pytest.approx([0.577, 0.577, -1.155, 0.0], abs=2e-3)
 
 
 @pytest.mark.parametrize(("context", "says"), [({"max_tokens": 64}, "several sequences"), (None, "use_vllm")])

@@ -19,7 +19,8 @@ import torch
 from trl import GRPOTrainer
 
 from tests.support.off_policy_engines import LateEngine, RoundedEngine
-from tests.support.trainings import LOSSES, LossInputs, run_to_end, step_logs
+from tests.support.trainings import LOSSES, LossInputs, by_length, run_to_end, step_logs, varied
+from toolgrpo.errors import ConfigError
 from toolgrpo.testing.trainers import tiny_qwen3, tiny_trainer
 
 pytestmark = pytest.mark.contract
@@ -56,7 +57,7 @@ def trained(folder: Path, kind: type, **changes: Any) -> tuple[Passes, list[dict
     parts = {"engine": kind(tiny_qwen3())}
     trainer = tiny_trainer(folder, half, None, kind=Passes, parts=parts, **{**SMALL, **changes})
     trainer.model.register_forward_hook(lambda *_: setattr(trainer, "told", trainer.told + 1))
-    trainer._off_policy._warn = said.append
+    trainer.off_policy._warn = said.append
     return run_to_end(trainer), step_logs(trainer), said
 
 
@@ -112,6 +113,14 @@ def test_rounded_log_probabilities_weigh_long_episodes_by_chance_with_trl_and_no
     assert 1 - trap["correction/ess/q4"] > 50 * (1 - log["correction/ess/q4"])
     assert log["correction/masked_episodes"] == 0 and log["correction/masked_tokens"] == 0
     assert not [text for text in said if "biases" in text]
+
+
+def test_a_loss_that_trl_refuses_with_its_correction_is_refused(tmp_path: Path) -> None:
+    changes = {"loss_type": "vespo", "rollout_correction": "trl", "vllm_importance_sampling_mode": "sequence_mask"}
+    with pytest.raises(
+        ConfigError, match="vespo with rollout_correction trl needs a vllm_importance_sampling_mode by token"
+    ):
+        tiny_trainer(tmp_path, by_length, varied, **changes).close()
 
 
 def test_bypass_makes_the_engine_the_old_policy(tmp_path: Path) -> None:

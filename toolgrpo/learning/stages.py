@@ -293,6 +293,12 @@ def why_every_row(args: Any) -> str | None:
     return next((reason for reason, asks in NEEDS_EVERY_ROW.items() if asks(args)), None)
 
 
+def rows_may_move(args: Any) -> bool:
+    """Return whether the loss is a sum over rows: no mean over those of one micro-batch, and no choice among them."""
+    of_several = args.entropy_coef != 0 or args.use_adaptive_entropy or args.top_entropy_quantile < 1
+    return args.loss_type in TOKEN_LOSSES | ROW_LOSSES and not of_several
+
+
 def check_by_token(args: Any) -> None:
     """Raise ConfigError unless the loss takes an advantage for each token."""
     why = None

@@ -350,11 +350,14 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
             "n_episodes": batches.n_episodes,
             "episode_log_bytes": log_bytes,
             "row_order": None if batches.groups is None else batches.groups.order.state(),
+            "off_policy": self._trainer.off_policy.state(),
         }
 
     def _restore_place(self, place: Place) -> list[str]:
         trainer = self._trainer
         same_batches = trainer.restore_place_in_batch(place["batch"])
+        if same_batches and "off_policy" in place:
+            trainer.off_policy.restore(place["off_policy"])
         same_engine = place.get("engine_name", trainer.engine.name) == trainer.engine.name
         if place["engine"] is not None and same_engine and isinstance(trainer.engine, Resumable):
             trainer.engine.restore_sampling_state(place["engine"])

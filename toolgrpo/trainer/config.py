@@ -35,11 +35,17 @@ from toolgrpo.trainer.trl_jobs import take_trl_arguments
 
 _LEAST_OF_TRL = {
     **{"num_generations": 2, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1},
-    **{"num_iterations": 1, "steps_per_generation": 1, "generation_batch_size": 1},
+    **{"num_iterations": 1, "steps_per_generation": 1, "generation_batch_size": 1, "ref_model_sync_steps": 1},
     **{"temperature": 0, "beta": 0, "learning_rate": 0, "weight_decay": 0, "max_grad_norm": 0, "top_k": -1},
 }
 _BETWEEN_OF_TRL = {"top_p": (1e-6, 1), "min_p": (0, 1), "learning_rate": (0, 1e6)}
-_LOSSES = (*sorted(TOKEN_LOSSES | ROW_LOSSES), "bnpo")
+_CHOICES_OF_TRL: dict[str, tuple[Any, ...]] = {
+    "loss_type": (*sorted(TOKEN_LOSSES | ROW_LOSSES), "bnpo"),
+    "scale_rewards": ("group", "batch", "none", True, False),
+    "importance_sampling_level": ("token", "sequence"),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+}
 
 
 @dataclass
@@ -125,11 +131,11 @@ class ToolGRPOConfig(trl.GRPOConfig):  # type: ignore[misc]  # TRL ships no type
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise ConfigError(f"{name} must be between {low:g} and {high:g}, got {value}")
-        if self.loss_type not in _LOSSES:
-            raise ConfigError(
-                f"there is no loss_type {self.loss_type!r}{nearest_is(self.loss_type, _LOSSES)}; there are "
-                f"{', '.join(_LOSSES)}"
-            )
+        for name, choices in _CHOICES_OF_TRL.items():
+            value, names = getattr(self, name), [str(one) for one in choices]
+            if value not in choices:
+                near = nearest_is(str(value), names)
+                raise ConfigError(f"there is no {name} {value!r}{near}; there are {', '.join(names)}")
         if self.temperature == 0 and not self.may_be_greedy:
             raise ConfigError(
                 "temperature must be above 0 in training, got 0: greedy episodes of a group are all alike, and the "

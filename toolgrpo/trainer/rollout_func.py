@@ -7,12 +7,15 @@ The trainer is TRL's, of any subclass. It gets exact tokens, a mask of what the 
 log-probabilities; tools run in workers as here. Reward functions find whole episodes in the argument
 `trajectories`: `completions` are what TRL decodes, one message each.
 
+An episode that a tool dropped has no reward, unless that is a model's.
+
 Not over this argument: columns of a row but its prompt, the shared training pass, rollouts ahead, replaced
 groups, checkpoints of the engine's sampling, and the report. `ToolGRPOTrainer` has them.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Self
@@ -22,6 +25,7 @@ import torch
 from toolgrpo.build import Parts
 from toolgrpo.engines.base import Sleeper
 from toolgrpo.engines.policy import Policy
+from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout import Rollouts
 from toolgrpo.tools import open_tools
@@ -48,6 +52,7 @@ class RolloutFunc:
         """Run an episode per prompt with the trainer's weights, in TRL's form."""
         if self._rollouts is None or self._policy is None or self._config is None:
             self._policy, self._config, self._rollouts = self._open(trainer)
+            trainer.reward_funcs[:] = map(_without_dropped, trainer.reward_funcs)
         step, mode = int(trainer.state.global_step), trl_trainer.mode_of(trainer)
         gave_up = isinstance(self._rollouts.engine, Sleeper) and self._rollouts.engine.needs_weights
         known = self._loaded is not None and self._loaded[0] is trainer.state and self._loaded[1] == step
@@ -90,6 +95,24 @@ class RolloutFunc:
         built = parts.open_engine((trainer.train_dataset, trainer.eval_dataset))
         self._opened.callback(built.engine.shutdown)
         return policy, config, parts.rollouts(built.engine)
+
+
+def _without_dropped(reward: Any) -> Any:
+    """Return the reward with None for episodes that were dropped: TRL leaves such out of the mean of their group."""
+    if isinstance(reward, torch.nn.Module):
+        return reward
+
+    def kept(scores: Any, episodes: Sequence[Trajectory]) -> list[Any]:
+        return [None if one.dropped else score for one, score in zip(episodes, scores, strict=True)]
+
+    async def asked(*, trajectories: Sequence[Trajectory], **given: Any) -> list[Any]:
+        return kept(await reward(trajectories=trajectories, **given), trajectories)
+
+    def called(*, trajectories: Sequence[Trajectory], **given: Any) -> list[Any]:
+        return kept(reward(trajectories=trajectories, **given), trajectories)
+
+    asks = any(map(inspect.iscoroutinefunction, (reward, type(reward).__call__)))
+    return asked if asks else called
 
 
 def rollout_func(tools: Tools | None = None, **options: Any) -> RolloutFunc:

@@ -387,7 +387,10 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         if mode == "eval":
             batch = self.rollout_batches.evaluated(batch)
         with trl_jobs.point_to_messages(rows):
-            batch = self.rollout_batches.grading.of(batch)
+            grading = self.rollout_batches.grading
+            answers = grading.ask([one.row for one in batch.episodes], batch.trajectories, step=batch.step)
+            batch = grading.graded(batch, answers)
+        self._logged_by_rewards = answers.metrics
         self.rollout_batches.processes.meet()  # rewards may take long too, and observers gather
         self.rollouts.observers.batch_done(batch)
         return batch

@@ -30,6 +30,7 @@ from accelerate.utils import gather_object
 from toolgrpo.build import Parts
 from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import ConfigError
+from toolgrpo.learning.stages import rows_may_move
 from toolgrpo.models.adapter_step import join_adapters
 from toolgrpo.shared_pass.scoring import SharedPass, most_in_a_pass, unsupported_model
 from toolgrpo.shared_pass.torch_seam import attention_name
@@ -226,8 +227,8 @@ class PassSizes(NamedTuple):
             """Return how many groups n adjacent rows can have a part in."""
             return -(-(n + group - math.gcd(n, group)) // group)
 
-        # Rows of a prompt are put together among the passes of one step alone, and not where tokens are chosen by quantile.
-        gathered = args.gradient_accumulation_steps % args.steps_per_generation == 0 and args.top_entropy_quantile >= 1
+        # Rows of a prompt are put together among the passes of one step alone.
+        gathered = args.gradient_accumulation_steps % args.steps_per_generation == 0 and rows_may_move(args)
         shuffled = min(n_rows, spanned(n_rows * args.steps_per_generation))
         n_prompts = n_rows if whole else spanned(n_rows) if gathered else shuffled
         prompt, completion = window.longest_prompt + window.room, window.max_completion_length

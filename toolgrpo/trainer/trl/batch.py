@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -163,6 +164,13 @@ class OffPolicy:
     def is_bypass(self) -> bool:
         """Return whether the engine stands for the old policy."""
         return self._correction.method == "bypass"
+
+    def state(self) -> list[Any]:
+        """Return what a resume needs to go on in the middle of a batch."""
+        return [self._left, [astuple(one) for one in self._weights]]
+
+    def restore(self, state: Sequence[Any]) -> None:
+        self._left, self._weights = state[0], [EpisodeWeights(*one) for one in state[1]]
 
     def told(self, weighted: Sequence[EpisodeWeights]) -> None:
         """Tell what the correction does to a new training batch, or wait for its loss."""

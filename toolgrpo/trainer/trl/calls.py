@@ -53,6 +53,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -77,8 +78,6 @@ from toolgrpo.learning.correction import (
 from toolgrpo.learning.shaping import members_of
 from toolgrpo.learning.stages import (
     LOSS,
-    ROW_LOSSES,
-    TOKEN_LOSSES,
     WORTH,
     Facts,
     LearningRule,
@@ -87,6 +86,7 @@ from toolgrpo.learning.stages import (
     applied,
     check_by_token,
     dead_rows,
+    rows_may_move,
     why_every_row,
 )
 from toolgrpo.observe.progress import RunProgress
@@ -133,6 +133,7 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
     _proof: EngineProof
     _n_rollouts = 0  # of training, in this process
     _scoring: TakenBatch | None = None
+    _logged_by_rewards: Mapping[str, Sequence[float]] = MappingProxyType({})  # of the last measurement
 
     def _open_batches(self) -> None:
         """Settle how batches are learnt from, and who watches."""
@@ -144,9 +145,7 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
             stages=tuple(self.stages),
         )
         self.mask_truncated_completions = False  # a stage does it
-        self._off_policy = trl_batch.OffPolicy(
-            self.correction, self.args, log=self._log_metrics, warn=self.progress.say
-        )
+        self.off_policy = trl_batch.OffPolicy(self.correction, self.args, log=self._log_metrics, warn=self.progress.say)
         self._token_tap = trl_batch.TokenTap(self.recorder, self.args.record_tokens)
         self._made = _Pass()
 
@@ -154,6 +153,12 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
         """Let TRL do its part of a correction, or none."""
         self.correction = correction
         self.use_vllm = correction.method in ("trl", "geo_tis")
+        mode = self.args.vllm_importance_sampling_mode
+        if correction.method == "trl" and self.loss_type == "vespo" and not mode.startswith("token_"):
+            raise ConfigError(
+                f"loss_type vespo with rollout_correction trl needs a vllm_importance_sampling_mode by token (token_truncate "
+                f"or token_mask), got {mode}"
+            )
         if correction.method == "geo_tis":
             self.vllm_importance_sampling_correction = True
             self.vllm_importance_sampling_mode = "token_truncate"
@@ -185,6 +190,10 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
         for name in dict.fromkeys(name for _, rewards in of_all for name in rewards):
             values = [value for _, rewards in of_all if (value := rewards.get(name)) is not None]
             metrics[name] = sum(values) / len(values) if values else math.nan
+        logged = gather_object([dict(self._logged_by_rewards)])
+        for name in dict.fromkeys(name for part in logged for name in part):
+            numbers = [number for part in logged for number in part.get(name, ())]
+            metrics.setdefault(name, sum(numbers) / len(numbers))
         self._metrics["eval"].update({name: [value] for name, value in metrics.items()})
         named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         return EvalLoopOutput(None, None, named, len(of_all))
@@ -192,11 +201,16 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
     def _evaluation_rows(self, dataloader: Any) -> list[Row]:
         """Return this process's share of the rows of an evaluation, each as often as it has episodes."""
         rows = dataloader.dataset
-        if not has_length(rows):  # TRL has repeated it, and accelerate deals it out
-            return [row for batch in dataloader for row in batch]
+        size, own, n = (
+            trl_trainer.group_size(self, "eval"),
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+        )
         # not through the data loader, which repeats rows where they do not divide evenly among processes
-        own = range(self.accelerator.process_index, len(rows), self.accelerator.num_processes)
-        return [rows[number] for number in own for _ in range(trl_trainer.group_size(self, "eval"))]
+        if has_length(rows):
+            return [rows[number] for number in range(own, len(rows), n) for _ in range(size)]
+        whole = getattr(rows, "dataset", rows)  # of accelerate's share; TRL has repeated its rows
+        return [row for place, row in enumerate(whole) if place // size % n == own]
 
     # a batch
 
@@ -211,7 +225,7 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
         choice = self._rows_of_old_policy(facts)
         if choice is not None:
             facts = replace(facts, unread=~choice.live)
-        stands_in = self._off_policy.is_bypass and updates_are_several(self.args)
+        stands_in = self.off_policy.is_bypass and updates_are_several(self.args)
         logps = trl_batch.engine_logps(taken.trajectories) if stands_in else None
         self._scoring = taken
         with self._passes(_Pass(None, choice, segments, logps)):
@@ -228,7 +242,7 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
         numbers = self._tell(taken, worth)
         learnt = applied(LOSS, worth, facts)
         self._log_metrics(learnt.metrics)
-        self._off_policy.told(learnt.weighted)
+        self.off_policy.told(learnt.weighted)
         output = trl_batch.with_train_batch(output, scored, learnt, segments)
         self._token_tap.mark(output, numbers)
         return output
@@ -372,10 +386,8 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
         # TRL fills its buffer once for a generation batch; between two fills it is in order already
         if buffered is before:
             return inputs
-        live_first = self._rule.skips_rows and self.loss_type in TOKEN_LOSSES | ROW_LOSSES
-        # a quantile looks for a micro-batch's own
-        by_prompt = args.prefix_sharing != "off" and self.top_entropy_quantile >= 1
-        if by_prompt or live_first:
+        live_first, by_prompt = self._rule.skips_rows, args.prefix_sharing != "off"
+        if (by_prompt or live_first) and rows_may_move(args):
             is_live = (lambda micro_batch: trl_batch.live(micro_batch).tolist()) if live_first else None
             self._buffered_inputs = put_in_order(
                 buffered, args.gradient_accumulation_steps, is_live, by_prompt=by_prompt
@@ -393,7 +405,7 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
             loss = super().compute_loss(model, inputs, *args, **kwargs)
             if choice is not None:
                 self._mean_entropy_of(choice, inputs)
-            self._off_policy.heard(lambda: self._weights_in_loss(inputs, made))
+            self.off_policy.heard(lambda: self._weights_in_loss(inputs, made))
         return loss
 
     def _mean_entropy_of(self, choice: RowChoice, micro_batch: dict[str, Any]) -> None:
