@@ -20,9 +20,8 @@ from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.engines.build import EngineOptions
 from toolgrpo.engines.vllm_options import ServerOptions, VLLMOptions
 from toolgrpo.errors import ConfigError
-from toolgrpo.learning.advantages import ESTIMATORS
+from toolgrpo.learning.advantages import ESTIMATORS, Shaping
 from toolgrpo.learning.correction import set_fields_of_trl
-from toolgrpo.learning.shaping import Shaping
 from toolgrpo.learning.stages import ROW_LOSSES, TOKEN_LOSSES
 from toolgrpo.options import THEMES, RecordedShare, batch_of_parts, options_of, with_fields_of
 from toolgrpo.rollout.compaction import ContextLimit
