@@ -198,7 +198,7 @@ class ReplayRun:
         parts, config = load_model(job, model, toolbox=tools, player=job.player()), job.config
         rollouts = parts.rollouts(parts.open_engine().engine)
         try:
-            rollouts.load_weights(parts.policy.weights())
+            rollouts.engine.load_weights(parts.policy.weights())
             return episode_again(rollouts, self.row, config.sampling_options(), config.seed)
         finally:
             rollouts.close()

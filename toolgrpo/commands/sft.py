@@ -25,7 +25,7 @@ from trl import ModelConfig, SFTConfig, get_peft_config
 from toolgrpo.build import load_tokenizer, markers_line
 from toolgrpo.commands.given import Given
 from toolgrpo.commands.job import init_kwargs_of, of_revision, shape_of, with_lora_modules
-from toolgrpo.commands.plugins import TOOL_SOURCES, tool_flags, tool_sources
+from toolgrpo.commands.plugins import TOOL_SOURCES, tool_sources
 from toolgrpo.commands.run_file import config_of_run, keep_run_config, lies_in, read_run, resume_command, run_text
 from toolgrpo.commands.show import recording_in
 from toolgrpo.commands.table import SFTArguments, SFTOptions
@@ -283,7 +283,7 @@ def learning_rate_for(n_parameters: int) -> float:
 
 def _schemas(sft: SFTArguments) -> Sequence[Mapping[str, Any]]:
     """Return the tools that conversations without their own are rendered with."""
-    sources = tool_flags(sft)
+    sources = tool_sources(vars(sft))
     if sft.from_run and not any(sources.values()):
         sources = _tools_of_run(sft.from_run)
     toolbox = open_tools(**sources)
