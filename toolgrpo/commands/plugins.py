@@ -17,8 +17,6 @@ from toolgrpo.tools.arguments import signatures_text
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.tools.open_toolbox import open_tools
 
-TOOL_SOURCES = ("tools_script", "tool_functions_module", "environment", "mcp_config")
-
 
 def tool_sources(named: Mapping[str, Any]) -> dict[str, Any]:
     """Return sources of tools under the names of their flags as `open_tools` takes them."""

@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan, sqrt
 from statistics import fmean
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from toolgrpo.episode.dropped import Drop
 from toolgrpo.errors import RewardError
-from toolgrpo.rollout.batch import Scored
+
+if TYPE_CHECKING:
+    from toolgrpo.episode.dropped import Drop
+    from toolgrpo.rollout.batch import Scored
 
 T = TypeVar("T")
 Totals = Sequence[float | None]

@@ -5,7 +5,6 @@ The commands take the config of the model from here, too.
 
 from __future__ import annotations
 
-import copy
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
@@ -23,7 +22,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.learning.advantages import ESTIMATORS, Shaping
 from toolgrpo.learning.correction import set_fields_of_trl
 from toolgrpo.learning.stages import ROW_LOSSES, TOKEN_LOSSES
-from toolgrpo.options import THEMES, RecordedShare, batch_of_parts, options_of, with_fields_of
+from toolgrpo.options import THEMES, Changeable, RecordedShare, batch_of_parts, options_of, with_fields_of
 from toolgrpo.rollout.compaction import ContextLimit
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import SharedPass
@@ -49,7 +48,7 @@ class ModelConfig(trl.ModelConfig):  # type: ignore[misc]  # TRL ships no types
 
 
 @with_fields_of(*THEMES)
-class ToolGRPOConfig(trl.GRPOConfig):  # type: ignore[misc]  # TRL ships no types
+class ToolGRPOConfig(Changeable, trl.GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     """All fields of TRL and of `toolgrpo.options`. `None` means no limit, where a limit is meant."""
 
     may_be_greedy: ClassVar[bool] = False  # whether temperature may be 0
@@ -162,16 +161,6 @@ class ToolGRPOConfig(trl.GRPOConfig):  # type: ignore[misc]  # TRL ships no type
     def runs_ahead(self) -> bool:
         """Return whether episodes run while a batch is trained on."""
         return bool(self.max_staleness > 0)
-
-    def changed(self, **changes: Any) -> Self:
-        """Return a copy with these fields set; `dataclasses.replace` would derive TRL's anew, which TRL refuses."""
-        known = {known.name for known in fields(self)}
-        if not changes.keys() <= known:
-            raise ConfigError(f"{min(changes.keys() - known)} is not a field of {type(self).__name__}")
-        config = copy.copy(self)
-        for name, value in changes.items():
-            setattr(config, name, value)
-        return config
 
     @property
     def revision(self) -> str | None:
