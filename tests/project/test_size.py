@@ -21,41 +21,41 @@ pytestmark = pytest.mark.lock
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "toolgrpo"
 
-# Of each package, when this was written, rounded up to 50.
+# Of each package, when this was written.
 LINES = {
     "chat": 2863,
-    "commands": 6615,
-    "data": 1631,
-    "draw": 1528,
-    "engines": 3985,
-    "episode": 806,
-    "evaluation": 1503,
+    "commands": 6603,
+    "data": 1630,
+    "draw": 1527,
+    "engines": 3980,
+    "episode": 837,
+    "evaluation": 1502,
     "gateway": 2362,
-    "learning": 784,
+    "learning": 780,
     "models": 436,
-    "observe": 3335,
+    "observe": 3334,
     "report": 978,
-    "rewards": 2203,
-    "rollout": 2658,
+    "rewards": 2155,
+    "rollout": 2651,
     "sft": 430,
     "shared_pass": 1334,
     "support": 1440,
     "testing": 967,
-    "tools": 5382,
-    "trainer": 5282,
-    "(itself)": 794,
+    "tools": 5379,
+    "trainer": 5259,
+    "(itself)": 809,
 }
 MOST = {
-    "modules": 235,
-    "modules with one importer": 42,
-    "modules that a trainer imports": 129,
-    "lines that a trainer imports": 23_872,
+    "modules": 233,
+    "modules with one importer": 41,
+    "modules that a trainer imports": 127,
+    "lines that a trainer imports": 23_835,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 39_195,
+    "lines of tests": 39_191,
     "lines of benchmarks": 6_080,
     "lines of pages": 4_131,
-    "words of pages": 30_900,
+    "words of pages": 30_879,
 }
 SANDBOX = {"lines": 4_035, "lines of tests": 2_976}  # of confined-python, which is counted by itself
 
