@@ -52,7 +52,7 @@ MOST = {
     "lines that a trainer imports": 23_835,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 39_191,
+    "lines of tests": 39_192,
     "lines of benchmarks": 6_080,
     "lines of pages": 4_131,
     "words of pages": 30_879,
