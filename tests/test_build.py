@@ -50,7 +50,7 @@ def test_the_same_prompts_are_rendered_and_the_same_tokens_sampled(tmp_path: Pat
     parts = load_model(job, trainer.model.config._name_or_path, player=open_player(agent, None, config))
     rollouts = parts.rollouts(parts.open_engine().engine)
     try:
-        rollouts.load_weights(parts.policy.weights())
+        rollouts.engine.load_weights(parts.policy.weights())
         now = rollouts.run(rows, greedy)
     finally:
         rollouts.close()

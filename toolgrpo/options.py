@@ -7,6 +7,7 @@ its fields one by one; what two fields say together is checked in `trainer/confi
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import re
@@ -404,6 +405,20 @@ def with_fields_of(*themes: type[Any]) -> Callable[[type[T]], type[T]]:
         return dataclass(kind)
 
     return decorated
+
+
+class Changeable:
+    """A config of TRL's with fields of ours, of which copies are made."""
+
+    def changed(self, **changes: Any) -> Self:
+        """Return a copy with these fields set; `dataclasses.replace` would derive TRL's anew, which TRL refuses."""
+        known = {one.name for one in dataclasses.fields(self)}  # type: ignore[arg-type]  # every one is a dataclass
+        if not changes.keys() <= known:
+            raise ConfigError(f"{min(changes.keys() - known)} is not a field of {type(self).__name__}")
+        config = copy.copy(self)
+        for name, value in changes.items():
+            setattr(config, name, value)
+        return config
 
 
 def options_of(config: Any, theme: type[T]) -> T:

@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 
 from toolgrpo.episode.dropped import Drop, DropCause
 from toolgrpo.errors import RewardError
-from toolgrpo.learning.advantages import ESTIMATORS, grouped_advantages, is_dead, normalized_rewards, weighted_sums
-from toolgrpo.learning.shaping import Member, Shaping
+from toolgrpo.learning.advantages import (
+    ESTIMATORS,
+    Member,
+    Shaping,
+    grouped_advantages,
+    is_dead,
+    normalized_rewards,
+    weighted_sums,
+)
 
 GROUPS = [1.0, 0.0, 0.0, 3.0, 1.0, 1.0, 1.0, None]  # two of four; in the second all are alike
 

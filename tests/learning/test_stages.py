@@ -12,8 +12,8 @@ import torch
 from toolgrpo.episode.dropped import Drop, DropCause
 from toolgrpo.episode.trajectory import StopReason, Trajectory
 from toolgrpo.errors import PluginError, RewardError
+from toolgrpo.learning.advantages import Member, Shaping
 from toolgrpo.learning.correction import Correction
-from toolgrpo.learning.shaping import Member, Shaping
 from toolgrpo.learning.stages import (
     LOSS,
     WORTH,

@@ -19,7 +19,7 @@ from tests.support.trainings import KeptBatches, recorded, run_to_end, same_weig
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import ConfigError, PeerError
 from toolgrpo.evaluation.grading import Grading
-from toolgrpo.learning.shaping import Shaping
+from toolgrpo.learning.advantages import Shaping
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.rewards.base import Reward
 from toolgrpo.support.barrier import Processes

@@ -71,7 +71,8 @@ def test_a_second_training_draws_from_the_weights_of_the_first(tmp_path: Path, m
         one = trainer(tmp_path, lambda completions, **_: [0.0] * len(completions), episodes, max_steps=1)
         one.train()
         given: list[Any] = []
-        monkeypatch.setattr(type(episodes._rollouts), "load_weights", lambda rollouts, weights: given.append(weights))
+        assert episodes._rollouts is not None
+        monkeypatch.setattr(episodes._rollouts.engine, "load_weights", given.append)
         one.train()
     assert given
 

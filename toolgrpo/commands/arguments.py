@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 DEFAULT_QUESTIONS = 100  # of an evaluation
 _AT_ENDPOINT = f"{CHAT_API}:"  # before the name of a baseline that a chat endpoint plays
+TOOL_SOURCES = ("tools_script", "tool_functions_module", "environment", "mcp_config")  # flags
 _ROWS = 10_000  # that are looked at: half a second
 _DATA_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
 TRACKERS = (
@@ -146,7 +147,7 @@ class ScriptArguments(Options, theme="tools"):
             return
         if not self.agent.strip():
             raise ConfigError("--agent is given without a value; give FILE.py or a command line, or leave the flag out")
-        for name in ("tools_script", "tool_functions_module", "environment", "mcp_config"):
+        for name in TOOL_SOURCES:
             if getattr(self, name):
                 raise ConfigError(
                     f"--agent and --{name} exclude each other: an agent plays the episode itself, with its own tools; give one"
@@ -154,7 +155,7 @@ class ScriptArguments(Options, theme="tools"):
 
     def _check_paths(self) -> None:
         """Refuse a file flag with nothing after it (an unset variable of a shell), and a folder."""
-        for name in ("tools_script", "tool_functions_module", "environment", "mcp_config", "reward_fn"):
+        for name in (*TOOL_SOURCES, "reward_fn"):
             given = getattr(self, name)
             for value in given if isinstance(given, list) else [] if given is None else [given]:
                 if not value.strip():

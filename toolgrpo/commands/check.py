@@ -41,7 +41,7 @@ from transformers import AutoConfig
 from confined_python import choose_rung
 from toolgrpo.build import Parts, endpoint_rollouts, load_tokenizer
 from toolgrpo.chat import check_vocabulary
-from toolgrpo.commands.arguments import ScriptArguments, endpoint
+from toolgrpo.commands.arguments import TOOL_SOURCES, ScriptArguments, endpoint
 from toolgrpo.commands.check_lines import (
     CheckReport,
     add_agreement,
@@ -56,7 +56,7 @@ from toolgrpo.commands.check_lines import (
 from toolgrpo.commands.given import Given
 from toolgrpo.commands.job import HELDOUT_ROWS, TRAINING_ROWS, Job, init_kwargs_of
 from toolgrpo.commands.loaded_model import model_without_weights
-from toolgrpo.commands.plugins import TOOL_SOURCES, tool_flags
+from toolgrpo.commands.plugins import tool_sources
 from toolgrpo.commands.run_file import same_command
 from toolgrpo.commands.table import CheckArguments, flags_of
 from toolgrpo.commands.terminal import Terminal
@@ -309,7 +309,9 @@ class CheckRun(Preflight):
 
     def _play(self, tools: ToolProvider, row: dict[str, Any]) -> None:
         """Call each tool with drawn arguments, in workers of its own, and say what is wrong with some."""
-        first = open_tools(**tool_flags(self.job.script), tool_timeout_s=min(DEADLINE_S, self.config.tool_timeout))
+        first = open_tools(
+            **tool_sources(vars(self.job.script)), tool_timeout_s=min(DEADLINE_S, self.config.tool_timeout)
+        )
         assert isinstance(first, Toolbox) and isinstance(tools, Toolbox)  # what flags name is one
         with first, self.terminal.busy("playing the tools with drawn arguments"):
             tried = try_tools(first, tools, row, seed=self.config.seed, allow_writes=self.check.allow_writes)

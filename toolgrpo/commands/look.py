@@ -70,7 +70,7 @@ def environment_lines(given: Given | None = None) -> Iterator[str]:
 
 def data_lines(given: Given) -> Iterator[str]:
     """Yield what `toolgrpo data` prints of FILE: its size and columns, then some rows."""
-    from toolgrpo.commands.plugins import tool_flags
+    from toolgrpo.commands.plugins import tool_sources
     from toolgrpo.data.load import held_out_split, load_tasks, places_of
     from toolgrpo.data.rows import BadRows, n_trained_on, raise_bad_row, rows_and_reasons, trained_on_line
     from toolgrpo.rollout.row_parts import rows_without_their_tools
@@ -90,7 +90,7 @@ def data_lines(given: Given) -> Iterator[str]:
         known = n_trained_on(rows, heldout)
         yield trained_on_line(known, len(heldout)) if known else f"none of {len(heldout)} held-out rows is trained on"
     with ExitStack() as opened:
-        tools = open_tools(**tool_flags(script))
+        tools = open_tools(**tool_sources(vars(script)))
         if tools is not None:
             opened.callback(tools.close)
             wrong = rows_without_their_tools(tools, rows)

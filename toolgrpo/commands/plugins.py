@@ -10,20 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.commands.arguments import ScriptArguments
-from toolgrpo.commands.table import SFTArguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.rewards import Reward, check_weights, named_rewards
 from toolgrpo.rewards.base import watched
 from toolgrpo.tools.arguments import signatures_text
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.tools.open_toolbox import open_tools
-
-TOOL_SOURCES = ("tools_script", "tool_functions_module", "environment", "mcp_config")
-
-
-def tool_flags(script: ScriptArguments | SFTArguments) -> dict[str, Any]:
-    """Return what the flags of tools name, as `open_tools` takes it."""
-    return tool_sources({name: getattr(script, name, None) for name in TOOL_SOURCES})
 
 
 def tool_sources(named: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,7 +30,7 @@ def tool_sources(named: Mapping[str, Any]) -> dict[str, Any]:
 
 def load_toolbox(script: ScriptArguments, config: Any, terminal: Terminal) -> ToolProvider | None:
     """Return the tools that are asked for, and say which; None if none are."""
-    sources = tool_flags(script)
+    sources = tool_sources(vars(script))
     toolbox = open_tools(
         **sources,
         cache_tools=script.cache_tools,

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from toolgrpo.commands.arguments import ReplayOptions, ScriptArguments
+from toolgrpo.commands.arguments import TOOL_SOURCES, ReplayOptions, ScriptArguments
 from toolgrpo.commands.given import Given
-from toolgrpo.commands.plugins import TOOL_SOURCES, load_rewards, load_toolbox
+from toolgrpo.commands.plugins import load_rewards, load_toolbox
 from toolgrpo.commands.run_file import config_of_run, lies_in
 from toolgrpo.commands.show import find_episode, recording_in
 from toolgrpo.commands.table import ReplayArguments
@@ -198,7 +198,7 @@ class ReplayRun:
         parts, config = load_model(job, model, toolbox=tools, player=job.player()), job.config
         rollouts = parts.rollouts(parts.open_engine().engine)
         try:
-            rollouts.load_weights(parts.policy.weights())
+            rollouts.engine.load_weights(parts.policy.weights())
             return episode_again(rollouts, self.row, config.sampling_options(), config.seed)
         finally:
             rollouts.close()

@@ -8,14 +8,13 @@ Not covered: packing several conversations into one sequence, which TRL does wit
 
 from __future__ import annotations
 
-import copy
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from datasets import Dataset
 from rich.console import Console
@@ -23,9 +22,10 @@ from transformers import PrinterCallback, TrainerCallback, TrainerState, Trainin
 from trl import ModelConfig, SFTConfig, get_peft_config
 
 from toolgrpo.build import load_tokenizer, markers_line
+from toolgrpo.commands.arguments import TOOL_SOURCES
 from toolgrpo.commands.given import Given
 from toolgrpo.commands.job import init_kwargs_of, of_revision, shape_of, with_lora_modules
-from toolgrpo.commands.plugins import TOOL_SOURCES, tool_flags, tool_sources
+from toolgrpo.commands.plugins import tool_sources
 from toolgrpo.commands.run_file import config_of_run, keep_run_config, lies_in, read_run, resume_command, run_text
 from toolgrpo.commands.show import recording_in
 from toolgrpo.commands.table import SFTArguments, SFTOptions
@@ -38,7 +38,7 @@ from toolgrpo.models.untrained_markers import output_rows
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.progress import StepProgress, library_bars_off
 from toolgrpo.observe.records import iter_episodes
-from toolgrpo.options import options_of, with_fields_of
+from toolgrpo.options import Changeable, options_of, with_fields_of
 from toolgrpo.rollout.row_parts import thinking_of
 from toolgrpo.sft.encoder import ConversationEncoder, Example, Schemas, read_conversations
 from toolgrpo.sft.from_run import is_training, offered, run_examples
@@ -59,7 +59,7 @@ from toolgrpo.trainer.trl.trainer import sharing_model, tune_fused_head
 
 
 @with_fields_of(SFTOptions)
-class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
+class ToolSFTConfig(Changeable, SFTConfig):  # type: ignore[misc]  # TRL ships no types
     """TRL's `SFTConfig`, with nothing cut off in silence and what a CPU wants."""
 
     def __post_init__(self) -> None:
@@ -76,13 +76,6 @@ class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
             self.max_steps: int = -1  # one pass over the conversations, or num_train_epochs
         options_of(self, SFTOptions)
         super().__post_init__()
-
-    def changed(self, **changes: Any) -> Self:
-        """Return a copy with these fields set; what TRL has derived stays."""
-        config = copy.copy(self)
-        for name, value in changes.items():
-            setattr(config, name, value)
-        return config
 
 
 class CardedSFTTrainer(SavesWithCard, SFTTrainer):  # type: ignore[misc]  # TRL ships no types
@@ -283,7 +276,7 @@ def learning_rate_for(n_parameters: int) -> float:
 
 def _schemas(sft: SFTArguments) -> Sequence[Mapping[str, Any]]:
     """Return the tools that conversations without their own are rendered with."""
-    sources = tool_flags(sft)
+    sources = tool_sources(vars(sft))
     if sft.from_run and not any(sources.values()):
         sources = _tools_of_run(sft.from_run)
     toolbox = open_tools(**sources)

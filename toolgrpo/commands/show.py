@@ -21,8 +21,8 @@ from typing import Any
 
 from rich.console import Console
 
+from toolgrpo.commands.arguments import TOOL_SOURCES
 from toolgrpo.commands.given import Given
-from toolgrpo.commands.plugins import TOOL_SOURCES
 from toolgrpo.commands.run_file import read_run, run_file
 from toolgrpo.commands.table import ShowArguments
 from toolgrpo.errors import ConfigError

@@ -101,10 +101,9 @@ def arithmetic_rows(split: Split, n: int, seed: int = 0) -> list[dict[str, Any]]
     return [_row(problem) for problem in problems]
 
 
-def chain_rows(split: Split, n: int, seed: int = 0, n_calls: int = N_CALLS) -> list[dict[str, Any]]:
-    """`n` different questions of `n_calls` calls each, with the calls that answer them for the reward `gold_calls`."""
-    rng = random.Random(f"chains {split} {seed}" + ("" if n_calls == N_CALLS else f" of {n_calls}"))
-    problems = _problems("chains", rng, lambda: n_calls, split, n)
+def chain_rows(split: Split, n: int, seed: int = 0) -> list[dict[str, Any]]:
+    """`n` different questions of `N_CALLS` calls each, with the calls that answer them for the reward `gold_calls`."""
+    problems = _problems("chains", random.Random(f"chains {split} {seed}"), lambda: N_CALLS, split, n)
     return [{**_row(problem), "gold_calls": _calls(problem)} for problem in problems]
 
 

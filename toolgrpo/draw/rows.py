@@ -53,12 +53,11 @@ def draw_rows(
     hold_out: Collection[str] = (),
     allow_writes: bool = False,
     n_rows: int = ROWS,
-    seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
     reword: Reword | None = None,
 ) -> ToolRows:
     """Draw calls, chain some, run all of them again in workers of their own, and ask for them in plain words."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     with open_toolbox() as toolbox:
         unknown = [name for name in hold_out if name not in toolbox.names]
         if unknown:

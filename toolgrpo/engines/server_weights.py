@@ -111,7 +111,8 @@ class DiskWeights(ServerWeights):
         reload = {"method": method, "kwargs": {"weights_path": str(path)}}
         server.post("/collective_rpc", reload, server_answers.accepted)
         forget_prefixes(server)
-        name_version(server, path.name)
+        named = partial(server_answers.named_version, path.name)
+        server.post("/update_weight_version", {"new_version": path.name}, named)
         resume(server)
 
 
@@ -177,12 +178,6 @@ def forget_prefixes(server: ServerControl) -> None:
         f"the vLLM server at {server.url} could not drop its cached prefixes, which older weights "
         f"computed. Restart it, and resume from the last checkpoint."
     )
-
-
-def name_version(server: ServerControl, version: str) -> None:
-    """Name the weights that it holds now."""
-    named = partial(server_answers.named_version, version)
-    server.post("/update_weight_version", {"new_version": version}, named)
 
 
 def remove_others(version: Path) -> None:

@@ -15,6 +15,7 @@ A trajectory is written by a `Ledger` (`toolgrpo/episode/token_ledger.py`); its 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -309,3 +310,34 @@ def copies_result(messages: Sequence[Mapping[str, Any]]) -> bool:
         return False
     _, opened, said = str(messages[-1].get("content") or "").rpartition("<tool_response>")
     return bool(opened) and said.partition("</tool_response>")[0].strip() == str(messages[-2].get("content")).strip()
+
+
+# Reading an episode, for those who write rewards: `toolgrpo.rewards` has these names.
+
+
+def final_answer(completion: Sequence[Message]) -> str:
+    """Return the text of the last message if it is the model's and calls no tool, else ""."""
+    if not completion:
+        return ""
+    last = completion[-1]
+    if last["role"] != "assistant" or last.get("tool_calls"):
+        return ""
+    _, end, said = str(last.get("content") or "").rpartition("</think>")
+    return "" if not end and said.lstrip().startswith("<think>") else said.strip()  # thoughts that were cut off
+
+
+def last_tool_response(completion: Sequence[Message]) -> str | None:
+    """Return the text of the last tool message."""
+    return next((str(message["content"]) for message in reversed(completion) if message["role"] == "tool"), None)
+
+
+def tool_counts(completion: Sequence[Message]) -> Counter[str]:
+    """Count tool messages by the name of their tool, without those that have none."""
+    return Counter(
+        str(message["name"]) for message in completion if message["role"] == "tool" and message.get("name") is not None
+    )
+
+
+def calls(trajectory: Trajectory) -> tuple[Call, ...]:
+    """Return every call attempt of an episode with its status and result, in order, malformed ones too."""
+    return trajectory.calls

@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from toolgrpo.episode.trajectory import Message
-from toolgrpo.rewards.episode_reading import final_answer
+from toolgrpo.episode.trajectory import Message, final_answer
 from toolgrpo.rewards.numerals import last_number, marked_answer
 
 

@@ -90,7 +90,7 @@ def evaluate(
     # 2. their episodes
     wait_for_the_slowest()  # so that they know each other before anybody is slow
     if policy is not None:
-        rollouts.load_weights(policy.weights())
+        rollouts.engine.load_weights(policy.weights())
     give_memory_back()  # what the start and the weights' way have left
     batch = rollouts.run(asked, evaluation.options, mode="eval", label=label, group_size=evaluation.samples)
     # 3. what they are worth

@@ -22,9 +22,8 @@ from typing import Any
 import torch
 
 from toolgrpo.errors import ConfigError, PluginError, RewardError
-from toolgrpo.learning.advantages import ESTIMATORS, grouped_advantages, in_groups, is_dead
+from toolgrpo.learning.advantages import ESTIMATORS, Member, Shaping, grouped_advantages, in_groups, is_dead
 from toolgrpo.learning.correction import Correction, EpisodeWeights, kept, log_ratios, truncated, weights_of_rows
-from toolgrpo.learning.shaping import Member, Shaping
 from toolgrpo.rewards.guard import RewardGuard, short
 from toolgrpo.rollout.batch import Scored
 from toolgrpo.support.plugin_files import import_file

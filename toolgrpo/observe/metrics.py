@@ -26,8 +26,7 @@ from accelerate.utils import gather_object
 from toolgrpo.engines.base import CacheRoom
 from toolgrpo.episode.tool_calls import INFRASTRUCTURE_CAUSES, NO_TOOL, WITHOUT_MARKERS, ToolErrorKind
 from toolgrpo.episode.trajectory import StopReason, Trajectory, copies_result, is_void
-from toolgrpo.learning.advantages import is_dead
-from toolgrpo.learning.shaping import Shaping, members_of
+from toolgrpo.learning.advantages import Shaping, is_dead, members_of
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.limits import EpisodeLimits

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.episode.tool_calls import Call
-from toolgrpo.episode.trajectory import Message
+from toolgrpo.episode.trajectory import Message, calls, final_answer, last_tool_response, tool_counts
 from toolgrpo.errors import ConfigError, PluginError
 from toolgrpo.rewards.accuracy import accuracy
 from toolgrpo.rewards.base import Reward, RewardFunction
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rewards.code_exec import code_exec, rows_refused
 from toolgrpo.rewards.environment import environment
-from toolgrpo.rewards.episode_reading import calls, final_answer, last_tool_response, tool_counts
 from toolgrpo.rewards.exact_match import exact_match, gives_answer
 from toolgrpo.rewards.gold import (
     as_answer,

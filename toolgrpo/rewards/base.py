@@ -108,17 +108,18 @@ class Reward:
         trajectories = arguments.get("trajectories") or [None] * n
         live = [row for row in range(n) if getattr(trajectories[row], "dropped", None) is None]
         scores: list[Score] = [None] * n
-        for row, score in zip(live, self._ask(only_rows(available, live, n), live) if live else (), strict=True):
+        for row, score in zip(live, self._ask(available, live, n) if live else (), strict=True):
             scores[row] = score
         return scores
 
-    def _ask(self, available: dict[str, Any], rows: Sequence[int]) -> list[Score]:
-        """Return the scores of these episodes, which have these numbers in their batch."""
+    def _ask(self, of_batch: Mapping[str, Any], rows: Sequence[int], n: int) -> list[Score]:
+        """Return the scores of these episodes of a batch of n."""
+        available = only_rows(of_batch, rows, n)
         given = arguments_for(self._signature, available, self._where())
         given = {name: _own(value, len(rows), name) for name, value in given.items()}
-        guard, of_batch = RewardGuard(self._where(), self.source, self.timeout_s, self.say), row_name.get()
+        guard, name_of = RewardGuard(self._where(), self.source, self.timeout_s, self.say), row_name.get()
         try:
-            with rows_named(lambda place: of_batch(rows[place])):
+            with rows_named(lambda place: name_of(rows[place])):
                 return guard.ask(
                     lambda: self.function(**given),
                     lambda returned: self._checked(returned, available, len(rows)),
@@ -127,8 +128,7 @@ class Reward:
         except DropEpisode as drop:
             if len(rows) == 1:
                 return [drop]
-        one_by_one = (self._ask(only_rows(available, [place], len(rows)), [row]) for place, row in enumerate(rows))
-        return [score for scores in one_by_one for score in scores]
+        return [score for row in rows for score in self._ask(of_batch, [row], n)]  # one by one
 
     @property
     def is_async(self) -> bool:

@@ -33,10 +33,9 @@ from typing import Any
 from confined_python import SHARED_WORKERS, Sandbox, SharedSandbox, parse_python
 from confined_python.grading import Suite, forgeable_because, grade, is_program, plan
 from toolgrpo.episode.dropped import DropEpisode
-from toolgrpo.episode.trajectory import Message
+from toolgrpo.episode.trajectory import Message, final_answer
 from toolgrpo.errors import RewardError, SandboxError, UserError, WorkerLostError
 from toolgrpo.rewards.base import Score, row_name
-from toolgrpo.rewards.episode_reading import final_answer
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from toolgrpo.episode.trajectory import Message
-from toolgrpo.rewards.episode_reading import final_answer
+from toolgrpo.episode.trajectory import Message, final_answer
 from toolgrpo.rewards.numerals import WORD, all_numbers, plain, whole_number
 
 _NO_NUMBER = re.compile(  # 1.2.3, 7b, 4.5kg; 1e5 is one

@@ -20,9 +20,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from confined_python import DEFAULT_PRELOAD, SharedSandbox
-from toolgrpo.episode.trajectory import Message
+from toolgrpo.episode.trajectory import Message, final_answer
 from toolgrpo.errors import RewardError
-from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import boxed
 
 _TIMEOUT_S = 5.0

@@ -22,10 +22,9 @@ from fractions import Fraction
 from typing import Any
 
 from confined_python import DEFAULT_PRELOAD, SharedSandbox
-from toolgrpo.episode.trajectory import Message
+from toolgrpo.episode.trajectory import Message, final_answer
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.base import row_name
-from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import all_numbers, boxed, last_number, marked_answer
 
 _SHARED = SharedSandbox(preload=(*DEFAULT_PRELOAD, "latex2sympy2_extended", "math_verify"))

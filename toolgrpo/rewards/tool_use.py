@@ -21,7 +21,6 @@ from typing import Any
 
 from toolgrpo.episode.tool_calls import READABLE, AttemptStatus, Call, ToolErrorKind
 from toolgrpo.episode.trajectory import Trajectory
-from toolgrpo.rewards.episode_reading import calls
 
 _PARTS = ("format", "tool", "arguments", "economy")
 
@@ -43,7 +42,7 @@ def tool_use(
 
 def _parts(trajectory: Trajectory, expected: Sequence[str] | None) -> tuple[float, float, float, float]:
     """Return the four parts of one episode's score."""
-    made = calls(trajectory)
+    made = trajectory.calls
     if expected is not None and not expected:  # no call is wanted
         return (float(not made),) * 4
     if not made:

@@ -60,10 +60,6 @@ def answer_message(result: ToolResult, attempt: CallAttempt) -> Message:
     return tool_message(result.name, result.content, attempt.call_id)
 
 
-def drop_of(result: ToolResult) -> Drop:
-    return Drop(DropCause.TOOL, result.content.removeprefix("Error: "))
-
-
 def refusal(name: str | None, budget: int | None) -> ToolResult:
     return ToolResult(
         content=f"Error: not called. Only {budget} tool calls are allowed, and they are used up. Answer with what you have.",
@@ -178,9 +174,10 @@ class EpisodeRun:
                 return reason or StopReason.FINISHED
             # 6. tools
             results = await self._call_tools(ledger, session, turn)
-            self.dropped = next((drop_of(result) for result in results if result.error is ToolErrorKind.DROPPED), None)
-            if self.dropped is not None:
-                return StopReason.DROPPED
+            for result in results:
+                if result.error is ToolErrorKind.DROPPED:
+                    self.dropped = Drop(DropCause.TOOL, result.content.removeprefix("Error: "))
+                    return StopReason.DROPPED
             if any(result.ends_episode for result in results):
                 return StopReason.STOP_TOOL
             # 7. bridge

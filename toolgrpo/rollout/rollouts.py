@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from toolgrpo.rollout.scheduler import Episode, EpisodeRunner, Player, Scheduler
 from toolgrpo.tools.base import ToolProvider
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +80,6 @@ class Rollouts:
             self.observers.rollout_ended(RolloutEnded(began, f"{type(error).__name__}: {error}"))
             raise
         self.observers.rollout_ended(RolloutEnded(began))
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Let the next episodes be drawn from these weights."""
-        self.engine.load_weights(weights)
 
     def close(self) -> None:
         """End the engine, the tool workers, the player and the observers."""

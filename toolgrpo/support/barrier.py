@@ -18,24 +18,24 @@ from accelerate.utils import gather_object
 
 from toolgrpo.errors import PeerError
 
-DEADLINE = timedelta(days=1)
+_DEADLINE = timedelta(days=1)
 _groups: dict[int, dist.ProcessGroup] = {}  # of each default group, by its identity; a process has one at a time
 
 
-def wait_for_the_slowest(deadline: timedelta = DEADLINE) -> None:
+def wait_for_the_slowest() -> None:
     """Return when every process of the run has called this. Nothing happens in a run of one."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return
     default = id(dist.group.WORLD)
     if default not in _groups:
         _groups.clear()
-        _groups[default] = dist.new_group(backend="gloo", timeout=deadline)
+        _groups[default] = dist.new_group(backend="gloo", timeout=_DEADLINE)
     try:
-        dist.monitored_barrier(_groups[default], timeout=deadline)
+        dist.monitored_barrier(_groups[default], timeout=_DEADLINE)
     except RuntimeError as error:
         if "Connection closed" in str(error) or "reset by peer" in str(error):
             raise  # a process is gone; its own error is the one to read
-        raise PeerError(f"the processes of this run did not meet within {deadline}: {error}") from error
+        raise PeerError(f"the processes of this run did not meet within {_DEADLINE}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,7 @@ from toolgrpo.engines.base import Engine
 from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import ConfigError, PeerError
 from toolgrpo.evaluation.grading import Answers, Grading
-from toolgrpo.learning.advantages import is_dead
-from toolgrpo.learning.shaping import Shaping, members_of
+from toolgrpo.learning.advantages import Shaping, is_dead, members_of
 from toolgrpo.rollout.ahead import RolloutsAhead
 from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
 from toolgrpo.rollout.group_queue import GroupQueue, GroupSet, Judge, TakenGroups, unjudged

@@ -150,12 +150,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         self._keep = trainer.args.save_total_limit
         self._begun: _Begun | None = None
         self._run: files.BegunRun | None = None
-        self._once_sealed: Callable[[], None] | None = None
+        self.once_sealed: Callable[[], None] | None = None  # done when the checkpoint that is being written is whole
         self._evaluates_first = trainer.args.eval_on_start
-
-    def once_sealed(self, action: Callable[[], None]) -> None:
-        """Do this when the checkpoint that is being written is whole."""
-        self._once_sealed = action
 
     def to_resume(self, wanted: str | bool | files.BegunRun | None) -> str | None:
         """Return the folder to resume from, or None to begin anew; the first time the run begins.
@@ -205,8 +201,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
             raise self._not_saved(folder, reason) from error
         if self._is_main:
             self._delete_old()
-        if self._once_sealed is not None:
-            push, self._once_sealed = self._once_sealed, None
+        if self.once_sealed is not None:
+            push, self.once_sealed = self.once_sealed, None
             try:
                 push()
             except OSError as error:  # it is whole here all the same

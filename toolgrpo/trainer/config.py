@@ -5,7 +5,6 @@ The commands take the config of the model from here, too.
 
 from __future__ import annotations
 
-import copy
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
@@ -20,11 +19,10 @@ from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.engines.build import EngineOptions
 from toolgrpo.engines.vllm_options import ServerOptions, VLLMOptions
 from toolgrpo.errors import ConfigError
-from toolgrpo.learning.advantages import ESTIMATORS
+from toolgrpo.learning.advantages import ESTIMATORS, Shaping
 from toolgrpo.learning.correction import set_fields_of_trl
-from toolgrpo.learning.shaping import Shaping
 from toolgrpo.learning.stages import ROW_LOSSES, TOKEN_LOSSES
-from toolgrpo.options import THEMES, RecordedShare, batch_of_parts, options_of, with_fields_of
+from toolgrpo.options import THEMES, Changeable, RecordedShare, batch_of_parts, options_of, with_fields_of
 from toolgrpo.rollout.compaction import ContextLimit
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import SharedPass
@@ -56,7 +54,7 @@ class ModelConfig(trl.ModelConfig):  # type: ignore[misc]  # TRL ships no types
 
 
 @with_fields_of(*THEMES)
-class ToolGRPOConfig(trl.GRPOConfig):  # type: ignore[misc]  # TRL ships no types
+class ToolGRPOConfig(Changeable, trl.GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     """All fields of TRL and of `toolgrpo.options`. `None` means no limit, where a limit is meant."""
 
     may_be_greedy: ClassVar[bool] = False  # whether temperature may be 0
@@ -169,16 +167,6 @@ class ToolGRPOConfig(trl.GRPOConfig):  # type: ignore[misc]  # TRL ships no type
     def runs_ahead(self) -> bool:
         """Return whether episodes run while a batch is trained on."""
         return bool(self.max_staleness > 0)
-
-    def changed(self, **changes: Any) -> Self:
-        """Return a copy with these fields set; `dataclasses.replace` would derive TRL's anew, which TRL refuses."""
-        known = {known.name for known in fields(self)}
-        if not changes.keys() <= known:
-            raise ConfigError(f"{min(changes.keys() - known)} is not a field of {type(self).__name__}")
-        config = copy.copy(self)
-        for name, value in changes.items():
-            setattr(config, name, value)
-        return config
 
     @property
     def revision(self) -> str | None:

@@ -57,7 +57,7 @@ class RolloutFunc:
         gave_up = isinstance(self._rollouts.engine, Sleeper) and self._rollouts.engine.needs_weights
         known = self._loaded is not None and self._loaded[0] is trainer.state and self._loaded[1] == step
         if gave_up or not known or mode == "eval":  # which may be of the best step, not of the last
-            self._rollouts.load_weights(self._policy.weights())
+            self._rollouts.engine.load_weights(self._policy.weights())
             self._loaded = trainer.state, step
         rows = [{"prompt": prompt} for prompt in prompts]
         size = trl_trainer.group_size(trainer, mode)

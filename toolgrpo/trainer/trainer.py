@@ -364,7 +364,7 @@ class ToolGRPOTrainer(SavesWithCard, CallsOfTRL):
         """Give the engine the current weights, if it has others; return the step that they are of."""
         gave_up = isinstance(self.engine, Sleeper) and self.engine.needs_weights
         if gave_up or self._weights_of_step != self.state.global_step:
-            self.rollouts.load_weights(self.policy.weights())
+            self.rollouts.engine.load_weights(self.policy.weights())
             self._weights_of_step = self.state.global_step
         return int(self.state.global_step)
 

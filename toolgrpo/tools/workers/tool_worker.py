@@ -47,7 +47,6 @@ from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.plugin_file import Plugin
 from toolgrpo.tools.render import describe_failure, render_result
 
-Render = Callable[[object], dict[str, Any]]  # a return value, as a reply
 _SPENT = 0.9  # of what was free at birth: descriptors, and address space where it is limited
 _STRAY_DESCRIPTORS = 4096  # where the limit is higher: what leaks takes the machine's memory too
 _STRAY_THREADS = 128  # beyond those that run calls
@@ -68,9 +67,9 @@ class _Asked(NamedTuple):
     """A call as its worker runs it."""
 
     function: Callable[[], Any]
-    render: Render
     is_async: bool = False
     keep: bool = True  # the processes that it leaves behind
+    says: str = ""  # the method, of those that say a text or nothing
 
 
 class Worker:
@@ -138,17 +137,17 @@ class Worker:
             case "call":
                 tool = self._plugin.functions[message["tool"]]
                 run = partial(tool.call, message["args"])
-                return _Asked(run, self._rendered, tool.spec.is_async, tool.spec.keep_processes)
+                return _Asked(run, tool.spec.is_async, tool.spec.keep_processes)
             case "open":
-                return _Asked(partial(self._opened, message["row"]), partial(_spoken, "reset"))
+                return _Asked(partial(self._opened, message["row"]), says="reset")
             case "method":
                 assert self._plugin.environment is not None
                 tool = self._plugin.environment.tools[message["tool"]]
-                return _Asked(partial(tool.call, message["args"], self._instance), self._rendered, tool.spec.is_async)
+                return _Asked(partial(tool.call, message["args"], self._instance), tool.spec.is_async)
         name = message["method"]  # a hook
         method = getattr(self._instance, name)
-        render = partial(_spoken, name) if name == "next_user_message" else self._rendered
-        return _Asked(partial(method, *message["args"]), render, asyncio.iscoroutinefunction(method))
+        says = name if name == "next_user_message" else ""
+        return _Asked(partial(method, *message["args"]), asyncio.iscoroutinefunction(method), says=says)
 
     def _opened(self, row: str) -> object:
         """Make the instance and reset it; return what it says."""
@@ -183,7 +182,7 @@ class Worker:
         if not self._begin(call_id):
             return
         try:
-            reply = asked.render(self._waited(asked.function()))
+            reply = self._reply(self._waited(asked.function()), asked.says)
         except BaseException as error:  # the executor: a tool may raise anything, SystemExit included
             reply = self._failed(error)
         # before the reply is sent: after it the trainer may send the next call, which is to find the folder as it was
@@ -199,7 +198,7 @@ class Worker:
         if not self._begin(call_id):
             return
         try:
-            reply = asked.render(await asked.function())
+            reply = self._reply(await asked.function(), asked.says)
         except asyncio.CancelledError:
             reply = {"error": ToolErrorKind.TIMEOUT, "text": "cancelled"}
         except BaseException as error:  # the executor: a tool may raise anything, SystemExit included
@@ -207,9 +206,14 @@ class Worker:
         self._put_right(call_id)
         self._send({"id": call_id, "retire": self._health.complaint(), **reply})
 
-    def _rendered(self, value: object) -> dict[str, Any]:
-        rendered = render_result(value, self._options.max_result_chars)
-        return {"text": rendered.text, "left_out": rendered.left_out}
+    def _reply(self, value: object, says: str) -> dict[str, Any]:
+        """Return the reply for what a call returned; of a method that says something or nothing as it is."""
+        if not says:
+            shown = render_result(value, self._options.max_result_chars)
+            return {"text": shown.text, "left_out": shown.left_out}
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"{says} must return a string or None, got a {type(value).__name__}")
+        return {"text": value}
 
     def _failed(self, error: BaseException) -> dict[str, Any]:
         kind, text = describe_failure(error)
@@ -239,13 +243,6 @@ class Worker:
         with self._begin_lock:
             self._running.discard(call_id)
             self._health.restore(variables=not self._running and self._instance is None)
-
-
-def _spoken(method: str, value: object) -> dict[str, Any]:
-    """Return the reply of a method that says something or nothing."""
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"{method} must return a string or None, got a {type(value).__name__}")
-    return {"text": value}
 
 
 def _kill(pids: set[int]) -> None:

@@ -102,12 +102,6 @@ def advantages_of(batch: TrainBatch) -> list[float]:
     return [float(value) for value in advantages.tolist()]
 
 
-def numbers_of(inputs: Mapping[str, Any]) -> list[int]:
-    """Return the numbers of the episodes in a piece of a batch, or none if they were not added."""
-    numbers = inputs.get("episode_numbers")
-    return [] if numbers is None else [int(number) for number in numbers.tolist()]
-
-
 def tokens_of_row(
     inputs: Mapping[str, Any], row: int, logps: torch.Tensor, entropies: torch.Tensor | None, mask: Sequence[int]
 ) -> dict[str, list[float | None] | None]:
@@ -244,10 +238,10 @@ class TokenTap:
 
     def hear(self, inputs: Mapping[str, Any], scored: Scores, read: torch.Tensor | None) -> None:
         """Record, once, what the pass over a micro-batch gave for the chosen episodes, of the rows that it read."""
-        if not self._chosen:
+        if not self._chosen:  # else the rows of this batch are marked
             return
         logps, entropies, _ = scored
-        for row, number in enumerate(numbers_of(inputs)):
+        for row, number in enumerate(inputs["episode_numbers"].tolist()):
             episode = self._chosen.pop(number, None)
             if episode is not None and (read is None or read[row]):
                 seen = tokens_of_row(inputs, row, logps, entropies, episode.trajectory.mask)

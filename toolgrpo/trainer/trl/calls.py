@@ -67,6 +67,7 @@ from toolgrpo.episode.dropped import Drop, reasons_of
 from toolgrpo.episode.trajectory import Trajectory
 from toolgrpo.errors import ConfigError, TooManyDroppedError
 from toolgrpo.evaluation.agreement import EngineProof
+from toolgrpo.learning.advantages import members_of
 from toolgrpo.learning.correction import (
     Correction,
     EpisodeWeights,
@@ -75,7 +76,6 @@ from toolgrpo.learning.correction import (
     updates_are_several,
     weights_of_rows,
 )
-from toolgrpo.learning.shaping import members_of
 from toolgrpo.learning.stages import (
     LOSS,
     WORTH,

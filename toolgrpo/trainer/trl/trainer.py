@@ -120,7 +120,7 @@ class TrainerOfTRL(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._checkpoints.save_step_before(partial(super()._save_checkpoint, self.model, None))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        self._checkpoints.once_sealed(partial(super()._push_from_checkpoint, checkpoint_folder))
+        self._checkpoints.once_sealed = partial(super()._push_from_checkpoint, checkpoint_folder)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Return whether to save, which `save_strategy best` takes from it alone: also where a stop has asked for that.
