@@ -70,6 +70,7 @@ def test_a_chain_names_the_result_of_the_call_before_and_not_its_value() -> None
         ("Add two integers.", "add two integers"),
         ("Returns the orders of a customer.\n\nMore.", "give me the orders of a customer"),
         ("How many of a part there are.", "tell me how many of a part there are"),
+        ("What a division leaves.", "tell me what a division leaves"),
         ("Price of a part", "give me the price of a part"),
         ("Distance between two points; in metres.", "give me the distance between two points"),
         ("URL of a page.", "give me the URL of a page"),
