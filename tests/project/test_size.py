@@ -24,9 +24,9 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2863,
-    "commands": 6609,
+    "commands": 6632,
     "data": 1696,
-    "draw": 1535,
+    "draw": 1538,
     "engines": 3980,
     "episode": 837,
     "evaluation": 1509,
@@ -46,13 +46,13 @@ LINES = {
     "(itself)": 809,
 }
 MOST = {
-    "modules": 233,
+    "modules": 234,
     "modules with one importer": 41,
     "modules that a trainer imports": 127,
     "lines that a trainer imports": 23_961,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 39_449,
+    "lines of tests": 39_450,
     "lines of benchmarks": 6_083,
     "lines of pages": 4_128,
     "words of pages": 30_900,

@@ -1,6 +1,6 @@
 """Check everything that a training needs before it costs an hour (`toolgrpo check`).
 
-`--dry_run` of `train` and `evaluate` is its beginning (`Preflight`), which draws nothing. In this order, one line each,
+`--dry_run` of `train` and `evaluate` is its beginning (`preflight.py`), which draws nothing. In this order, one line each,
 and after a failure that leaves nothing to go on with the rest is left out:
 
 data, tools, rewards   loaded, and fitting together; gold answers get full marks, nonsense little
@@ -26,11 +26,10 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -38,7 +37,6 @@ from datasets import Dataset
 from peft import get_peft_model
 from transformers import AutoConfig
 
-from confined_python import choose_rung
 from toolgrpo.build import Parts, endpoint_rollouts, load_tokenizer
 from toolgrpo.chat import check_vocabulary
 from toolgrpo.commands.arguments import TOOL_SOURCES, ScriptArguments, endpoint
@@ -47,7 +45,6 @@ from toolgrpo.commands.check_lines import (
     add_agreement,
     add_budget,
     add_calls,
-    add_prompts,
     add_road,
     add_step,
     add_success,
@@ -57,6 +54,7 @@ from toolgrpo.commands.given import Given
 from toolgrpo.commands.job import HELDOUT_ROWS, TRAINING_ROWS, Job, init_kwargs_of
 from toolgrpo.commands.loaded_model import model_without_weights
 from toolgrpo.commands.plugins import tool_sources
+from toolgrpo.commands.preflight import ROWS_LOOKED_AT, Preflight
 from toolgrpo.commands.run_file import same_command
 from toolgrpo.commands.table import CheckArguments, flags_of
 from toolgrpo.commands.terminal import Terminal
@@ -65,13 +63,11 @@ from toolgrpo.draw.play import DEADLINE_S, try_tools
 from toolgrpo.engines.base import CHAT_API, MORE_ROOM
 from toolgrpo.engines.build import planned_engine
 from toolgrpo.engines.vllm_options import vllm_available
-from toolgrpo.errors import ConfigError, ModelError, SandboxError, ToolGRPOError
+from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
 from toolgrpo.evaluation.agreement import differences, drawn_tokens, largest_rounding
-from toolgrpo.evaluation.before_training import WRITINGS, Untrained, nonsense, rehearse, score_made_up, untrained_facts
+from toolgrpo.evaluation.before_training import Untrained, untrained_facts
 from toolgrpo.evaluation.grading import grade
-from toolgrpo.observe.trackers import has_wandb_login
-from toolgrpo.rewards import Reward, check_gold
-from toolgrpo.rewards.judge import Judge
+from toolgrpo.rewards import Reward
 from toolgrpo.rollout import EpisodeLimits, RolloutBatch
 from toolgrpo.rollout.chat_api import CountedText
 from toolgrpo.rollout.observers import Observers
@@ -79,15 +75,11 @@ from toolgrpo.support.plain_text import counted, duration
 from toolgrpo.tools import Toolbox, open_tools
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
-from toolgrpo.trainer.memory import Device, Estimate
+from toolgrpo.trainer.memory import Device
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 from toolgrpo.trainer.trl.calls import check_dropped_share
 
 _NAMES_SHOWN = 24
-_OF_REAL_ONES = (
-    "Ignore this line if the reward wants another form: the samples of toolgrpo check show its rewards of real episodes"
-)
-_ROWS_LOOKED_AT = 200  # of gold answers and prompts
 _GIB = 2**30
 
 
@@ -98,107 +90,6 @@ def check_arguments(given: Given) -> tuple[CheckArguments, ScriptArguments, Tool
     if check.card is not None:  # what a GPU trains in, whatever this machine has
         config = config.changed(bf16=given.values.get("bf16", not config.fp16))
     return check, script, config, model
-
-
-class Preflight:
-    """Looks at a job before anything is drawn: the whole of a dry run, and the beginning of a check."""
-
-    def __init__(self, job: Job, terminal: Terminal | None = None) -> None:
-        self.job = job
-        console = (terminal or job.terminal).console
-        self.report = CheckReport(lambda line: console.print(line.shown()))
-
-    def before_model(
-        self,
-        rows: Dataset,
-        tools: ToolProvider | None,
-        rewards: Sequence[Reward],
-        heldout: Dataset | None = None,
-        *,
-        most: int | None = None,  # of the rows whose gold answers are scored
-    ) -> None:
-        """Open an episode's tools, and ask the rewards about episodes that were made up."""
-        by_agent = self.job.script.agent is not None
-        for some in (rows, heldout):
-            if some is not None:
-                rehearse(some, tools, rewards, self.job.config.reward_weights, by_agent=by_agent)
-        some = rows if most is None else rows.select(range(min(len(rows), most)))
-        for reward in rewards:
-            if isinstance(reward.function, Judge):
-                self.report.add("reward", **reward.function.agreement())
-            checked = check_gold(some, reward)
-            if checked is not None:
-                said = f"{reward.name}: the gold answers of {checked} rows get full marks"
-                self.report.add("reward", said, rows=checked)
-        if all(isinstance(reward.function, Judge) for reward in rewards):
-            return self._sandbox(rewards)  # an episode that is made up has no siblings
-        try:
-            self.made_up(list(some.select(range(min(len(some), 20)))), rewards, calls=tools is not None or by_agent)
-        except ToolGRPOError as error:
-            said = f"cannot be tried on a made-up episode: {error}"
-            self.report.add("reward", said, warning="If real episodes have what it needs, nothing is wrong")
-        self._sandbox(rewards)
-
-    def with_model(self, trainer: ToolGRPOTrainer, rows: Dataset, heldout: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Compare what the training takes with what there is: memory, the window of the engine, logins."""
-        self.add_memory(self.job.estimate_of(trainer, rows, heldout))
-        some, prompts = rows.select(range(min(len(rows), _ROWS_LOOKED_AT))), trainer.parts.prompts
-        lengths = [prompts.length(row, prompts.schemas(row)) for row in some]
-        add_prompts(self.report, lengths, trainer.engine.max_model_len, trainer.args.episode_limits())
-        if "wandb" in trainer.args.report_to and not has_wandb_login():
-            said = "wandb has no login here, so a run would continue without it"
-            self.report.add("trackers", said, warning="Run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline")
-
-    def made_up(self, rows: list[dict[str, Any]], rewards: Sequence[Reward], *, calls: bool) -> None:
-        """Compare the scores of gold answers, however they may be written, with that of nonsense."""
-        weights, threshold = self.job.config.reward_weights, self.job.config.success_threshold
-
-        def mean(write: Any) -> float | None:
-            totals = [one for one in score_made_up(rows, write, rewards, weights, threshold).totals if one is not None]
-            return fmean(totals) if totals else None
-
-        bad = mean(nonsense)
-        has_gold = all(row.get("answer") is not None for row in rows)
-        means = {how: mean(write) for how, write in WRITINGS.items()} if has_gold else {}
-        scored = [(one, how) for how, one in means.items() if one is not None]
-        numbers: dict[str, Any] = {} if bad is None else {"bad": bad}
-        of_nonsense = "None" if bad is None else f"{bad:.2f}"
-        if not scored:
-            gold = "gold answers score None" if has_gold else "there are no gold answers to compare"
-            warning = _OF_REAL_ONES if has_gold else ""
-            self.report.add("reward", f"nonsense scores {of_nonsense}; {gold}", warning=warning, **numbers)
-            return
-        good, how = max(scored)
-        said = f"the best gold answers ({how}) score {good:.2f}, nonsense {of_nonsense}"
-        failure = warning = ""
-        if good == bad == 0 and calls:
-            warning = "These answers call no tool: fine if only a call earns something, which the samples of toolgrpo check show"
-        elif good == bad:
-            warning = f"We write gold answers {', '.join(WRITINGS)}. {_OF_REAL_ONES}"
-        elif bad is not None and bad > good:
-            failure = "A reward that gives nonsense more teaches nonsense"
-        elif good < threshold and "gold_calls" not in [reward.name for reward in rewards]:
-            # with gold_calls it is as it should be: these answers call nothing
-            said += f": below success_threshold {threshold:g}"
-            warning = "Fine if full marks need more than the answer, such as certain calls"
-        self.report.add("reward", said, warning=warning, failure=failure, good=good, **numbers)
-
-    def _sandbox(self, rewards: Sequence[Reward]) -> None:
-        try:
-            rung, said = choose_rung("auto", allow_unsafe=False)
-            self.report.add("sandbox", said.removeprefix("sandbox "), rung=rung.value)
-        except SandboxError as error:
-            if any(reward.name == "code_exec" for reward in rewards):
-                raise
-            self.report.add("sandbox", str(error), warning="It matters only to tools and rewards that run code")
-
-    def add_memory(self, found: Estimate) -> None:
-        """Add the estimate: a failure where no length of the episodes would help."""
-        warning = "Shorter episodes, fewer at a time, --use_peft, or --vllm_enable_sleep_mode" if not found.fits else ""
-        failure = "Use --use_peft, ZeRO or FSDP, or a smaller model" if found.fixed > found.there else ""
-        sizes = {"needed": found.needed, "there": found.there, **found.parts}
-        numbers = {f"{name}_gib": size / _GIB for name, size in sizes.items()}
-        self.report.add("memory", str(found), warning=warning, failure=failure, **numbers)
 
 
 class CheckRun(Preflight):
@@ -257,7 +148,7 @@ class CheckRun(Preflight):
                 rows = self.job.rows_to_score(rows, tools, rewards, TRAINING_ROWS)
                 heldout = heldout and self.job.rows_to_score(heldout, tools, rewards, HELDOUT_ROWS)
                 self.job.say_rewards(tools, rewards)
-                self.before_model(rows, tools, rewards, heldout, most=_ROWS_LOOKED_AT)
+                self.before_model(rows, tools, rewards, heldout, most=ROWS_LOOKED_AT)
                 stage = "model"
                 if self.job.config.engine == CHAT_API:
                     self._at_endpoint(rows, tools, rewards)

@@ -22,11 +22,11 @@ from datasets import Dataset
 
 from toolgrpo.build import Parts, endpoint_rollouts
 from toolgrpo.commands.arguments import DEFAULT_QUESTIONS, ScriptArguments, endpoint, name_at_endpoint
-from toolgrpo.commands.check import Preflight
 from toolgrpo.commands.check_lines import CheckReport
 from toolgrpo.commands.given import Given
 from toolgrpo.commands.job import QUESTIONS, Job
 from toolgrpo.commands.loaded_model import load_model
+from toolgrpo.commands.preflight import Preflight
 from toolgrpo.commands.run_file import held_out_otherwise, keep_run_config, read_run, run_file, run_text, run_values
 from toolgrpo.commands.table import EvaluationArguments
 from toolgrpo.commands.terminal import Terminal

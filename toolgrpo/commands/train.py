@@ -26,10 +26,10 @@ from rich.table import Table
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from toolgrpo.commands.arguments import ScriptArguments, training_arguments
-from toolgrpo.commands.check import Preflight
 from toolgrpo.commands.given import Given
 from toolgrpo.commands.job import HELDOUT_ROWS, TRAINING_ROWS, Job
 from toolgrpo.commands.look import report_line
+from toolgrpo.commands.preflight import Preflight
 from toolgrpo.commands.run_file import (
     asks_the_same,
     held_out_otherwise,

@@ -101,7 +101,10 @@ def task_of(description: str, name: str) -> str:
     base = next(
         (one for one in (lower, lower.removesuffix("s"), lower.removesuffix("es")) if _VERB.fullmatch(one)), None
     )
-    determined = re.match(r"(?:an?|the|all|some|each|its|two|how|whether|what) ", rest) and lower not in (*_NO_VERBS, *_QUESTIONS)
+    determined = re.match(r"(?:an?|the|all|some|each|its|two|how|whether|what) ", rest) and lower not in (
+        *_NO_VERBS,
+        *_QUESTIONS,
+    )
     if base is None and determined:  # a verb that is not in the list, since a noun would have no article after it
         base = lower if re.search("ss$|[^s]$", lower) else lower[:-1]
     base = f"{lower[:-3]}y" if base is None and lower.endswith("ies") else base
