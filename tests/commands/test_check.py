@@ -183,9 +183,9 @@ COMMANDS |= {CALLS: ["evaluate", "show"], LIMITS: []}
         ({"mixed": 1, "failed": Counter(bad_arguments=15, raised=17)}, CALLS, "most calls go wrong in one way, raised"),
         ({"mixed": 1, "failed": Counter(bad_arguments=15, raised=15)}, "show worked calls", "in 1 of 16 groups"),
         ({"mixed": 3, "failed": Counter(bad_arguments=15)}, "show worked calls", ""),
-        ({"mixed": 0, "helped": 20, "cut": 10}, LIMITS, "ends 10 of the 20 episodes in which a call worked"),
-        ({"mixed": 0, "helped": 20, "cut": 9}, "show worked calls", ""),
-        ({"mixed": 0, "helped": 7, "cut": 7}, "show worked calls", ""),
+        ({"mixed": 0, "callers": 20, "cut": 10}, LIMITS, "ends 10 of the 20 episodes that call a tool"),
+        ({"mixed": 0, "callers": 20, "cut": 9}, "show worked calls", ""),
+        ({"mixed": 0, "callers": 7, "cut": 7}, "show worked calls", ""),
         ({"mixed": 0, "live": 1.0}, "show worked calls", "where a group fails, all its episodes fail"),
         ({"mixed": 0, "calls": 0, "pass_1": 0.0}, "show worked calls", ""),
     ],
@@ -279,7 +279,7 @@ def test_a_time_is_told_in_its_own_unit() -> None:
 def untrained(**changes: Any) -> Untrained:
     facts: dict[str, Any] = {name: Counter() for name in ("malformed", "failed", "stops")}
     facts |= {"n": 16, "k": 2, "episodes": 32, "calls": 32, "calling": 0.5, "rewards": (0.0, 1.0)}
-    facts |= {"live": 0.5, "mixed": 4, "pass_1": 0.3, "pass_k": 0.5, "copied": 0, "never": {}, "helped": 0, "cut": 0}
+    facts |= {"live": 0.5, "mixed": 4, "pass_1": 0.3, "pass_k": 0.5, "copied": 0, "never": {}, "callers": 0, "cut": 0}
     return Untrained(**{**facts, **changes})
 
 

@@ -62,14 +62,12 @@ def test_calls_groups_and_pass_at_k() -> None:
     assert untrained_facts(lost, k=2).mixed == 0, "an episode that was dropped is no failure"
 
 
-def test_episodes_that_a_limit_cuts_behind_a_call_that_worked() -> None:
+def test_episodes_that_a_limit_cuts_though_they_call_well() -> None:
     calls = [f'call add {{"a": {number}, "b": 2}}' for number in range(3)]
     again, failed = ((calls[0],) * 3, 0.0), ((*["call sub {}"] * 3,), 0.0)
     facts = untrained_facts(batch(((*calls,), 0.0), again, failed, (WELL, 1.0)), k=2)
     assert facts.stops == {"max_turns": 3, "finished": 1}
-    assert (facts.helped, facts.cut) == (3, 1), (
-        "more turns would help neither one that repeats itself nor one that fails"
-    )
+    assert (facts.callers, facts.cut) == (4, 1), "more turns help none that repeats itself"
 
 
 def test_a_task_that_never_succeeds_is_told_apart() -> None:

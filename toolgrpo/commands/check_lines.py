@@ -226,7 +226,7 @@ def add_road(
             "",
         ),
         Road.MEND: (
-            f"a limit ends {facts.cut} of the {facts.helped} episodes in which a call worked",
+            f"a limit ends {facts.cut} of the {facts.callers} episodes that call a tool",
             "Raise what the line `length` names",
         )
         if cause is None

@@ -126,11 +126,11 @@ class Untrained:
     n: int
     k: int
     episodes: int
-    calling: float  # share of episodes with a well-formed call
+    callers: int  # episodes with a well-formed call
+    calling: float  # their share
     calls: int
     malformed: Counter[str]  # calls that could not be run, by cause
     failed: Counter[str]  # calls that ran and failed, by cause
-    helped: int  # episodes in which a call worked
     cut: int  # those of them that a limit ends, though none of their calls is a repetition
     stops: Counter[str]
     rewards: tuple[float, ...]
@@ -148,18 +148,18 @@ def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
     attempts = [attempt for trajectory in batch.trajectories for attempt in trajectory.attempts]
     results = [result for trajectory in batch.trajectories for result in trajectory.results]
     malformed = Counter(a.status.value for a in attempts if a.status not in RUNNABLE)
-    helped = [t for t in batch.trajectories if any(result.error is None for result in t.results)]
+    callers = [t for t in batch.trajectories if any(one.status in RUNNABLE for one in t.attempts)]
     solved = [sum(bool(one.success) for one in group) for group in groups]
     return Untrained(
         n=len(groups),
         k=k,
         episodes=len(batch),
-        calling=fmean(any(one.status in RUNNABLE for one in t.attempts) for t in batch.trajectories),
+        callers=len(callers),
+        calling=len(callers) / len(batch),
         calls=len(attempts),
         malformed=malformed,
         failed=Counter(r.error.value for r in results if r.error is not None and r.error.value not in malformed),
-        helped=len(helped),
-        cut=sum(t.stop_reason in _LIMITS and not _repeats(t) for t in helped),
+        cut=sum(t.stop_reason in _LIMITS and not _repeats(t) for t in callers),
         stops=Counter(t.stop_reason.value for t in batch.trajectories),
         rewards=tuple(total for total in batch.totals if total is not None),
         live=fmean(not is_dead([episode.total for episode in group]) for group in groups),
@@ -202,7 +202,7 @@ def road_of(facts: Untrained) -> Road:
         return Road.LEAVE
     if facts.mixed >= _MIXED * facts.n:
         return Road.REINFORCE
-    if main_cause(facts) is not None or facts.cut >= max(_ENOUGH, _BROKEN * facts.helped):
+    if main_cause(facts) is not None or facts.cut >= max(_ENOUGH, _BROKEN * facts.callers):
         return Road.MEND
     return Road.SHOW
 
