@@ -183,6 +183,7 @@ COMMANDS |= {CALLS: ["evaluate", "show"], LIMITS: []}
         ({"mixed": 1, "failed": Counter(bad_arguments=15, raised=17)}, CALLS, "most calls go wrong in one way, raised"),
         ({"mixed": 1, "failed": Counter(bad_arguments=15, raised=15)}, "show worked calls", "in 1 of 16 groups"),
         ({"mixed": 3, "failed": Counter(bad_arguments=15)}, "show worked calls", ""),
+        ({"mixed": 0, "calls": 7, "failed": Counter(bad_arguments=7)}, "show worked calls", ""),
         ({"mixed": 0, "callers": 20, "cut": 10}, LIMITS, "ends 10 of the 20 episodes that call a tool"),
         ({"mixed": 0, "callers": 20, "cut": 9}, "show worked calls", ""),
         ({"mixed": 0, "callers": 7, "cut": 7}, "show worked calls", ""),

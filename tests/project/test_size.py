@@ -52,7 +52,7 @@ MOST = {
     "lines that a trainer imports": 23_961,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 39_448,
+    "lines of tests": 39_449,
     "lines of benchmarks": 6_083,
     "lines of pages": 4_128,
     "words of pages": 30_900,

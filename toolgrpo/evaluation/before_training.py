@@ -29,7 +29,7 @@ from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
 from toolgrpo.rollout.row_parts import offered_tools
 from toolgrpo.tools.base import ToolProvider
 
-_ENOUGH = 8  # episodes, to say something of all such
+_ENOUGH = 8  # episodes or calls, to say something of all such
 _REHEARSED = 3  # rows
 # Of a road. Measured, in small settings (recipes/README.md), is _MIXED: with one group of eight reinforcement taught nothing.
 _SOLVED = 0.95  # of the episodes
@@ -210,7 +210,7 @@ def road_of(facts: Untrained) -> Road:
 def main_cause(facts: Untrained) -> str | None:
     """Return what is wrong with half of the calls."""
     wrong = (facts.malformed + facts.failed).most_common(1)
-    return next((cause for cause, count in wrong if count >= _BROKEN * facts.calls), None)
+    return next((cause for cause, count in wrong if count >= max(_ENOUGH, _BROKEN * facts.calls)), None)
 
 
 def spread(values: Sequence[float]) -> str:
