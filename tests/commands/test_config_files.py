@@ -241,6 +241,12 @@ def test_a_launched_run_is_gone_on_with_as_it_was_started(tmp_path: Path, monkey
     assert line[4:] == ["--num_processes", "2", "--config", f"{tmp_path}/run.yaml", "--resume_from_checkpoint", "auto"]
 
 
+def test_a_command_of_one_process_is_not_launched_in_several(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("show", "check"):
+        assert main([name, "--num_processes", "2"]) == 2
+        assert f"toolgrpo {name} runs in one process; leave out --accelerate_config" in capsys.readouterr().err
+
+
 def test_a_readme_of_ones_own_is_not_replaced_by_a_models_card(tmp_path: Path) -> None:
     for text, refused in (("# My shop", True), ("---\ntags: [trl]\n---\n", False)):
         (tmp_path / "README.md").write_text(text)

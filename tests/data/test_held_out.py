@@ -60,6 +60,7 @@ GAMES = [asked("Play.", seed=number) for number in range(3)]
         ([asked("1?"), asked("1?")], [asked("1?")], 1),
         (GAMES, [asked("Play.", seed=1), asked("Play.", seed=7)], 1),
         (GAMES[:1], [asked("Play.", seed=7)], 1),
+        ([asked("2?", answer="4", id=n) for n in (1, 2)], [asked("2?", answer="4", id=9)], 1),
     ],
 )
 def test_held_out_rows_that_are_trained_on_are_counted(rows: list[Any], heldout: list[Any], n: int) -> None:

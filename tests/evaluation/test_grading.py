@@ -95,6 +95,13 @@ def test_rewards_may_log_and_ask_for_the_state_of_the_trainer() -> None:
     assert answers.metrics == {"talks/share": [0.5]} and answers.columns == {"words": ["a", "b"]}
 
 
+def test_a_process_without_episodes_asks_a_model_as_often_as_the_others() -> None:
+    asked: list[int] = []
+    model = torch.nn.Linear(1, 1)
+    grading = Grading([model], [1.0], success_at(1.0), ["m"], ask_model=lambda number, *_: asked.append(number) or [])
+    assert grading.ask([], []).values == () and asked == [0], "it may be split among them"
+
+
 def test_a_built_in_that_logs_and_one_that_asks_for_the_prompt() -> None:
     def about(completions: list[Any], prompt: list[str]) -> list[float]:
         return [float(len(text)) for text in prompt]

@@ -60,6 +60,11 @@ def test_calls_groups_and_pass_at_k() -> None:
         both, episodes=(both.episodes[0], replace(both.episodes[1], success=None, drop=Drop(DropCause.TOOL, "")))
     )
     assert untrained_facts(lost, k=2).mixed == 0, "an episode that was dropped is no failure"
+    dropped = replace(both.episodes[1], success=None, drop=Drop(DropCause.TOOL, ""))
+    assert (
+        untrained_facts(replace(both, episodes=(both.episodes[0], both.episodes[0], dropped, dropped)), k=2).pass_k
+        == 1.0
+    )
 
 
 def test_episodes_that_a_limit_cuts_though_they_call_well() -> None:

@@ -51,6 +51,20 @@ def test_equal_policies_raise_at_most_one_false_alarm_in_twenty(samples: int) ->
     assert sum(bool(one.regressions) for one in found) <= 2, "all tools of a comparison together"
 
 
+def test_more_samples_find_a_smaller_drop() -> None:
+    def found(samples: int) -> int:
+        return sum(one.verdict == "worse" for one in verdicts(lambda _, easy: max(0.0, easy - 0.1), samples=samples))
+
+    assert found(8) >= 36 > found(1)
+
+
+def test_questions_that_one_model_dropped_make_no_difference() -> None:
+    """They may be the hard ones."""
+    before, after = dict.fromkeys(range(20, 100), 1.0), {question: float(question >= 20) for question in range(100)}
+    found = Verdict.of("pass@1", before, after, {})
+    assert found.difference.value == 0 and found.verdict == "undecided"
+
+
 def test_a_planted_drop_is_found() -> None:
     found = verdicts(lambda _, easy: easy * 0.7)
     assert sum(one.verdict == "worse" for one in found) >= 38

@@ -192,6 +192,9 @@ def test_an_episode_that_could_not_be_scored_is_no_failure(run: Path) -> None:
     alike[2].update(success=None, reward_given=None)
     sums = step_sums(alike)
     assert (sums["n"], sums["scored"], sums["ok"], sums["r"], sums["groups"]) == (4, 3, 3, 1.0, [0, 0, 1, 0])
+    other = [{**one, "group": 99, "reward_given": 0.0} for one in alike]
+    both = step_sums(alike + other)
+    assert both["sd"] / both["rewarded"] ** 0.5 == pytest.approx(0.5, abs=1e-4), "episodes of a question are alike"
     alike[0]["success"] = False
     assert step_sums(alike)["groups"] == [0, 0, 0, 1], "paid alike, for success and for failure"
     teaching = [{**one, "advantage": 0.43} for one in alike]

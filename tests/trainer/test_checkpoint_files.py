@@ -121,7 +121,7 @@ FINISHED = ("model.safetensors", "config.json", "Modelfile", "README.md", "summa
 def finished(output: Path, run: str | None = "aa", *more: str) -> dict[str, bytes]:
     """The folder of a run that has ended, as a tree of what is in its files."""
     output.mkdir(exist_ok=True)
-    for name in (*FINISHED, "episodes.jsonl", "train.log", *more):
+    for name in (*FINISHED, "episodes.jsonl", "train.log", "train.rank1.log", "agent.log", *more):
         (output / name).write_text(f"{name} of {run}")
     (output / "run.yaml").write_text("max_steps: 14\n" + (f"run_id: {run}\n" if run else ""))
     saved(output, 14, run=run)

@@ -181,7 +181,7 @@ class ChatTools:
             try:
                 self.typing = True
                 self.terminal.stream.write("you: ")
-                return sys.stdin.readline()
+                return "" if sys.stdin is None else sys.stdin.readline()  # None: it is closed
             except KeyboardInterrupt:
                 self.terminal.say("")
             finally:

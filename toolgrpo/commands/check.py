@@ -126,9 +126,7 @@ class CheckRun(Preflight):
     def run(self) -> CheckReport:
         """Check everything; an error of a part is a failure of its line, and ends the check."""
         if self.job.config.world_size > 1:
-            raise ConfigError(
-                "toolgrpo check runs in one process; start it without accelerate, or with --num_processes 1"
-            )
+            raise ConfigError("toolgrpo check runs in one process; start it without accelerate")
         with self._folder:
             tools: ToolProvider | None = None
             stage = "data"

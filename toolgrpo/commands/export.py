@@ -90,7 +90,8 @@ def export_lines(given: Given) -> Iterator[str]:
     except ConfigError as error:
         yield f"ollama    no Modelfile: {error}"
         return
-    write_whole(folder / "Modelfile", text)
+    with storage_errors(f"the Modelfile {folder / 'Modelfile'}", folder):
+        write_whole(folder / "Modelfile", text)
     name = re.sub(r"[^a-z0-9._-]+", "-", folder.resolve().name.lower()).strip("-._") or "model"
     yield f"ollama    ollama create {name} -f {shlex.quote(str(folder / 'Modelfile'))}"
 

@@ -36,6 +36,7 @@ HEADINGS = ("model", "data", "generation", "training", "tools", "reward", "loggi
 ALIASES = {"max_grpo_completion_length": "max_completion_length", "model": "model_name_or_path"}
 
 RUN_FILE = "run.yaml"  # which a command wrote; others that read it pass over what is its own
+HEAD = "# What this run was given"  # with which it begins
 RUN_ID = "run_id"  # a key of that file, which says whose checkpoints are beside it, and which no command takes
 _MEAN_LORA = ("lora_r", "lora_alpha")  # where they describe the model, as other recipes have it
 _ANY_NUMBER = 1 << 30  # of words behind a flag

@@ -73,6 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         alone = {"RANK", "ACCELERATE_MIXED_PRECISION"} & os.environ.keys()
         in_file = bool(given.launcher) and name in _IN_SEVERAL and not alone
         errors = mistakes(replace(given, launches=in_file or bool(launch)))
+        if launch and name not in _IN_SEVERAL:
+            flags = "--accelerate_config, --num_processes and other flags of the launcher"
+            errors.append(ConfigError(f"toolgrpo {name} runs in one process; leave out {flags}"))
         if in_file:
             launch, words = launched(arguments[1:], given.launcher)
     except ToolGRPOError as unreadable:  # its file
@@ -237,6 +240,9 @@ def _run(command: Command, given: Given) -> int:
         except UserError as error:
             sys.excepthook(type(error), error, error.__traceback__)  # the terminal's, which also logs it
             return 2
+        except KeyboardInterrupt as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+            return 130
     plain_warnings()
     try:
         if command.loads and Terminal.is_main_process():

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from toolgrpo.commands.flags import Flag
-from toolgrpo.commands.given import RUN_FILE, RUN_ID, Given
+from toolgrpo.commands.given import HEAD, RUN_FILE, RUN_ID, Given
 from toolgrpo.errors import ConfigError
 from toolgrpo.support.plain_text import without_secrets
 from toolgrpo.support.settings_files import EXPONENT_IS_NUMBER, BadSettings, read_yaml
@@ -48,7 +48,7 @@ def run_text(given: Given) -> str:
         for name, value in _told(values).items()
         if name not in _PER_CALL and not (value is None and given.flags[name].default is None)
     }
-    head = "# What this run was given; toolgrpo COMMAND --config takes it.\n"
+    head = f"{HEAD}; toolgrpo COMMAND --config takes it.\n"
     return head + (yaml.dump(kept, Dumper=_Dumper) if kept else "")
 
 

@@ -55,7 +55,7 @@ from toolgrpo.support.storage import storage_errors, write_whole
 from toolgrpo.trainer.checkpoint_files import BegunRun
 from toolgrpo.trainer.checkpointing import begin_together
 from toolgrpo.trainer.config import ModelConfig, ToolGRPOConfig
-from toolgrpo.trainer.stopping import finish_before_stopping
+from toolgrpo.trainer.stopping import finish_before_stopping, report_first_failure
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
 # What is said at the end of a training: that held-out success did not rise, or nothing was learned, and
@@ -212,11 +212,11 @@ class TrainingRun:
             finally:
                 steps = 0 if first_step.number is None else output.global_step - first_step.number
                 summary = self._summary(trainer, before, after, train_s, steps, earlier)
+                self._keep(summary)
                 self._show(summary, doctor_lines(trainer.doctor))
                 if trainer.stopped_by and trainer.state.global_step < trainer.state.max_steps:
                     self.exit_code = 130 if trainer.stopped_by == "SIGINT" else 0
                     self._say_how_to_go_on()
-            self._keep(summary)
             return summary
 
     def _say_how_to_go_on(self) -> None:
@@ -261,9 +261,10 @@ class TrainingRun:
         own = list(rows)[sharing.process_index :: sharing.num_processes]
         sampled = self.config.sampling_options()
         rates = {}
-        for name, options in (("greedy", replace(sampled, temperature=0.0)), ("sampled", sampled)):
-            successes = trainer.measure(own, options, label=f"{when} ({name})").successes
-            rates[name] = Share.of(gather_object(list(successes)))
+        with report_first_failure(Path(self.config.output_dir), sharing):
+            for name, options in (("greedy", replace(sampled, temperature=0.0)), ("sampled", sampled)):
+                successes = trainer.measure(own, options, label=f"{when} ({name})").successes
+                rates[name] = Share.of(gather_object(list(successes)))
         self.terminal.say(f"{when:<9} " + ", ".join(f"{name} success {rate}" for name, rate in rates.items()))
         return rates
 

@@ -242,7 +242,9 @@ def _asked(prompt: str | Sequence[Mapping[str, Any]]) -> str:
 
 
 def _others(row: Mapping[str, Any]) -> str:
-    return row_key([{name: value for name, value in row.items() if name != "prompt"}])
+    """Return what tells rows of one prompt apart: their answers, for ids differ; without such, all other columns."""
+    told = {name: row[name] for name in ("answer",) if row.get(name) is not None}
+    return row_key([told or {name: value for name, value in row.items() if name != "prompt"}])
 
 
 def check_prompts(rows: Any, name: str) -> None:

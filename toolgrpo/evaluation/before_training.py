@@ -165,7 +165,7 @@ def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
         live=fmean(not is_dead([episode.total for episode in group]) for group in groups),
         mixed=sum(len({bool(one.success) for one in group if one.drop is None}) == 2 for group in groups),
         pass_1=fmean(batch.successes),
-        pass_k=fmean(n > 0 for n in solved),
+        pass_k=fmean(n > 0 for n, group in zip(solved, groups, strict=True) if any(one.drop is None for one in group)),
         copied=sum(copies_result(trajectory.messages) for trajectory in batch.trajectories),
         never=_never_solved(batch.episodes),
     )

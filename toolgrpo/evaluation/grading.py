@@ -72,6 +72,9 @@ class Grading:
     def ask(self, rows: Sequence[Row], trajectories: Sequence[Trajectory], *, step: int = 0) -> Answers:
         """Ask every reward about these episodes."""
         if not rows:  # a process without a question: rewards need not bear an empty batch
+            for number, reward in enumerate(self.rewards):
+                if self.ask_model is not None and not isinstance(reward, Reward):
+                    self.ask_model(number, (), ())  # the others may wait for this process in its pass
             return Answers()
         question = _Question(self, rows, trajectories, step)
         for number in question.plain:

@@ -6,7 +6,8 @@ Intervals are Wilson's at 95 %, with the number of *questions* as n, however man
 question had: episodes of one question are not independent. A per-question value between 0 and 1
 varies at most as a coin of the same mean does, so the interval is rather too wide than too narrow.
 The interval of a difference is Newcombe's for pairs: both models answer the same questions, and what
-is hard for one is mostly hard for the other.
+is hard for one is mostly hard for the other. There a question counts as often as its values spread less
+than coins, at most as often as it was tried.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, pvariance
 
 from toolgrpo.episode.trajectory import Message, final_answer
 from toolgrpo.rewards.numerals import last_number, marked_answer
 
+_ENOUGH = 30  # questions, for their spread to be known
 
-def wilson_interval(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
+
+def wilson_interval(successes: float, n: float, z: float = 1.96) -> tuple[float, float]:
     """Return the Wilson score interval of a proportion, at 95 % unless `z` says otherwise; sound also near 0 and 1."""
     if n == 0:
         return 0.0, 1.0
@@ -37,14 +40,25 @@ class Share:
 
     value: float
     n: int
+    weight: float = 1.0  # of a question, in episodes that would be independent
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Share:
-        return cls(fmean(values) if values else 0.0, len(values))
+    def of(cls, values: Sequence[float], most: float = 1.0) -> Share:
+        """Return the share; a question is worth up to `most` independent episodes, as its values spread less than coins."""
+        if not values:
+            return cls(0.0, 0)
+        value = fmean(values)
+        coins, spread = value * (1 - value), pvariance(values)
+        weight = max(1.0, min(most, coins / spread if spread > 0 else most)) if coins > 0 else 1.0
+        return cls(value, len(values), weight)
 
     @property
     def interval(self) -> tuple[float, float]:
-        return wilson_interval(self.value * self.n, self.n)
+        return self.interval_at(1.96)
+
+    def interval_at(self, z: float) -> tuple[float, float]:
+        n = self.n * self.weight
+        return wilson_interval(self.value * n, n, z) if n else (0.0, 1.0)
 
     def __str__(self) -> str:
         if self.n == 0:
@@ -66,14 +80,15 @@ class Difference:
     correlation: float = 0.0
 
     @classmethod
-    def paired(cls, before: Mapping[int, float], after: Mapping[int, float]) -> Difference:
+    def paired(cls, before: Mapping[int, float], after: Mapping[int, float], most: float = 1.0) -> Difference:
         """Return the difference of values by question, with the interval of Newcombe 1998c, method 10.
 
-        Questions that only one of the two has count in its mean, and not in the correlation.
+        Questions that only one of the two has are left out: those that were dropped may be the hard ones.
         """
-        both = before.keys() & after.keys()
-        pairs = [(before[question], after[question]) for question in both]
-        return cls(Share.of([*before.values()]), Share.of([*after.values()]), _correlation(pairs))
+        pairs = [(before[question], after[question]) for question in before if question in after]
+        most = most if len(pairs) >= _ENOUGH else 1.0
+        first, second = (Share.of([pair[at] for pair in pairs], most) for at in (0, 1))
+        return cls(first, second, _correlation(pairs, most))
 
     @property
     def value(self) -> float:
@@ -86,7 +101,7 @@ class Difference:
     def interval_at(self, z: float) -> tuple[float, float]:
         """Return the interval of another level than 95 %."""
         (low_before, high_before), (low_after, high_after) = (
-            wilson_interval(share.value * share.n, share.n, z) for share in (self.before, self.after)
+            share.interval_at(z) for share in (self.before, self.after)
         )
         below = self._together(self.after.value - low_after, high_before - self.before.value)
         above = self._together(high_after - self.after.value, self.before.value - low_before)
@@ -134,7 +149,7 @@ def _majority(votes: Sequence[Vote]) -> float:
     return fmean(winners) if winners else 0.0
 
 
-def _correlation(pairs: Sequence[tuple[float, float]]) -> float:
+def _correlation(pairs: Sequence[tuple[float, float]], most: float = 1.0) -> float:
     """Return the correlation of pairs; a positive one is made less by 1/(2n) of covariance, as method 10 does."""
     if not pairs:
         return 0.0
@@ -144,7 +159,7 @@ def _correlation(pairs: Sequence[tuple[float, float]]) -> float:
     if spread == 0:
         return 0.0
     together = fmean(one * other for one, other in apart)
-    return (max(0.0, together - 1 / (2 * len(pairs))) if together > 0 else together) / spread
+    return (max(0.0, together - 1 / (2 * len(pairs) * most)) if together > 0 else together) / spread
 
 
 def given_answer(completion: Sequence[Message]) -> str | None:

@@ -261,7 +261,14 @@ class Comparison:
         if self.baseline is None:
             return {}
         before = self.baseline.values(task)
-        return {name: Difference.paired(before[name], after) for name, after in self.model.values(task).items()}
+        return {
+            name: Difference.paired(before[name], after, self._most(name))
+            for name, after in self.model.values(task).items()
+        }
+
+    def _most(self, name: str) -> float:
+        """Return how many independent tries of k episodes a question has."""
+        return max(1, self.model.samples // int(name.partition("@")[2]))
 
     @property
     def verdict(self) -> Verdict | None:
@@ -270,7 +277,13 @@ class Comparison:
             return None
         measure = f"pass@{self.model.ks[0]}"
         before, after = self.baseline.values()[measure], self.model.values()[measure]
-        return Verdict.of(measure, before, after, tools_and_tasks([*self.baseline.episodes, *self.model.episodes]))
+        return Verdict.of(
+            measure,
+            before,
+            after,
+            tools_and_tasks([*self.baseline.episodes, *self.model.episodes]),
+            self._most(measure),
+        )
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -4,18 +4,19 @@ The verdict is the paired interval of the table: worse below 0, better above 0, 
 models at most one comparison in forty is called worse. Tools and tasks are looked at together, each at a level that is
 corrected for their number (Bonferroni), and do not change the verdict.
 
-Not covered: rows of which a question is in several tasks; episodes that were dropped.
+Not covered: rows of which a question is in several tasks; questions that only one of the two could be scored on, which are
+left out.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any, Literal
 
-from toolgrpo.evaluation.measures import Difference, Share
+from toolgrpo.evaluation.measures import Difference
 
 _FEWEST = 5  # questions of a tool or task; fewer decide nothing
 _MOST_QUESTIONS = 100_000  # beyond that it is not said how many more
@@ -46,7 +47,12 @@ class Verdict:
 
     @classmethod
     def of(
-        cls, measure: str, before: Mapping[int, float], after: Mapping[int, float], parts: Mapping[str, Iterable[int]]
+        cls,
+        measure: str,
+        before: Mapping[int, float],
+        after: Mapping[int, float],
+        parts: Mapping[str, Iterable[int]],
+        most: float = 1.0,
     ) -> Verdict:
         """Return the verdict of values by question. `parts` are the questions of each tool and task, by its name."""
         shared = before.keys() & after.keys()
@@ -54,12 +60,13 @@ class Verdict:
         z = NormalDist().inv_cdf(1 - 0.025 / max(1, len(looked_at)))
         found = []
         for name, own in looked_at.items():
-            difference = Difference.paired(*({one: values[one] for one in own} for values in (before, after)))
+            first, second = ({one: values[one] for one in own} for values in (before, after))
+            difference = Difference.paired(first, second)
             interval = difference.interval_at(z)
             if interval[1] < 0:
                 found.append(Regression(name, len(own), difference.value, interval))
         found.sort(key=lambda one: one.interval[1])
-        return cls(measure, Difference.paired(before, after), tuple(found), len(looked_at))
+        return cls(measure, Difference.paired(before, after, most), tuple(found), len(looked_at))
 
     @property
     def verdict(self) -> Literal["worse", "better", "undecided"]:
@@ -82,7 +89,7 @@ class Verdict:
 
     def _decided(self, n: int) -> bool:
         found = self.difference
-        low, high = Difference(Share(found.before.value, n), Share(found.after.value, n), found.correlation).interval
+        low, high = Difference(replace(found.before, n=n), replace(found.after, n=n), found.correlation).interval
         return high < 0 or low > 0
 
     def lines(self) -> list[str]:

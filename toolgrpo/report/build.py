@@ -18,7 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 from typing import Any
 
 from toolgrpo import __version__
@@ -57,6 +57,10 @@ def step_sums(batch: Sequence[Record]) -> dict[str, Any]:
         for result in results_of(record):
             tools[_tool(result)].append(result)
     grouped = None not in groups and max(map(len, groups.values())) > 1
+    given = [[r["reward_given"] for r in group if r.get("reward_given") is not None] for group in groups.values()]
+    means = (
+        [fmean(own) for own in given if own] if grouped and len(groups) > 1 else rewards
+    )  # the episodes of one question are alike
     dead = [group for group in groups.values() if _teaches_nothing(group)] if grouped else []
     ends = Counter(_all_alike(group) for group in dead)
     waits = ((record.get("timings") or {}).get("rollout_s") for record in batch)
@@ -67,9 +71,9 @@ def step_sums(batch: Sequence[Record]) -> dict[str, Any]:
         "n": n,
         "scored": sum(record.get("success") is not None for record in batch),
         "ok": sum(bool(record.get("success")) for record in batch),
-        "rewarded": len(rewards),
+        "rewarded": len(means),
         "r": round(fmean(rewards), 5) if rewards else None,
-        "sd": round(pstdev(rewards), 5) if rewards else 0.0,
+        "sd": round(stdev(means), 5) if len(means) > 1 else 0.0,
         "groups": [len(groups) - len(dead), ends["failed"], ends["solved"], ends["both"]] if grouped else None,
         "stops": Counter(record["stop_reason"] for record in batch),
         "causes": _causes(result for record in batch for result in results_of(record)),

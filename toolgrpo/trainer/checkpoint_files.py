@@ -52,7 +52,17 @@ _OF_A_RUN = (
     *("*.index.json", "*.gguf", "config.json", "generation_config.json", "adapter_config.json"),
     *("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
     *("training_args.bin", "trainer_state.json", "all_results.json", "train_results.json", "README.md", "tools.json"),
-    *("Modelfile", "summary.json", "failure.json", "evaluation.json", "report*.html", "train.log*", "tools.log*"),
+    *(
+        "Modelfile",
+        "summary.json",
+        "failure.json",
+        "evaluation.json",
+        "report*.html",
+        "train.log*",
+        "train.rank*.log*",
+        "agent.log*",
+        "tools.log*",
+    ),
     "vllm_weights",
 )
 
@@ -277,7 +287,7 @@ def check_model_is_elsewhere(folder: Path, model: str) -> None:
 
 def _last_whole(folder: Path, say: Say, unsealed: bool) -> Path | None:
     """Return the checkpoint of the folder's run sealed last that is as it was; say which are passed over."""
-    run, candidates = _run_of_file(folder), complete_checkpoints(folder)
+    run, candidates = run_id_in(folder), complete_checkpoints(folder)
     if run is None and len({one.run for one in candidates}) > 1:
         found = ", ".join(one.path.name for one in candidates)
         raise ConfigError(f"the checkpoints in {folder} are of several runs ({found}); name the one to resume from")
@@ -301,7 +311,8 @@ def _last_whole(folder: Path, say: Say, unsealed: bool) -> Path | None:
     return last
 
 
-def _run_of_file(folder: Path) -> str | None:
+def run_id_in(folder: Path) -> str | None:
+    """Return the identity of the training whose settings are in a folder."""
     try:
         found = _RUN_ID.search((folder / _RUN_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -311,7 +322,12 @@ def _run_of_file(folder: Path) -> str | None:
 
 def _run_in(folder: Path) -> str | None:
     """Return the identity of the run in a folder, by its file or else its last checkpoint."""
-    return _run_of_file(folder) or next((one.run for one in reversed(complete_checkpoints(folder))), None)
+    return run_id_in(folder) or next((one.run for one in reversed(complete_checkpoints(folder))), None)
+
+
+def is_of_a_run(name: str) -> bool:
+    """Return whether a run gives this name to a file in its folder."""
+    return any(fnmatch(name, part) for part in _OF_A_RUN)
 
 
 def _left_by_a_run(folder: Path) -> list[str]:
@@ -320,7 +336,7 @@ def _left_by_a_run(folder: Path) -> list[str]:
     names = [one.name for one in folder.iterdir()] if folder.is_dir() else []
     if not checkpoints and not any(fnmatch(name, part) for name in names for part in (*_WEIGHTS, "episodes*.jsonl*")):
         return []
-    files = [name for name in names if any(fnmatch(name, part) for part in _OF_A_RUN)]
+    files = [name for name in names if is_of_a_run(name)]
     return [*checkpoints, *files, *[name for name in names if name == _RUN_FILE]]
 
 

@@ -36,7 +36,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from toolgrpo.engines.base import Resumable
-from toolgrpo.errors import ConfigError, StorageError
+from toolgrpo.errors import ConfigError, StorageError, ToolGRPOError
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
 from toolgrpo.support.storage import storage_failure, write_whole
 from toolgrpo.trainer import checkpoint_files as files
@@ -131,7 +131,15 @@ def begin_together(folder: Path, wanted: Any, say: Callable[[str], None], **more
     """Begin a run in its folder, in the main process; every process gets the same answer, once all have read theirs."""
     state = PartialState()
     state.wait_for_everyone()
-    (begun,) = broadcast_object_list([files.begin_run(folder, wanted, say, **more) if state.is_main_process else None])
+    begun: files.BegunRun | ToolGRPOError | None = None
+    if state.is_main_process:
+        try:
+            begun = files.begin_run(folder, wanted, say, **more)
+        except ToolGRPOError as refused:  # for all, which would wait for this process
+            begun = refused
+    (begun,) = broadcast_object_list([begun])
+    if isinstance(begun, ToolGRPOError):
+        raise begun
     return cast("files.BegunRun", begun)
 
 

@@ -75,6 +75,10 @@ function measuredInterval(one) {
   return interval((one.successes / one.n) * asked, asked);
 }
 
+function stepInterval(one) {
+  return measuredInterval({ successes: one.ok, n: one.scored, questions: one.groups?.reduce((sum, n) => sum + n, 0) });
+}
+
 // Two bars with their intervals, one under the other.
 function bars(pair) {
   const drawing = svg("svg.bars", { viewBox: "0 0 100 14", preserveAspectRatio: "none", "aria-hidden": "true" });
@@ -115,8 +119,8 @@ function charts(run, sums) {
       ...(parts.length > 1 ? parts.map((name) => ({ name, points: points((one) => one.parts[name] ?? null) })) : []),
     ] }),
     chart({ title: "Success", hint: "share of a step's episodes, 95 % interval", range: [0, 1], show: percent, events, series: [
-      { name: "in training", colour: 2, points: sums.filter((one) => one.scored).map((one) => [shownStep(one.step), successful(one), ...interval(one.ok, one.scored)]) },
-      ...[...new Set(measured.map(setOf))].map((set, at) => ({ name: set ? `held out, ${set}` : "held out", colour: [1, 3, 4, 5, 6, 7][at % 6], points: measured.filter((one) => setOf(one) === set).map((one) => [one.step, successful(one), ...measuredInterval({ successes: one.ok, n: one.scored, questions: one.groups?.reduce((sum, n) => sum + n, 0) })]) })),
+      { name: "in training", colour: 2, points: sums.filter((one) => one.scored).map((one) => [shownStep(one.step), successful(one), ...stepInterval(one)]) },
+      ...[...new Set(measured.map(setOf))].map((set, at) => ({ name: set ? `held out, ${set}` : "held out", colour: [1, 3, 4, 5, 6, 7][at % 6], points: measured.filter((one) => setOf(one) === set).map((one) => [one.step, successful(one), ...stepInterval(one)]) })),
     ] }),
     chart({ title: "Groups", hint: "dead ones teach nothing", stacked: true, whole: true, events, show: (value) => String(Math.round(value)), series: [
       { name: "live", colour: 2, points: points((one) => (one.groups ? one.groups[0] : null)) },

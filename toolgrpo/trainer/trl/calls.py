@@ -274,7 +274,9 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
         texts = [apply_chat_template(one, tokenizer, **self.chat_template_kwargs)["text"] for one in whole]
         # An evaluation has many more episodes than a batch. Processes that share a model out must ask it equally often.
         in_training = self.args.per_device_train_batch_size * self.args.steps_per_generation
-        at_a_time = len(texts) if self.policy.backend.splits_parameters else in_training
+        n, shared = len(texts), self.policy.backend.splits_parameters
+        texts = texts or ([tokenizer.pad_token] if shared else [])  # a pass that scores nobody
+        at_a_time = len(texts) if shared else in_training
         scores: list[float] = []
         for first in range(0, len(texts), at_a_time):
             some = texts[first : first + at_a_time]
@@ -283,7 +285,7 @@ class CallsOfTRL(trl_trainer.TrainerOfTRL):
             )
             with torch.inference_mode():
                 scores += model(**Trainer._prepare_inputs(self, encoded)).logits[:, 0].float().tolist()
-        return scores
+        return scores[:n]
 
     def _log_drawn(self, taken: TakenBatch) -> None:
         """Let `reward` be the mean of everything that was drawn; TRL's, of what is trained on, stands beside it."""
