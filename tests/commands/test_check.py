@@ -183,6 +183,8 @@ COMMANDS |= {CALLS: ["evaluate", "show"], LIMITS: []}
         ({"mixed": 1, "failed": Counter(bad_arguments=15, raised=17)}, CALLS, "most calls go wrong in one way, raised"),
         ({"mixed": 1, "failed": Counter(bad_arguments=15, raised=15)}, "show worked calls", "in 1 of 16 groups"),
         ({"mixed": 3, "failed": Counter(bad_arguments=15)}, "show worked calls", ""),
+        ({"mixed": 0, "malformed": Counter(unclosed=24, unknown_tool=7)}, "show worked calls", ""),
+        ({"mixed": 0, "malformed": Counter(unknown_tool=17, unclosed=15)}, CALLS, "unknown_tool"),
         ({"mixed": 0, "calls": 7, "failed": Counter(bad_arguments=7)}, "show worked calls", ""),
         ({"mixed": 0, "callers": 20, "cut": 10}, LIMITS, "ends 10 of the 20 episodes that call a tool"),
         ({"mixed": 0, "callers": 20, "cut": 9}, "show worked calls", ""),

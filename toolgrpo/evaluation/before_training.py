@@ -34,6 +34,7 @@ _REHEARSED = 3  # rows
 # Of a road. Measured, in small settings (recipes/README.md), is _MIXED: with one group of eight reinforcement taught nothing.
 _SOLVED = 0.95  # of the episodes
 _MIXED = 0.2  # of the groups
+_UNTAUGHT = (AttemptStatus.UNCLOSED, AttemptStatus.INVALID_JSON)  # whoever knows the form of calls does not write so
 _BROKEN = 0.5  # of the calls, or of the episodes that call
 _LIMITS = {StopReason.LENGTH, StopReason.MAX_TURNS, StopReason.CONTEXT_FULL}
 
@@ -208,9 +209,12 @@ def road_of(facts: Untrained) -> Road:
 
 
 def main_cause(facts: Untrained) -> str | None:
-    """Return what is wrong with half of the calls."""
-    wrong = (facts.malformed + facts.failed).most_common(1)
-    return next((cause for cause, count in wrong if count >= max(_ENOUGH, _BROKEN * facts.calls)), None)
+    """Return what is wrong with half of the calls, unless their form has yet to be shown."""
+    wrong = (facts.malformed + facts.failed).most_common()
+    return next(
+        (cause for cause, count in wrong if cause not in _UNTAUGHT and count >= max(_ENOUGH, _BROKEN * facts.calls)),
+        None,
+    )
 
 
 def spread(values: Sequence[float]) -> str:
