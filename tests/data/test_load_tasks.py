@@ -365,7 +365,7 @@ def test_numbers_and_lists_of_numpy_in_a_row_are_those_of_python() -> None:
     assert (row["target"], row["flag"], row["nums"], row["args"]) == (7, False, list(range(2000)), {"a": 0.5})
 
 
-SAID = [{"role": "user", "content": "q"}]
+SAID: list[dict[str, Any]] = [{"role": "user", "content": "q"}]
 CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
 
 
@@ -376,7 +376,11 @@ def test_messages_and_calls_that_are_text_are_read_or_refused(tmp_path: Path, fi
         return load_tasks(jsonl(tmp_path / "d.jsonl", row)) if file else as_dataset([row], "rows")
 
     assert rows(json.dumps(SAID))[0]["prompt"] == SAID
-    shown = [*SAID, {"role": "assistant", "content": None, "tool_calls": json.dumps([CALL])}, *SAID]
+    shown: list[dict[str, Any]] = [
+        *SAID,
+        {"role": "assistant", "content": None, "tool_calls": json.dumps([CALL])},
+        *SAID,
+    ]
     assert rows(shown)[0]["prompt"][1]["tool_calls"] == [CALL]
     parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
     assert rows(parts)[0]["prompt"] == [{"role": "user", "content": "ab"}]

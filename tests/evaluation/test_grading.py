@@ -98,7 +98,12 @@ def test_rewards_may_log_and_ask_for_the_state_of_the_trainer() -> None:
 def test_a_process_without_episodes_asks_a_model_as_often_as_the_others() -> None:
     asked: list[int] = []
     model = torch.nn.Linear(1, 1)
-    grading = Grading([model], [1.0], success_at(1.0), ["m"], ask_model=lambda number, *_: asked.append(number) or [])
+
+    def ask(number: int, *_: Any) -> list[float]:
+        asked.append(number)
+        return []
+
+    grading = Grading([model], [1.0], success_at(1.0), ["m"], ask_model=ask)
     assert grading.ask([], []).values == () and asked == [0], "it may be split among them"
 
 

@@ -53,7 +53,8 @@ def test_answers_are_compared_by_what_they_mean() -> None:
 
 def test_a_difference_has_newcombes_interval() -> None:
     marks = [(1.0, 1.0)] * 36 + [(0.0, 1.0)] * 12 + [(1.0, 0.0)] * 2  # Newcombe 1998c, method 10
-    paired = Difference.paired(*(dict(enumerate(values)) for values in zip(*marks, strict=True)))
+    before, after = (dict(enumerate(values)) for values in zip(*marks, strict=True))
+    paired = Difference.paired(before, after)
     apart = Difference(Share(48 / 80, 80), Share(56 / 70, 70))  # Newcombe 1998b, table II (a), method 10
     for difference, interval in ((apart, (0.0524, 0.3339)), (paired, (0.0569, 0.3404))):
         assert difference.value == pytest.approx(0.2) and difference.interval == pytest.approx(interval, abs=1e-4)

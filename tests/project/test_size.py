@@ -52,7 +52,7 @@ MOST = {
     "lines that a trainer imports": 23_992,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 39_546,
+    "lines of tests": 39_564,
     "lines of benchmarks": 6_083,
     "lines of pages": 4_127,
     "words of pages": 30_900,

@@ -53,7 +53,11 @@ def test_what_rewards_log_is_a_metric_of_an_evaluation_too(tmp_path: Path) -> No
         return [1.0] * len(completions)
 
     parts = {"eval_dataset": ROWS}
-    best = {"load_best_model_at_end": True, "metric_for_best_model": "shop/ordered", "save_strategy": "steps"}
+    best: dict[str, Any] = {
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "shop/ordered",
+        "save_strategy": "steps",
+    }
     trainer = run_to_end(
         tiny_trainer(tmp_path, counts, varied, parts=parts, eval_steps=1, save_steps=1, max_steps=1, **best)
     )

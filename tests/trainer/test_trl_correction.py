@@ -116,7 +116,11 @@ def test_rounded_log_probabilities_weigh_long_episodes_by_chance_with_trl_and_no
 
 
 def test_a_loss_that_trl_refuses_with_its_correction_is_refused(tmp_path: Path) -> None:
-    changes = {"loss_type": "vespo", "rollout_correction": "trl", "vllm_importance_sampling_mode": "sequence_mask"}
+    changes: dict[str, Any] = {
+        "loss_type": "vespo",
+        "rollout_correction": "trl",
+        "vllm_importance_sampling_mode": "sequence_mask",
+    }
     with pytest.raises(
         ConfigError, match="vespo with rollout_correction trl needs a vllm_importance_sampling_mode by token"
     ):
