@@ -1,4 +1,4 @@
-"""What is looked at before anything is drawn: all of `--dry_run`, and the beginning of `toolgrpo check`.
+"""Look at a job before anything is drawn: all of `--dry_run`, and the beginning of `toolgrpo check`.
 
 Rewards are asked about episodes that were made up, and what a training takes is compared with what there is.
 """
