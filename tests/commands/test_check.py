@@ -281,8 +281,8 @@ def test_a_time_is_told_in_its_own_unit() -> None:
 
 def untrained(**changes: Any) -> Untrained:
     facts: dict[str, Any] = {name: Counter() for name in ("malformed", "failed", "stops")}
-    facts |= {"n": 16, "k": 2, "episodes": 32, "calls": 32, "calling": 0.5, "rewards": (0.0, 1.0)}
-    facts |= {"live": 0.5, "mixed": 4, "pass_1": 0.3, "pass_k": 0.5, "copied": 0, "never": {}, "callers": 0, "cut": 0}
+    facts |= {"n": 16, "k": 2, "episodes": 32, "calls": 32, "rewards": (0.0, 1.0)}
+    facts |= {"live": 0.5, "mixed": 4, "pass_1": 0.3, "pass_k": 0.5, "copied": 0, "never": {}, "callers": 16, "cut": 0}
     return Untrained(**{**facts, **changes})
 
 

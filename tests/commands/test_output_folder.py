@@ -51,6 +51,14 @@ def test_files_of_the_user_are_not_replaced(
     assert says in said and (tmp_path / name).read_text() == text
 
 
+def test_a_folder_of_rows_is_no_output_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("train", "heldout"):
+        (tmp_path / f"{name}.jsonl").write_text(ROW)
+    words = ("--model_name_or_path", "nano", "--reward", "exact_match", "--output_dir", f"{tmp_path}/")
+    assert "is the output folder, too" in refused(capsys, "train", "--dataset_id_or_path", tmp_path, *words)
+    assert (tmp_path / "heldout.jsonl").read_text() == ROW
+
+
 def test_a_run_whose_folder_was_moved_is_not_begun_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "moved" / "checkpoint-8").mkdir(parents=True)
     given = f"# What this run was given\nmodel_name_or_path: nano\ndataset_id_or_path: arithmetic\noutput_dir: {tmp_path / 'out'}\n"

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from toolgrpo.data.load import held_out_split, hold_out
-from toolgrpo.data.rows import n_trained_on
-from toolgrpo.data.table import as_dataset
+from toolgrpo.data.table import as_dataset, n_trained_on
 from toolgrpo.errors import DataError
 
 PROMPTS = [f"q{i % 40}" for i in range(50)]  # ten prompts stand there twice

@@ -13,8 +13,8 @@ from datasets import Dataset, DatasetDict, load_from_disk
 
 from toolgrpo.data import BadRows, load_tasks
 from toolgrpo.data.load import held_out_split, places_of
-from toolgrpo.data.rows import check_prompts, rows_and_reasons
-from toolgrpo.data.table import as_dataset
+from toolgrpo.data.rows import rows_and_reasons
+from toolgrpo.data.table import as_dataset, check_prompts
 from toolgrpo.errors import DataError, RewardError
 from toolgrpo.rewards import check_gold, get_reward, refused_rows
 
@@ -399,6 +399,8 @@ def test_messages_and_calls_that_are_text_are_read_or_refused(tmp_path: Path, fi
         ({"messages": SAID}, "conversations: train on them with `toolgrpo sft`"),
         ({"prompt": [{"from": "human", "value": "a"}]}, "rows: row 0: message 1 of the prompt has the role None"),
         ({"prompt": ""}, "row 0: the prompt is empty"),
+        ({"prompt": json.dumps(SAID)}, "row 0: a list in the prompt is written as JSON text"),
+        ({"prompt": [{"role": "assistant", "tool_calls": json.dumps([CALL])}, *SAID]}, "row 0: a list in the prompt"),
         (
             {"prompt": [*SAID, {"role": "assistant", "content": "a"}]},
             "row 0: the prompt ends with an assistant message",

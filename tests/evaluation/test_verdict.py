@@ -55,7 +55,7 @@ def test_more_samples_find_a_smaller_drop() -> None:
     def found(samples: int) -> int:
         return sum(one.verdict == "worse" for one in verdicts(lambda _, easy: max(0.0, easy - 0.1), samples=samples))
 
-    assert found(8) >= 36 > found(1)
+    assert found(4) >= 36 and found(1) <= 15, "the page names both"
 
 
 def test_questions_that_one_model_dropped_make_no_difference() -> None:

@@ -58,7 +58,7 @@ from toolgrpo.commands.preflight import ROWS_LOOKED_AT, Preflight
 from toolgrpo.commands.run_file import same_command
 from toolgrpo.commands.table import CheckArguments, flags_of
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.data.rows import n_trained_on, trained_on_line
+from toolgrpo.data.table import n_trained_on, trained_on_line
 from toolgrpo.draw.play import DEADLINE_S, try_tools
 from toolgrpo.engines.base import CHAT_API, MORE_ROOM
 from toolgrpo.engines.build import planned_engine

@@ -72,7 +72,8 @@ def data_lines(given: Given) -> Iterator[str]:
     """Yield what `toolgrpo data` prints of FILE: its size and columns, then some rows."""
     from toolgrpo.commands.plugins import tool_sources
     from toolgrpo.data.load import held_out_split, load_tasks, places_of
-    from toolgrpo.data.rows import BadRows, n_trained_on, raise_bad_row, rows_and_reasons, trained_on_line
+    from toolgrpo.data.rows import BadRows, raise_bad_row, rows_and_reasons
+    from toolgrpo.data.table import n_trained_on, trained_on_line
     from toolgrpo.rollout.row_parts import rows_without_their_tools
     from toolgrpo.tools.open_toolbox import open_tools
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.commands import arguments as look
+from toolgrpo.commands import output_folder
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.flags import Flag, Source, flags_of_classes, flags_of_source
 from toolgrpo.commands.given import Given
@@ -343,7 +344,7 @@ COMMANDS: Mapping[str, Command] = {
             defaults=_OUTPUT,
             looks=(
                 *(look.no_endpoint, look.reward_is_given, look.rewards, look.rows, look.heldout_rows, look.batch),
-                *(look.trackers, look.something_is_measured, look.checkpoint, look.output_folder),
+                *(look.trackers, look.something_is_measured, output_folder.checkpoint, output_folder.contents),
             ),
             on_terminal=True,
         ),
@@ -375,7 +376,7 @@ COMMANDS: Mapping[str, Command] = {
                 "saving: saving record_episodes dry_run seed",
             ),
             defaults=_OUTPUT | {"eval_questions": str(look.DEFAULT_QUESTIONS)},
-            looks=(look.endpoint, look.rewards, look.questions, look.trackers, look.output_folder),
+            looks=(look.endpoint, look.rewards, look.questions, look.trackers, output_folder.contents),
             trains=False,
             on_terminal=True,
         ),
@@ -477,7 +478,7 @@ COMMANDS: Mapping[str, Command] = {
                 "saving",
                 "watching",
             ),
-            looks=(look.conversations, look.trackers, look.checkpoint, look.output_folder),
+            looks=(look.conversations, look.trackers, output_folder.checkpoint, output_folder.contents),
         ),
         Command(
             name="report",

@@ -42,7 +42,7 @@ from toolgrpo.commands.run_file import (
 )
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.load import hub_ids
-from toolgrpo.data.rows import n_trained_on, trained_on_line
+from toolgrpo.data.table import n_trained_on, trained_on_line
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.evaluation.measures import Share
 from toolgrpo.models import folder_of

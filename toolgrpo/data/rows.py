@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from toolgrpo.episode.trajectory import joined_text
 from toolgrpo.errors import DataError
 from toolgrpo.support.shipped_files import nearest, nearest_is
 
@@ -170,7 +171,7 @@ def good_rows(raw_rows: Iterable[RawRow], convert: Convert, on_bad_row: OnBadRow
         except RowError as problem:
             columns = raw.columns or {}
             if index == 0 and columns and "prompt" not in columns and str(problem).startswith(_NO_PROMPT):
-                on_bad_row(NoPromptColumn(f"{raw.where}: {problem}. If no row has one, {_prompt_advice(columns)}"))
+                on_bad_row(NoPromptColumn(f"{raw.where}: {problem}. If no row has one, {prompt_advice(columns)}"))
             else:
                 on_bad_row(DataError(f"{raw.where}: {problem}"))
         else:
@@ -206,58 +207,8 @@ def _ranges(places: Sequence[str]) -> str:
     return ", ".join(said)
 
 
-def n_trained_on(rows: Any, heldout: Any) -> int:
-    """Return how many rows of a held-out table are trained on, too: with their prompt, but for system messages and space.
-
-    Where training rows of that prompt differ in other columns (an environment reads them), these count as well.
-    """
-    held = [_asked(prompt) for prompt in heldout["prompt"]]
-    places: dict[str, list[int]] = {asked: [] for asked in held}
-    for number, prompt in enumerate(rows["prompt"]):
-        places.get(_asked(prompt), []).append(number)
-    others = {asked: {_others(rows[number]) for number in numbers} for asked, numbers in places.items()}
-    return sum(
-        len(others[asked]) == 1 or (len(others[asked]) > 1 and _others(heldout[number]) in others[asked])
-        for number, asked in enumerate(held)
-    )
-
-
-def trained_on_line(n: int, n_heldout: int) -> str:
-    """Return what is said of held-out rows that are trained on."""
-    return (
-        f"{n} of {n_heldout} held-out rows have a prompt that is trained on: their success shows memorization. Hold out "
-        f"other rows (--eval_share 0.1 takes them from the training rows)"
-    )
-
-
-def _asked(prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return row_key(
-        [
-            {**message, "content": " ".join(str(message["content"]).split())}
-            for message in messages
-            if message["role"] not in ("system", "developer")
-        ]
-    )
-
-
-def _others(row: Mapping[str, Any]) -> str:
-    """Return what tells rows of one prompt apart: their answers, for ids differ; without such, all other columns."""
-    told = {name: row[name] for name in ("answer",) if row.get(name) is not None}
-    return row_key([told or {name: value for name, value in row.items() if name != "prompt"}])
-
-
-def check_prompts(rows: Any, name: str) -> None:
-    """Raise DataError for a table that somebody else made and that has a prompt no episode can begin with."""
-    if "prompt" not in rows.column_names:
-        columns = rows[0] if len(rows) else {}
-        raise NoPromptColumn(f"{name} has no column 'prompt'; {_prompt_advice(columns)}")
-    refused = {number: why for number, one in enumerate(rows["prompt"]) if (why := fault_of_prompt(one)) is not None}
-    if refused:
-        raise DataError(f"{name}: {rows_and_reasons(refused, 'row {}'.format)}")
-
-
-def _prompt_advice(columns: Mapping[str, Any]) -> str:
+def prompt_advice(columns: Mapping[str, Any]) -> str:
+    """Return what to do about rows without a prompt, which have these columns."""
     if isinstance(columns.get("messages"), list):
         return (
             "these look like conversations: train on them with `toolgrpo sft`, or keep the messages before the last answer "
@@ -332,12 +283,16 @@ def check_examples(examples: Any) -> list[Row]:
 
 
 def fault_of_prompt(prompt: Any) -> str | None:
-    """Return what is wrong with a prompt, of a table whose rows stay as they are."""
+    """Return what is wrong with a prompt whose table stays as it is: a list that stands as text is not read there."""
     try:
-        _messages(prompt)
+        messages = _messages(prompt)
     except RowError as error:
         return str(error)
-    return None
+    if isinstance(prompt, str):
+        as_text = messages[0]["content"] != prompt
+    else:
+        as_text = any(isinstance(one.get("tool_calls"), str) for one in prompt)
+    return "a list in the prompt is written as JSON text; read it with json.loads before" if as_text else None
 
 
 def _messages(prompt: Any) -> list[Row]:
@@ -378,7 +333,7 @@ def _message(message: Any, number: int) -> Row:
         )
     content = kept.setdefault("content", "" if kept.get("tool_calls") else None)
     if isinstance(content, list):
-        content = kept["content"] = _joined(content)
+        content = kept["content"] = joined_text(content)
     if not isinstance(content, str):
         raise RowError(f"the content of message {number} of the prompt must be text, not {_name(content)}")
     _check_text(content, f"message {number} of the prompt")
@@ -387,12 +342,6 @@ def _message(message: Any, number: int) -> Row:
 
 def _are_calls(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, Mapping) for one in value)
-
-
-def _joined(parts: list[Any]) -> Any:
-    """Return parts of text as one text; a list of anything else as it is."""
-    texts = [one.get("text") if isinstance(one, Mapping) and one.get("type") == "text" else None for one in parts]
-    return "".join(map(str, texts)) if None not in texts else parts
 
 
 def _answer(answer: Any) -> str:

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,16 @@ from typing import Any
 import pyarrow
 from datasets import Dataset, Features, Json, List, Value
 
-from toolgrpo.data.rows import RawRow, Row, good_rows
+from toolgrpo.data.rows import (
+    NoPromptColumn,
+    RawRow,
+    Row,
+    fault_of_prompt,
+    good_rows,
+    prompt_advice,
+    row_key,
+    rows_and_reasons,
+)
 from toolgrpo.errors import DataError
 from toolgrpo.support.storage import storage_errors
 
@@ -176,3 +185,58 @@ def _plain(value: Any) -> Any:
 
 def _raise(error: DataError) -> None:
     raise error
+
+
+def check_prompts(rows: Any, name: str) -> None:
+    """Raise DataError for a table that somebody else made and that has a prompt no episode can begin with."""
+    if "prompt" not in rows.column_names:
+        columns = rows[0] if len(rows) else {}
+        raise NoPromptColumn(f"{name} has no column 'prompt'; {prompt_advice(columns)}")
+    refused = {number: why for number, one in enumerate(rows["prompt"]) if (why := fault_of_prompt(one)) is not None}
+    if refused:
+        raise DataError(f"{name}: {rows_and_reasons(refused, 'row {}'.format)}")
+
+
+# Held-out rows that are trained on.
+
+
+def n_trained_on(rows: Any, heldout: Any) -> int:
+    """Return how many rows of a held-out table are trained on, too: with their prompt, but for system messages and space.
+
+    Where training rows of that prompt differ in other columns (an environment reads them), these count as well.
+    """
+    held = [_asked(prompt) for prompt in heldout["prompt"]]
+    places: dict[str, list[int]] = {asked: [] for asked in held}
+    for number, prompt in enumerate(rows["prompt"]):
+        places.get(_asked(prompt), []).append(number)
+    others = {asked: {_others(rows[number]) for number in numbers} for asked, numbers in places.items()}
+    return sum(
+        len(others[asked]) == 1 or (len(others[asked]) > 1 and _others(heldout[number]) in others[asked])
+        for number, asked in enumerate(held)
+    )
+
+
+def trained_on_line(n: int, n_heldout: int) -> str:
+    """Return what is said of held-out rows that are trained on."""
+    return (
+        f"{n} of {n_heldout} held-out rows have a prompt that is trained on: their success shows memorization. Hold out "
+        f"other rows (--eval_share 0.1 takes them from the training rows)"
+    )
+
+
+def _asked(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return row_key(
+        [
+            {**message, "content": " ".join(str(message["content"]).split())}
+            for message in messages
+            if message["role"] not in ("system", "developer")
+        ]
+    )
+
+
+def _others(row: Mapping[str, Any]) -> str:
+    """Return what tells rows of one prompt apart: their answers, for ids differ; without such, all other columns."""
+    if row.get("answer") is not None:
+        return str(row["answer"])
+    return row_key([{name: value for name, value in row.items() if name != "prompt"}])

@@ -26,8 +26,8 @@ _VERB = re.compile(
     r"sum|summarize|suggest|take|tell|test|tokenize|transform|translate|truncate|turn|update|use|validate|"
     r"verify|work|write"
 )
-_NO_VERBS = ("all", "as", "for", "in", "not", "of", "with")
 _QUESTIONS = ("how", "what", "which", "where", "when", "whether", "who", "if")
+_NO_VERBS = ("all", "as", "for", "in", "not", "of", "with", *_QUESTIONS)
 _UNIT = re.compile(
     r"years|months|weeks|days|hours|minutes|seconds|shares|units|items|people|lines|pages|points|steps|kg|km"
 )
@@ -101,10 +101,7 @@ def task_of(description: str, name: str) -> str:
     base = next(
         (one for one in (lower, lower.removesuffix("s"), lower.removesuffix("es")) if _VERB.fullmatch(one)), None
     )
-    determined = re.match(r"(?:an?|the|all|some|each|its|two|how|whether|what) ", rest) and lower not in (
-        *_NO_VERBS,
-        *_QUESTIONS,
-    )
+    determined = re.match(r"(?:an?|the|all|some|each|its|two|how|whether|what) ", rest) and lower not in _NO_VERBS
     if base is None and determined:  # a verb that is not in the list, since a noun would have no article after it
         base = lower if re.search("ss$|[^s]$", lower) else lower[:-1]
     base = f"{lower[:-3]}y" if base is None and lower.endswith("ies") else base

@@ -128,11 +128,10 @@ class Untrained:
     k: int
     episodes: int
     callers: int  # episodes with a well-formed call
-    calling: float  # their share
+    cut: int  # those of them that a limit ends, though they make no call again
     calls: int
     malformed: Counter[str]  # calls that could not be run, by cause
     failed: Counter[str]  # calls that ran and failed, by cause
-    cut: int  # those of them that a limit ends, though none of their calls is a repetition
     stops: Counter[str]
     rewards: tuple[float, ...]
     live: float  # share of the groups whose rewards differ
@@ -141,6 +140,11 @@ class Untrained:
     pass_k: float
     copied: int  # episodes that end with a copy of their last result
     never: Mapping[str, int]  # tasks of which no episode succeeds, and how many there were, beside others that do
+
+    @property
+    def calling(self) -> float:
+        """Return the share of episodes with a well-formed call."""
+        return self.callers / self.episodes
 
 
 def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
@@ -156,7 +160,6 @@ def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
         k=k,
         episodes=len(batch),
         callers=len(callers),
-        calling=len(callers) / len(batch),
         calls=len(attempts),
         malformed=malformed,
         failed=Counter(r.error.value for r in results if r.error is not None and r.error.value not in malformed),
@@ -173,6 +176,7 @@ def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
 
 
 def _repeats(trajectory: Trajectory) -> bool:
+    """Return whether a call is made again, be it one that failed: a higher limit would not help."""
     made = [(attempt.name, repr(attempt.arguments)) for attempt in trajectory.attempts]
     return len(set(made)) < len(made)
 

@@ -57,10 +57,10 @@ def step_sums(batch: Sequence[Record]) -> dict[str, Any]:
         for result in results_of(record):
             tools[_tool(result)].append(result)
     grouped = None not in groups and max(map(len, groups.values())) > 1
-    given = [[r["reward_given"] for r in group if r.get("reward_given") is not None] for group in groups.values()]
-    means = (
-        [fmean(own) for own in given if own] if grouped and len(groups) > 1 else rewards
-    )  # the episodes of one question are alike
+    means = rewards
+    if grouped and len(groups) > 1:  # the episodes of one question are alike
+        given = [[r["reward_given"] for r in group if r.get("reward_given") is not None] for group in groups.values()]
+        means = [fmean(own) for own in given if own]
     dead = [group for group in groups.values() if _teaches_nothing(group)] if grouped else []
     ends = Counter(_all_alike(group) for group in dead)
     waits = ((record.get("timings") or {}).get("rollout_s") for record in batch)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions
@@ -24,9 +23,6 @@ from toolgrpo.rollout.observers import EpisodeDone, Observers, RolloutBegan, Rol
 from toolgrpo.rollout.row_parts import as_messages, thinking_of
 from toolgrpo.rollout.scheduler import Episode, EpisodeRunner, Player, Scheduler, run_all, run_blocking
 from toolgrpo.tools.base import ToolProvider
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,11 +104,8 @@ def _checked(spec: str, split: str) -> Iterator[dict[str, Any]]:
             raise DataError(f"{row.where}: no assistant message, so there is nothing to learn from")
         for call in (one for message in said for one in message.get("tool_calls") or ()):
             _check_arguments(call, row.where)
-        yield {
-            "messages": messages,
-            "n_prompt": n_prompt,
-            "tools": _schemas_of(row.where, columns.get("tools", columns.get("functions"))),
-        }
+        given = next((one for name in ("tools", "functions") if (one := columns.get(name)) is not None), None)
+        yield {"messages": messages, "n_prompt": n_prompt, "tools": _schemas_of(row.where, given)}
 
 
 def _message(message: Message, where: str) -> Message:

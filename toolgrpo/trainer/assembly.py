@@ -23,8 +23,8 @@ from transformers import PreTrainedModel
 
 from toolgrpo.build import Parts, load_tokenizer
 from toolgrpo.chat.base import ChatFormat
-from toolgrpo.data.rows import check_prompts, rows_and_reasons
-from toolgrpo.data.table import as_dataset
+from toolgrpo.data.rows import rows_and_reasons
+from toolgrpo.data.table import as_dataset, check_prompts
 from toolgrpo.engines.base import CacheRoom, Engine, HasCache
 from toolgrpo.engines.build import BuiltEngine
 from toolgrpo.errors import ConfigError, DataError, ModelError

@@ -52,17 +52,8 @@ _OF_A_RUN = (
     *("*.index.json", "*.gguf", "config.json", "generation_config.json", "adapter_config.json"),
     *("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
     *("training_args.bin", "trainer_state.json", "all_results.json", "train_results.json", "README.md", "tools.json"),
-    *(
-        "Modelfile",
-        "summary.json",
-        "failure.json",
-        "evaluation.json",
-        "report*.html",
-        "train.log*",
-        "train.rank*.log*",
-        "agent.log*",
-        "tools.log*",
-    ),
+    *("Modelfile", "summary.json", "failure.json", "evaluation.json", "report*.html"),
+    *("train.log*", "train.rank*.log*", "agent.log*", "tools.log*"),
     "vllm_weights",
 )
 
