@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -129,6 +131,32 @@ def test_a_rule_speaks_with_its_numbers_once_it_has_the_logs_and_the_metrics_tha
     assert "\n" not in said and not said.endswith(".")
     assert name not in spoken(logs[: rule.logs - 1])
     assert not list(rule.look(Logs([{"reward": 0.0, "step": 1.0}] * rule.logs))), "the metrics are missing"
+
+
+SLOW = {
+    "calls_given_up": (4, {"tools/call_frequency": GIVEN_UP, "success": SWAYING}),
+    "reward_without_success": (16, {"reward": RISING, "success": 0.1}),
+    "entropy_collapses": (4, {"entropy": FALLING}),
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_trend_is_seen_however_slow_it_is(name: str) -> None:
+    """What takes a hundred steps changes little within ten."""
+    pace, changes = SLOW[name]
+    slow = {
+        key: [one for one in each for _ in range(pace)] if isinstance(each, list) else each
+        for key, each in changes.items()
+    }
+    assert name in {finding.rule for finding in over_run(run(12 * pace, **slow))}
+
+
+def test_chance_gives_no_calls_up() -> None:
+    """Thirty-two episodes a step, of which each calls nothing, once or three times, and whose success sways too."""
+    drawn = random.Random(0)
+    frequencies = [statistics.mean(drawn.choice((0, 0, 1, 3)) for _ in range(32)) for _ in range(1000)]
+    successes = [statistics.mean(drawn.random() < 0.5 for _ in range(32)) for _ in range(1000)]
+    assert list(over_run(run(1000, **{"tools/call_frequency": frequencies, "success": successes}))) == []
 
 
 NO_TOOLS: dict[str, Any] = {name: None for name in HEALTHY if name.startswith(("tools/add", "tools/multiply"))}

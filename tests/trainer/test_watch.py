@@ -58,6 +58,15 @@ def test_a_run_that_learnt_before_it_was_resumed_has_not_learnt_nothing() -> Non
         assert watch.learned_nothing == (before == [dead])
 
 
+def test_a_resumed_run_is_judged_with_the_logs_before_it() -> None:
+    state = TrainerState(log_history=[{**spread(1.0), "step": step} for step in (1, 2)], is_world_process_zero=True)
+    watch = DoctorWatch(lambda said: None)
+    watch.on_train_begin(None, state, TrainerControl())
+    state.global_step = 3
+    watch.on_log(None, state, TrainerControl(), spread(1.0))
+    assert [(one.rule, one.step) for one in watch.told] == [("groups_all_failed", 3)]
+
+
 def zero(completions: list[Any], **_: Any) -> list[float]:
     return [0.0] * len(completions)
 

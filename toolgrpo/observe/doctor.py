@@ -17,6 +17,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import correlation
 
 from toolgrpo.engines.base import MORE_ROOM
 from toolgrpo.episode.tool_calls import INFRASTRUCTURE_CAUSES, NO_NAME, NO_TOOL
@@ -24,9 +25,11 @@ from toolgrpo.observe.call_lookalikes import FORMS
 from toolgrpo.support.plain_text import percent
 from toolgrpo.support.shipped_files import TROUBLESHOOTING, page_here
 
-LOGS_KEPT = 12  # no rule looks further back
+LOGS_KEPT = 160  # no rule looks further back
 
-_SHORT, _LONG = 3, 10  # logs that a rule looks at: of a state, of a trend
+_SHORT, _LONG = 3, 10  # values that a rule looks at: of a state, of a trend
+_SLOW = (1, 4, 16)  # logs that are one value of a trend, so that one over a hundred steps is seen like one over ten
+_FALLS = -0.85  # correlation with time, of ten values: a slope of four and a half standard errors
 _SWAY = 0.1  # by which the success of a few batches differs with the rows that were drawn
 PARSE_CAUSES = {
     "invalid_json": "the call holds no valid JSON",
@@ -56,14 +59,16 @@ Log = Mapping[str, float]
 class Logs:
     """The last few logs of a training, as the rules ask about them. A metric that is missing is NaN."""
 
-    def __init__(self, logs: Sequence[Log]) -> None:
-        self._logs = logs
+    def __init__(self, logs: Sequence[Log], pace: int = 1) -> None:
+        self._logs, self._pace = logs, pace
 
     def __len__(self) -> int:
         return len(self._logs)
 
     def each(self, name: str) -> list[float]:
-        return [log.get(name, math.nan) for log in self._logs]
+        """Return the values in their order: one for each log, or the mean of each `pace` of them."""
+        values = [log.get(name, math.nan) for log in self._logs]
+        return [sum(values[i : i + self._pace]) / self._pace for i in range(0, len(values), self._pace)]
 
     def last(self, name: str) -> float:
         return self._logs[-1].get(name, math.nan)
@@ -155,13 +160,14 @@ class Logs:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One thing that goes wrong: its name, where it is explained, how many logs it takes to see it."""
+    """One thing that goes wrong: its name, where it is explained, how many values it takes to see it, at which paces."""
 
     name: str
     section: str
     logs: int
     look: Callable[[Logs], Iterator[str]]
     tool: Callable[[Logs], str | None] = lambda logs: None  # the one that it is about, if it is about one
+    paces: tuple[int, ...] = (1,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +198,13 @@ def findings(logs: Sequence[Log], *, at_end: bool = False) -> list[Finding]:
     trained = [log for log in logs if "reward" in log]
     found = []
     for rule in RULES:
-        last = Logs(trained[-rule.logs :])
-        enough = len(last) == rule.logs or (at_end and bool(trained) and rule.logs == _SHORT)
-        if enough:
-            step = int(trained[-1].get("step", 0))
-            tool = rule.tool(last)
-            found += [Finding(rule.name, rule.section, step, sentence, tool) for sentence in rule.look(last)]
+        for pace in rule.paces:
+            last = Logs(trained[-rule.logs * pace :], pace)
+            enough = len(last) == rule.logs * pace or (at_end and bool(trained) and rule.logs == _SHORT)
+            if enough and (sentences := list(rule.look(last))):
+                step, tool = int(trained[-1].get("step", 0)), rule.tool(last)
+                found += [Finding(rule.name, rule.section, step, sentence, tool) for sentence in sentences]
+                break
     return _one_for_each_cause(found)
 
 
@@ -426,6 +433,9 @@ def _tool_never_used(logs: Logs) -> Iterator[str]:
 def _calls_given_up(logs: Logs) -> Iterator[str]:
     (calls, calls_now), (success, success_now) = logs.trend("tools/call_frequency"), logs.trend("success")
     if calls >= 0.5 and 0.05 < calls_now <= 0.7 * calls and success_now - success <= _SWAY and success_now < 0.9:
+        values = logs.each("tools/call_frequency")
+        if correlation(range(len(values)), values) > _FALLS:  # a few episodes a step call more and less by chance
+            return
         yield (
             f"the model gives up calls: an episode has {calls_now:.2f} of them, down from {calls:.2f}, {logs.span}, while success "
             f"goes from {success:.2f} to {success_now:.2f}"
@@ -458,9 +468,9 @@ RULES: tuple[Rule, ...] = (
     Rule("lengths_weighted_unlike", "vllm-and-the-trainer-disagree", _SHORT, _lengths_weighted_unlike),
     Rule("void_turns", "length-and-truncation", _SHORT, _void_turns),
     Rule("copied_results", "calls-that-fail", _SHORT, _copied_results),
-    Rule("entropy_collapses", "entropy-collapse", _LONG, _entropy_collapses),
+    Rule("entropy_collapses", "entropy-collapse", _LONG, _entropy_collapses, paces=_SLOW[:2]),
     Rule("tool_never_used", "the-model-does-not-call-tools", _LONG, _tool_never_used),
-    Rule("calls_given_up", "the-model-does-not-call-tools", _LONG, _calls_given_up),
-    Rule("reward_without_success", "sparse-and-dense-rewards", _LONG, _reward_without_success),
+    Rule("calls_given_up", "the-model-does-not-call-tools", _LONG, _calls_given_up, paces=_SLOW),
+    Rule("reward_without_success", "sparse-and-dense-rewards", _LONG, _reward_without_success, paces=_SLOW),
 )
 """Every rule, in the order in which findings are told."""

@@ -73,9 +73,7 @@ class DoctorWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships 
     ) -> None:
         if logs is None or "reward" not in logs:
             return
-        numbers = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
-        self._logs.append({**numbers, "step": float(state.global_step)})
-        self._count(numbers)
+        self._count({**logs, "step": state.global_step})
         for finding in findings(list(self._logs)) if state.is_world_process_zero else ():
             before = self._told_at.get(finding.rule)
             if before is None or finding.step - before >= TOLD_EVERY:
@@ -84,6 +82,7 @@ class DoctorWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships 
 
     def _count(self, logged: Mapping[str, Any]) -> None:
         if "reward" in logged:
+            self._logs.append({name: float(value) for name, value in logged.items() if isinstance(value, int | float)})
             self._n_logs += 1
             self._n_without_spread += logged.get("reward/groups_without_spread", 0.0) >= _ALL
 
