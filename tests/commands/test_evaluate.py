@@ -153,6 +153,9 @@ def test_a_dry_run_ends_with_the_exit_code_of_its_checks(tmp_path: Path, monkeyp
     text = "def reward_func(completions, **_):\n    return [float('weather' in str(one)) for one in completions]\n"
     (tmp_path / "wrong.py").write_text(text)
     wrong = (*("--reward_fn", str(tmp_path / "wrong.py")), *("--reward_weights", "0", "0", "1"))
+    old = tmp_path / "out/model/episodes.jsonl"
+    old.parent.mkdir(parents=True)
+    old.touch()
     for flags, code in (((), 0), (wrong, 1)):
         report, shown = evaluate(tmp_path / "out", "--dry_run", "--eval_questions", "4", *flags)
-        assert report.exit_code == code and "dry run: everything was loaded and checked; " in shown
+        assert report.exit_code == code and "dry run: everything was loaded and checked; " in shown and old.exists()

@@ -164,6 +164,8 @@ def test_a_report_tells_tasks_apart_where_rows_name_them() -> None:
     assert (by_task["easy"]["pass@1"].value, by_task["easy"]["pass@1"].n) == (1.0, 1)
     assert (by_task["hard"]["pass@1"].value, by_task["hard"]["pass@1"].n) == (pytest.approx(1 / 8), 2)
     assert by_task["hard"]["pass@4"].n == 1, "a question with fewer episodes than k is left out"
+    fewer = Comparison("d.jsonl", 1.0, replace(whole, episodes=(*named[8:-1], dropped)))
+    assert "pass@4 (0 questions)" in printed(fewer) and fewer.as_json()["model"]["pass@4"]["value"] is None
     apart = replace(whole, episodes=tuple(named))
     comparison = Comparison("d.jsonl", 1.0, apart, apart)
     assert comparison.as_json()["model"]["by_task"]["easy"]["questions"] == 1

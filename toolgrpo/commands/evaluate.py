@@ -124,11 +124,8 @@ class EvaluationRun:
     def _measure(self, name: str, rows: Dataset, label: str) -> ModelReport | CheckReport:
         """Measure one model on all questions; in a dry run load it, and check what it would be measured with."""
         folder = Path(self.config.output_dir) / label
-        for old in folder.glob("episodes*.jsonl*"):  # with its older parts
-            old.unlink(missing_ok=True)
         if Terminal.is_main_process():
             folder.mkdir(parents=True, exist_ok=True)
-            keep_run_config(run_text(self.given), folder)
         config = self.config.changed(output_dir=str(folder))
         job = Job(self.script, config, self.model, self.terminal)
         with ExitStack() as opened:
@@ -163,9 +160,18 @@ class EvaluationRun:
                 samples=self.evaluation.samples,
                 ks=tuple(self.evaluation.ks or ()),
             )
+            self._begin_recording(folder)
             report = evaluate(evaluation, rollouts, policy, name=asked or name, label=label)
             _check_lost(report, config, folder)
             return report
+
+    def _begin_recording(self, folder: Path) -> None:
+        """Replace an older recording, once nothing is left that can refuse the measurement."""
+        if Terminal.is_main_process():
+            for old in folder.glob("episodes*.jsonl*"):  # with its older parts
+                old.unlink(missing_ok=True)
+            keep_run_config(run_text(self.given), folder)
+        PartialState().wait_for_everyone()
 
     def _rollouts(self, parts: Parts, rows: Dataset) -> Rollouts:
         show_warnings(self.terminal.say)

@@ -315,9 +315,10 @@ class Comparison:
         title = f"{self.model.n_questions} questions, {self.model.samples} episodes each; 95 % intervals"
         table = self._table(title, "", reports, with_difference=True)
         differences = self.differences()
-        for name in self.model.shares():
+        for name, share in self.model.shares().items():
             last = [str(differences[name])] if name in differences else []
-            table.add_row(name, *(str(report.shares()[name]) for report in reports), *last)
+            fewer = f" ({share.n} questions)" if share.n < self.model.n_questions else ""  # dropped episodes
+            table.add_row(name + fewer, *(str(report.shares()[name]) for report in reports), *last)
         found = [report.as_json() for report in reports]
         for name, key in (("reward", "reward"), ("turns", "turns"), ("sampled tokens", "sampled_tokens")):
             table.add_row(name, *(_short(report[key]) for report in found))
@@ -370,7 +371,9 @@ def _help(counts: Counter[str], folder: Path) -> str:
 
 
 def _with_interval(share: Share | Difference) -> dict[str, Any]:
-    return {"value": share.value, "interval": list(share.interval)}
+    """Return a value with its interval, and on how many questions it stands; without any there is none."""
+    n = share.n if isinstance(share, Share) else share.after.n
+    return {"value": share.value if n else None, "interval": list(share.interval), "questions": n}
 
 
 def _short(value: float | Mapping[str, float] | None) -> str:
