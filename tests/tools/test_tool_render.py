@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
 import pydantic
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,6 +63,9 @@ def test_what_a_generator_raises_is_its_tools() -> None:
         (decimal.Decimal("1.10"), '"1.10"'),
         (np.float64(1.5), "1.5"),
         (np.arange(3), "[0, 1, 2]"),
+        ({"weights": torch.tensor([0.5, 1.0])}, '{"weights": [0.5, 1.0]}'),
+        (pd.DataFrame({"price": [1.5]}, index=["ACME"]), "      price\nACME    1.5"),
+        ({"prices": pd.Series([1.5], ["ACME"])}, '{"prices": "ACME    1.5"}'),
         ("a\ud800b", "a?b"),
         (["\ud800"], '["?"]'),
     ],

@@ -48,6 +48,8 @@ class Ends:
 def render_result(value: object, max_chars: int) -> RenderedText:
     """Return the text of a tool's return value. The code of a generator is the tool's: it raises what it raises."""
     value = list(value) if inspect.isgenerator(value) else value
+    if _is_table(value):
+        return cut(_plain(value), max_chars)
     return cut(value if type(value) is str else _as_json(value), max_chars)
 
 
@@ -115,10 +117,20 @@ def _as_json(value: object) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Make numpy's scalars and arrays plain; guess nothing else."""
-    if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
+    """Make arrays and tensors lists, and the tables of pandas the text that they print; guess nothing else."""
+    if _library(value) in {"numpy", "torch"} and hasattr(value, "tolist"):
         return value.tolist()
+    if _is_table(value):
+        return value.to_string()
     raise TypeError(f"a {type(value).__name__} has no JSON form")
+
+
+def _is_table(value: object) -> bool:
+    return _library(value) == "pandas" and hasattr(value, "to_string")
+
+
+def _library(value: object) -> str:
+    return type(value).__module__.partition(".")[0]
 
 
 def _encodable(text: str) -> str:
