@@ -126,6 +126,8 @@ def test_lists_after_a_cue_are_read_with_and_without_quotes() -> None:
     assert listed_in("must be one of 'a b', 'c'") == ["a b", "c"]
     assert listed_in("unknown algorithm 'x'; use one of md5, sha1") == ["md5", "sha1"]
     assert listed_in("there is no part 7") == []
+    city = spec({"name": {"type": "string"}}, said="Look a city up. Known cities: Oslo, Rome, Lima.")
+    assert {"Oslo", "Rome", "Lima"} < {one["name"] for one in drawn(city)}
 
 
 def test_values_of_earlier_results_fit_a_parameter_by_their_name() -> None:
@@ -182,6 +184,13 @@ def test_weights_sum_to_one_and_matrices_are_symmetric() -> None:
 )
 def test_dates_and_times_are_drawn_in_their_form(name: str, said: str, form: str) -> None:
     assert all(re.fullmatch(form, one) for one in values(said, "string", name))
+
+
+def test_a_span_of_days_begins_before_it_ends() -> None:
+    day = {"type": "string", "format": "date"}
+    span = {"type": "object", "properties": {"start": day, "end": day}, "required": ["start", "end"]}
+    assert all(one["span"]["start"] <= one["span"]["end"] for one in drawn(spec({"span": span})))
+    assert all(one["start"] <= one["end"] for one in drawn(spec({"start": day, "end": day})))
 
 
 def test_a_schema_that_refers_to_itself_has_an_end() -> None:

@@ -74,6 +74,7 @@ def test_a_chain_names_the_result_of_the_call_before_and_not_its_value() -> None
         ("Price of a part", "give me the price of a part"),
         ("Distance between two points; in metres.", "give me the distance between two points"),
         ("URL of a page.", "give me the URL of a page"),
+        ("Replaces old by new, at most n times (-1: all).", "replace old by new, at most n times"),
         ("", "give me the lookup part"),
     ],
 )

@@ -145,8 +145,7 @@ class Drawer:
             ]
             drawn = {name: self._value(name, properties[name]) for name in chosen}
             free = {one: properties[one] for one in chosen if one not in self.spec.examples}
-            if rng.random() < 0.5:
-                _let_rise(drawn, free)
+            _let_rise(drawn, free, numbers=rng.random() < 0.5)
         drawn |= fixed or {}
         self._used[_key(drawn)] = self._sources
         return drawn
@@ -357,6 +356,7 @@ class Drawer:
         if properties and not drawn:  # nothing at all would read badly in a question
             name = self._rng.choice(list(properties))
             drawn = {name: self._value(name, properties[name], depth)}
+        _let_rise(drawn, {name: properties[name] for name in drawn}, numbers=False)
         more = schema.get("additionalProperties")
         if not properties and more is not False:
             drawn = {key: self._value(key, more if isinstance(more, Mapping) else {"type": "string"}, depth)
@@ -367,8 +367,8 @@ class Drawer:
 _BOUNDED = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const", "anyOf"}
 
 
-def _let_rise(drawn: Arguments, properties: Mapping[str, Any]) -> None:
-    """Put numbers of one kind, and days, in rising order: an age before another, a start before an end."""
+def _let_rise(drawn: Arguments, properties: Mapping[str, Any], *, numbers: bool) -> None:
+    """Put days, and numbers of one kind, in rising order: a start before an end, an age before another."""
     kinds: defaultdict[str, list[str]] = defaultdict(list)
     for name, schema in properties.items():
         value = drawn[name]
@@ -376,7 +376,7 @@ def _let_rise(drawn: Arguments, properties: Mapping[str, Any]) -> None:
             continue
         if isinstance(value, str) and re.fullmatch(r"\d{4}-\d\d-\d\d.*", value):
             kinds["day"].append(name)
-        elif type(value) in (int, float):
+        elif numbers and type(value) in (int, float):
             about = about_it(name, schema)
             kinds[next((words for words, _ in RANGES if re.search(words, about)), "any")].append(name)
     for names in kinds.values():

@@ -100,7 +100,11 @@ _ONE_OF = re.compile(
 _LISTED = re.compile(
     r"\b(?:known|choices|expected|holds|did you mean|are|use)(?: \w+){0,2}?:? +(.+)", re.IGNORECASE | re.DOTALL
 )
-AS_IN = re.compile(r"(?:as in|such as|e\.g\.,?|for example,?|for instance,?|examples?:|like) +(.+)", re.IGNORECASE)
+AS_IN = re.compile(
+    r"(?:as in|such as|e\.g\.,?|for example,?|for instance,?|examples?:|like"
+    r"|(?:known|valid|allowed|available|supported|possible)(?: \w+){0,2}:) +(.+)",
+    re.IGNORECASE,
+)
 SUM = re.compile(r"sum (?:up )?to (?:1\b|one\b)")
 _WORD = re.compile(  # x1, then ISIN, results of maxResults, 2 of address2
     r"(?<![^\W\d_])[^\W\d_]{1,2}\d+(?![^\W\d_])|[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+"

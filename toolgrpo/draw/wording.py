@@ -91,8 +91,9 @@ def _asked(call: PlayedCall, rng: Random, alike: Collection[str], *, held_out: b
 
 def task_of(description: str, name: str) -> str:
     """Return what a tool does as a request without a full stop: "add two integers"."""
-    sentence = re.split(r"(?<=[.!?:;])\s|\n", description.strip())[0].strip().rstrip(".!:;")
-    sentence = re.sub(r"\s*\([^)]*\)|,? (?:as in|e\.g\.|for example) .*|`", "", sentence)
+    alone = re.sub(r"\s*\([^)]*\)", "", description).strip()
+    sentence = re.split(r"(?<=[.!?:;])\s|\n", alone)[0].strip().rstrip(".!:;")
+    sentence = re.sub(r",? (?:as in|e\.g\.|for example) .*|`", "", sentence)
     sentence = re.sub(r"\b\w+_\w+\b", lambda found: " ".join(words_of(found[0])), sentence).strip()
     if not sentence or sentence == name:
         sentence = " ".join(words_of(name))
