@@ -103,6 +103,12 @@ def test_numbers_are_of_the_size_and_the_kind_that_their_text_and_schema_mean() 
         assert not [one for one in map(ArgumentChecker("tool", one.parameters).check, some) if one.complaint], bounds
 
 
+def test_bounds_that_leave_little_of_the_usual_values_are_used_whole() -> None:
+    for least, most in ((100, 299), (90, 400), (-50, 3)):
+        found = values("", "integer", minimum=least, maximum=most)
+        assert len(set(found)) > 20 and min(found) < least + 60 and max(found) > most - 60
+
+
 def test_registered_values_win_over_guessing() -> None:
     one = spec({"city": {"type": "string", "enum": ["a", "b"]}}, examples={"city": ["Tromsø"]})
     assert {arguments["city"] for arguments in drawn(one)} == {"Tromsø"}

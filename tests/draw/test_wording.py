@@ -72,6 +72,8 @@ def test_a_chain_names_the_result_of_the_call_before_and_not_its_value() -> None
         ("How many of a part there are.", "tell me how many of a part there are"),
         ("What a division leaves.", "tell me what a division leaves"),
         ("Price of a part", "give me the price of a part"),
+        ("Order of a polynomial", "give me the order of a polynomial"),
+        ("Weigh pieces of a part.", "weigh pieces of a part"),
         ("Distance between two points; in metres.", "give me the distance between two points"),
         ("URL of a page.", "give me the URL of a page"),
         ("Replaces old by new, at most n times (-1: all).", "replace old by new, at most n times"),

@@ -267,8 +267,10 @@ class Drawer:
             if least is None or most is None or least <= most:
                 break
         (low, high), first, last = (least, most), found.low, found.high
-        if low is not None and high is not None and (not low <= last or not first <= high or high - low <= 1):
-            first, last = low, high
+        if low is not None and high is not None:
+            in_both = min(last, high) - max(first, low)
+            if high - low <= 1 or in_both < min(20 * step, (high - low) / 2):  # what is usual is hardly allowed
+                first, last = low, high
         first = first if low is None else max(first, low)
         last = last if high is None else min(last, high)
         last = max(last, first + 20 * step) if high is None and last <= first else last

@@ -17,14 +17,18 @@ from toolgrpo.draw.hints import OF_ONE, alternatives, said_of, words_of
 from toolgrpo.draw.play import PlayedCall
 
 _VERB = re.compile(
-    r"add|analyze|analyse|answer|apply|ask|assess|build|calculate|change|check|classify|combine|compare|"
-    r"compute|convert|count|create|decode|define|delete|describe|detect|determine|divide|draw|encode|estimate|"
-    r"evaluate|execute|explain|extract|fetch|filter|find|format|generate|get|give|group|identify|insert|join|"
-    r"list|load|locate|look|make|map|match|measure|merge|multiply|normalize|obtain|parse|perform|plan|predict|"
-    r"price|print|produce|project|provide|query|raise|read|remove|render|replace|report|resolve|retrieve|"
-    r"return|reverse|round|run|sample|scan|search|select|send|show|simulate|solve|sort|split|store|subtract|"
-    r"sum|summarize|suggest|take|tell|test|tokenize|transform|translate|truncate|turn|update|use|validate|"
-    r"verify|work|write"
+    r"add|analyse|analyze|answer|append|apply|ask|assess|assign|attach|borrow|build|buy|calculate|"
+    r"cancel|change|check|choose|classify|collect|combine|compare|compute|concatenate|convert|copy|"
+    r"count|create|crop|decode|define|delete|describe|detect|determine|divide|download|draw|edit|"
+    r"encode|enumerate|estimate|evaluate|execute|expand|explain|extract|fetch|fill|filter|find|flip|"
+    r"format|generate|get|give|group|identify|infer|insert|inspect|invert|join|lend|list|load|"
+    r"locate|look|make|map|match|measure|merge|mix|modify|move|multiply|normalize|obtain|parse|pay|"
+    r"perform|pick|plan|play|predict|prepare|price|print|produce|project|provide|pull|push|put|"
+    r"query|raise|read|recommend|reduce|remove|rename|render|repeat|replace|report|reset|resize|"
+    r"resolve|restore|retrieve|return|reverse|rotate|round|run|sample|save|scan|search|select|send|"
+    r"show|shuffle|simplify|simulate|slice|solve|sort|split|store|submit|subscribe|subtract|suggest|"
+    r"sum|summarize|swap|take|tell|test|tokenize|transform|translate|trim|truncate|turn|undo|unlock|"
+    r"update|upload|use|validate|verify|weigh|withdraw|work|wrap|write"
 )
 _QUESTIONS = ("how", "what", "which", "where", "when", "whether", "who", "if")
 _NO_VERBS = ("all", "as", "for", "in", "not", "of", "with", *_QUESTIONS)
@@ -107,7 +111,7 @@ def task_of(description: str, name: str) -> str:
         base = lower if re.search("ss$|[^s]$", lower) else lower[:-1]
     base = f"{lower[:-3]}y" if base is None and lower.endswith("ies") else base
     base = {"return": "give me", "say": "tell me"}.get(base or "", base)
-    if rest.startswith(("of ", "for ")) and base in ("price", "count", "estimate", "plan", "map", "sample"):
+    if rest.startswith("of ") or (rest.startswith("for ") and base in ("price", "estimate", "plan", "map", "sample")):
         base = None
     if base is not None and rest:
         return f"{base} {rest}"
