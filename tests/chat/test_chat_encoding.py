@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
 from toolgrpo.chat.encoding import MARK, Encoder, TextGuard
 from toolgrpo.errors import ChatFormatError
@@ -53,6 +54,17 @@ def test_ids_are_decoded_as_the_tokenizer_does() -> None:
 def test_a_slow_tokenizer_is_refused_with_a_sentence() -> None:
     with pytest.raises(ChatFormatError, match="AutoTokenizer"):
         Encoder(object())
+
+
+def test_a_space_that_the_tokenizer_adds_to_the_first_word_of_a_text_is_not_added_behind_control_tokens() -> None:
+    tokenizer = byte_tokenizer("{{ 1 }}", ["<|m|>"])
+    backend = tokenizer.backend_tokenizer
+    metaspace = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=False)
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([metaspace, bytes_])  # as Llama's from Transformers 5 on
+    rendered = "<|m|>b c<|m|> d<|m|>"
+    assert Encoder(tokenizer).encode(rendered) == tokenizer.encode(rendered, add_special_tokens=False)
+    assert tokenizer.encode("b")[0] == tokenizer.encode("▁")[0], "the tokenizer itself still adds it"
 
 
 def test_a_long_text_has_the_ids_that_its_pieces_have() -> None:

@@ -24,6 +24,7 @@ All ids stay, and a saved tokenizer says it by itself, so whoever loads it (a se
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -184,6 +185,15 @@ def unguarded(value: Any) -> Any:
     return [unguarded(item) for item in value] if isinstance(value, list) else value
 
 
+def _within_text(splitter: Any) -> Any:
+    """Return a pre-tokenizer that adds no space before a text's first word: each piece here follows a control token."""
+    within = copy.deepcopy(splitter)
+    state = within.__getstate__()
+    if b'"prepend_scheme":"first"' in state:
+        within.__setstate__(state.replace(b'"prepend_scheme":"first"', b'"prepend_scheme":"never"'))
+    return within
+
+
 class Encoder:
     """Encodes rendered text, control tokens by their ids and everything else as plain text; and decodes ids."""
 
@@ -198,9 +208,10 @@ class Encoder:
         added, written = dict(tokenizer.added_tokens_decoder), _written(tokenizer)
         self.control = {token.content: number for number, token in added.items() if number not in written}
         self._plain = Tokenizer(backend.model)  # the same vocabulary, not a copy
-        for part in ("normalizer", "pre_tokenizer"):
-            if getattr(backend, part) is not None:
-                setattr(self._plain, part, getattr(backend, part))
+        if backend.normalizer is not None:
+            self._plain.normalizer = backend.normalizer
+        if backend.pre_tokenizer is not None:
+            self._plain.pre_tokenizer = _within_text(backend.pre_tokenizer)
         self._plain.add_tokens(list(written.values()))
         # Without the tokens before them these may have other ids here than the tokenizer gives them.
         moved = {self._plain.token_to_id(token.content): number for number, token in written.items()}
