@@ -194,6 +194,7 @@ def test_a_list_between_markers_is_several_calls() -> None:
     [
         ("[f(a='x', b=-1), server.g()]", [(OK, "f", {"a": "x", "b": -1}), (OK, "server.g", {})]),
         ("[f(a='two\nlines', b=\"it's\")]", [(OK, "f", {"a": "two\nlines", "b": "it's"})]),
+        ("""[f(a='''say 'x = g(2)'\nit''', b='')]""", [(OK, "f", {"a": "say 'x = g(2)'\nit", "b": ""})]),
         ("[f(a={'k': [1, true, null]}, b=None)]", [(OK, "f", {"a": {"k": [1, True, None]}, "b": None})]),
         ("f(a=1)", [(OK, "f", {"a": 1})]),
         ("[查询(城市='北京', über=1, b # c\n=2)]", [(OK, "查询", {"城市": "北京", "über": 1, "b": 2})]),

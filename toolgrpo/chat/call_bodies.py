@@ -37,11 +37,12 @@ _QUOTE = '<|"|>'
 _GEMMA_FORM = f"call:NAME{{key:{_QUOTE}text{_QUOTE},other:1}}"
 _BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\]:,\"]+)(\s*:)")
 _PYTHON_FORM = "[name(key='value', other=1)]"
-# A string of Python, newlines allowed; one that does not end runs to the end of the text, so nothing is read twice.
-_STRING = re.compile(r"'(?:[^'\\]|\\.?)*(?:'|\Z)|\"(?:[^\"\\]|\\.?)*(?:\"|\Z)", re.DOTALL)
-# The name of a tool or of an argument, whole; tools of MCP servers have dots and dashes in theirs.
+# A string of Python, newlines allowed; one that does not end runs to the end of the text, so nothing is read twice. Or the
+# name of a tool or of an argument, whole; tools of MCP servers have dots and dashes in theirs.
 _STRING_OR_NAME = re.compile(
-    rf"{_STRING.pattern}|(?<![\w.:-])(?P<name>[^\W\d][\w.:-]*+)(?=\s*(?:\(|=(?!=)))", re.DOTALL
+    r"(?P<quote>'{3}|\"{3}|['\"])(?:(?!(?P=quote))[^\\]|\\.?)*+(?:(?P=quote)|\Z)"
+    r"|(?<![\w.:-])(?P<name>[^\W\d][\w.:-]*+)(?=\s*(?:\(|=(?!=)))",
+    re.DOTALL,
 )
 _DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
 _DEEPSEEK = CallForm(f'NAME{_DEEPSEEK_SEPARATOR}{{"key": "value"}}', "<｜tool▁call▁end｜>")
