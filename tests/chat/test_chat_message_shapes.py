@@ -64,3 +64,7 @@ def test_without_a_system_role_the_words_stand_before_the_first_question() -> No
     assert only["content"].endswith("\n\nq")
     assert tools_as_text([SYSTEM, QUESTION], [], system=False) == [{"role": "user", "content": "Be brief.\n\nq"}]
     assert tools_as_text([QUESTION], [], system=False) == [QUESTION]
+    answer = {"role": "assistant", "content": "a"}
+    alone, _ = tools_as_text([SYSTEM, answer], [LOOK_UP], system=False)
+    assert alone["role"] == "user" and alone["content"].startswith("Be brief.\n\n# Tools"), "no question comes first"
+    assert tools_as_text([], [], system=False) == []

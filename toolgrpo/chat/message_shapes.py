@@ -229,18 +229,17 @@ def tools_as_text(messages: Sequence[Message], schemas: Sequence[Mapping[str, An
     if schemas:
         listed = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
         return _preceded(spelled, _PREAMBLE.format(schemas=listed), system=system)
-    return spelled if system or spelled[0]["role"] != "system" else _preceded(spelled, "", system=False)
+    return spelled if system or not spelled or spelled[0]["role"] != "system" else _preceded(spelled, "", system=False)
 
 
 def _preceded(messages: list[Message], preamble: str, *, system: bool) -> list[Message]:
-    """Return the preamble behind the system message's text, in a message of its own or at the head of the first user message."""
+    """Return the preamble behind the system message's text, in a system message or, where there are none, a first user message."""
     own = str(messages[0]["content"]) if messages and messages[0]["role"] == "system" else ""
     rest = messages[1:] if messages and messages[0]["role"] == "system" else messages
     text = "\n\n".join(part for part in (own, preamble) if part)
-    if system or not rest or rest[0]["role"] != "user":
-        return [{"role": "system", "content": text}, *rest]
-    first = {"role": "user", "content": "\n\n".join(part for part in (text, rest[0]["content"]) if part)}
-    return [first, *rest[1:]]
+    if not system and rest and rest[0]["role"] == "user":
+        text, rest = "\n\n".join(part for part in (text, rest[0]["content"]) if part), rest[1:]
+    return [{"role": "system" if system else "user", "content": text}, *rest]
 
 
 def _call_json(call: Mapping[str, Any]) -> str:
