@@ -94,7 +94,7 @@ def test_a_template_that_always_loops_over_tools_is_shown_the_runs() -> None:
     tokenizer = tokenizer_of(template(tools=loops))
     chat = proven(tokenizer)
     assert "<tool_response>A</tool_response>" in bridged(chat, tokenizer, [tool_message("f", "A")], schemas=SCHEMAS)
-    with pytest.raises(ChatFormatError, match="without tools"):
+    with pytest.raises(ChatFormatError, match=r"without tools\. Change the row, .* If it is the variant for tools"):
         chat.prompt([QUESTION], [])
 
 

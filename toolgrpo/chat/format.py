@@ -224,10 +224,11 @@ class TemplateFormat:
             without, cure = "", "Change the row, or set tokenizer.chat_template to one that prints it"
             if not tools:
                 without = " without tools"
-                cure = (
+                variant = (
                     "If it is the variant for tools of a model with several, give them all by name: "
                     'tokenizer.chat_template = {"default": ..., "tool_use": ...}'
                 )
+                cure = ". ".join((cure, variant))
             raise ChatFormatError(
                 f"the chat template of the {self.name} format cannot print a conversation of the roles {roles}{without}. "
                 f"{cure}. The template says: {error}"
