@@ -255,6 +255,8 @@ def test_a_turn_of_llama(segments: list[Segment], closed: bool, statuses: list[A
         ({"function": {"name": "f"}, "arguments": {"a": 1}, "parameters": {"b": 2}}, None),
         ({"function": {"function": {"name": "f"}, "arguments": {"a": 1}}, "arguments": {"b": 1}}, None),
         ({"name": "f", "arguments": {}, "index": 0}, {}),
+        ({"name": "f", "arguments": ""}, {}),
+        ({"name": "f", "arguments": "", "a": 1}, None),
     ],
 )
 def test_no_call_loses_arguments_that_stand_outside_of_its_function(call: Any, arguments: Any) -> None:

@@ -64,12 +64,12 @@ class CallForm:
 
 
 def attempt_from(raw: str, name: str, arguments: Any, call_id: str | None = None) -> CallAttempt:
-    """Return an attempt whose name is known; the arguments are an object, or the JSON text of one."""
+    """Return an attempt whose name is known; the arguments are an object, or the JSON text of one, or nothing."""
     if not _is_unicode(name):
         return malformed(AttemptStatus.INVALID_JSON, raw, _HALF)
     if isinstance(arguments, str):
         try:
-            arguments = load_json(arguments)
+            arguments = load_json(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError) as error:
             return malformed(AttemptStatus.INVALID_JSON, raw, f"the arguments are not valid JSON: {error}", name)
     if not isinstance(arguments, dict):
@@ -190,7 +190,7 @@ def _attempt(raw: str, call: Any, form: CallForm) -> CallAttempt:
         detail = f"the call has arguments in two places, and they differ; a call is {form.text}"
         return malformed(AttemptStatus.BAD_ARGUMENTS, raw, detail, name)
     others = [key for key in function if key not in _BESIDE]
-    if others and all(one in ({}, "{}") for one in given):
+    if others and all(one in ({}, "{}", "") for one in given):
         meant = attempt_from(raw, name, {key: function[key] for key in others})
         shown = f"a call is {form.text}"
         if meant.arguments:

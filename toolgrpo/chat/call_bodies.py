@@ -98,7 +98,7 @@ def deepseek_call(raw: str, name: str, body: str) -> list[CallAttempt]:
         said, arguments = unguarded(kind).strip(), unguarded(rest).strip()
     else:
         said, arguments = unguarded(fenced["name"]), unguarded(fenced["arguments"]).strip().removesuffix("```").strip()
-    return [attempt_from(raw, said, arguments or "{}")] if said else [nameless(raw, _DEEPSEEK)]
+    return [attempt_from(raw, said, arguments)] if said else [nameless(raw, _DEEPSEEK)]
 
 
 def mistral_calls(raw: str, name: str, body: str) -> list[CallAttempt]:
@@ -107,7 +107,7 @@ def mistral_calls(raw: str, name: str, body: str) -> list[CallAttempt]:
     head = _MISTRAL_HEAD.fullmatch(raw[: len(raw) - len(text)])
     if head is None:
         return _json_calls(raw, text, _MISTRAL)
-    return [attempt_from(raw, head["name"], text.strip() or "{}", head["id"])]
+    return [attempt_from(raw, head["name"], text, head["id"])]
 
 
 def _json_calls(raw: str, text: str, form: CallForm) -> list[CallAttempt]:
