@@ -83,7 +83,16 @@ def test_what_is_taught_is_read_as_it_was_meant(name: str) -> None:
         assert [(a.status, a.name, a.arguments) for a in turn.attempts] == [(AttemptStatus.OK, "look_up", {"key": key})]
     assert (answer.content.strip(), answer.attempts) == ("It is 12.", ())
     assert (thought.content.strip(), thought.attempts) == ("It is 13.", ())
-    assert all(turn.closed for turn in turns)
+    assert all(turn.closed for turn in turns if turn is not answer or name != "gptoss")
+
+
+def test_an_answer_that_a_user_replies_to_ends_as_the_template_prints_it() -> None:
+    """GPT-OSS ends its last answer with `<|return|>`, which its template prints nowhere else."""
+    asked = {"role": "user", "content": "?"}
+    messages = [asked, said("One."), asked, said("Two.")]
+    taught = Taught("gptoss", *messages)
+    assert list(taught.ids) == taught.chat.encode(taught.chat.render(messages, [LOOK_UP], ask=False))
+    assert [turn.closed for turn in taught.turns()] == [False, True]
 
 
 @pytest.mark.parametrize("name", template_names())

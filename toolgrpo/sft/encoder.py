@@ -41,7 +41,7 @@ Schemas = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One conversation. The mask is 1 exactly on assistant turns, with their end-of-turn token."""
+    """One conversation. The mask is 1 exactly on assistant turns, with their end-of-turn token if the template prints it there."""
 
     ids: tuple[int, ...]
     mask: tuple[int, ...]
@@ -225,6 +225,8 @@ class ConversationEncoder:
                 asked = messages[:index]
                 before = self.chat.prompt(asked, tools, enable_thinking=turn.enable_thinking)
             else:
+                if ids[-1] == self._end_of_last:
+                    del ids[-1], mask[-1]
                 before = self._between(ids, messages[last + 1 : index], asked, tools, turn.enable_thinking)
             ids += before + turn.said
             mask += [0] * len(before) + [int(_is_taught(message))] * len(turn.said)
@@ -279,6 +281,18 @@ class ConversationEncoder:
         with suppress(ChatFormatError):  # it has no end that a user's words may follow
             return int(self.chat.bridge((), [_QUESTION], messages=[_QUESTION])[0])
         return int(self.chat.stop_ids[0])
+
+    @cached_property
+    def _end_of_last(self) -> int | None:
+        """The token that ends an answer only where nothing follows it, as `<|return|>` of GPT-OSS; it is no input to the model."""
+        answered: list[Message] = [_QUESTION, {"role": "assistant", "content": _STUB}]
+        with suppress(ChatFormatError):  # it cannot print this, and may never have to
+            alone, followed = (
+                self.chat.encode(self.chat.render(shown, [], ask=False).partition(_STUB)[2])[:1]
+                for shown in (answered, [*answered, _QUESTION])
+            )
+            return alone[0] if alone and alone != followed else None
+        return None
 
     def _between(
         self,
