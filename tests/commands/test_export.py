@@ -64,6 +64,7 @@ def test_merged_weights_give_the_logits_of_base_and_adapter_and_bring_tools_and_
     with torch.no_grad():
         merged, base = (AutoModelForCausalLM.from_pretrained(one)(TOKENS).logits for one in (to, NANO))
     assert (merged - logits).abs().max() < 1e-4 < 1e-2 < (base - logits).abs().max()
+    assert (to / "model.safetensors").stat().st_mode == (to / "config.json").stat().st_mode, "only its owner reads it"
     assert (to / "Whole-q8_0.gguf").read_text() == "q8_0 of ['model.safetensors']"
     assert (to / "Modelfile").read_text().startswith("FROM ./Whole-q8_0.gguf\n")
     assert json.loads((to / "tools.json").read_text()) == json.loads((source / "tools.json").read_text())

@@ -37,7 +37,7 @@ from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
 from toolgrpo.models import base_of_adapter, is_adapter, merged_adapter
 from toolgrpo.support.offline import settle_hub
 from toolgrpo.support.settings_files import BadSettings, read_yaml
-from toolgrpo.support.storage import check_output_folder, storage_errors, write_whole
+from toolgrpo.support.storage import check_output_folder, share_weights, storage_errors, write_whole
 from toolgrpo.trainer.model_card import CARD_FILE, TOOLS_FILE, merged_card
 
 _OF_MODELFILE = ("system_prompt", "enable_thinking", "chat_template_kwargs")
@@ -109,6 +109,7 @@ def merge(source: Path, to: Path, dtype: str = "auto") -> None:
         raise ModelError(f"the adapter in {source} cannot be merged into its base model {base}: {error}") from error
     with storage_errors(f"the merged model {to}", to.parent):
         model.save_pretrained(to)
+        share_weights(to)
         AutoTokenizer.from_pretrained(source).save_pretrained(to)
         if (source / TOOLS_FILE).is_file():
             shutil.copy(source / TOOLS_FILE, to)
