@@ -175,6 +175,21 @@ def test_what_cannot_be_exported(words: str, says: str, adapter: Adapter, monkey
         export(*words.replace("ADAPTER", str(adapter[0])).split())
 
 
+@pytest.mark.parametrize("broken", ["tokenizer_config.json", "adapter_config.json", "adapter_model.safetensors"])
+def test_an_adapter_that_cannot_be_merged_is_one_sentence(broken: str, adapter: Adapter, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(adapter[0], tmp_path / "source"))
+    if broken == "adapter_config.json":
+        (source / broken).write_text((source / broken).read_text().replace('"r": 4', '"r": 8'))
+    elif broken == "tokenizer_config.json":
+        for file in (*source.glob("tokenizer*"), source / "chat_template.jinja"):
+            file.unlink()
+    else:
+        (source / broken).write_bytes((source / broken).read_bytes()[:1000])
+    with pytest.raises(ModelError, match=r"no tokenizer|cannot be merged|cut short"):
+        merge(source, tmp_path / "to")
+    assert not list((tmp_path / "to").iterdir())
+
+
 def named(folder: Path, base: object) -> Path:
     """An adapter's folder that names this base model."""
     folder.mkdir(parents=True, exist_ok=True)

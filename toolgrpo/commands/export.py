@@ -34,7 +34,7 @@ from toolgrpo.commands.given import RUN_FILE, Given
 from toolgrpo.commands.run_file import run_file
 from toolgrpo.commands.table import ExportArguments
 from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
-from toolgrpo.models import base_of_adapter, is_adapter, merged_adapter
+from toolgrpo.models import base_of_adapter, check_weights, is_adapter, merged_adapter
 from toolgrpo.support.offline import settle_hub
 from toolgrpo.support.settings_files import BadSettings, read_yaml
 from toolgrpo.support.storage import check_output_folder, share_weights, storage_errors, write_whole
@@ -98,19 +98,21 @@ def export_lines(given: Given) -> Iterator[str]:
 
 def merge(source: Path, to: Path, dtype: str = "auto") -> None:
     """Write the adapter in `source` and its base model as one model, with its tokenizer, tools and card."""
-    from transformers import AutoTokenizer
+    from toolgrpo.build import load_tokenizer
 
     check_output_folder(to, "the merged model", "--merge")
     base = base_of_adapter(source)
     settle_hub(base)
+    check_weights(source)
+    tokenizer = load_tokenizer(str(source), call_markers="tokens")  # missed before a merge, not after it
     try:
         model = merged_adapter(source, dtype=dtype)
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError) as error:  # RuntimeError: of another shape
         raise ModelError(f"the adapter in {source} cannot be merged into its base model {base}: {error}") from error
     with storage_errors(f"the merged model {to}", to.parent):
         model.save_pretrained(to)
         share_weights(to)
-        AutoTokenizer.from_pretrained(source).save_pretrained(to)
+        tokenizer.save_pretrained(to)
         if (source / TOOLS_FILE).is_file():
             shutil.copy(source / TOOLS_FILE, to)
         with suppress(ConfigError):  # nobody else may read it; what is left out then is told with the Modelfile
