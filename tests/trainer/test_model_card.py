@@ -70,9 +70,9 @@ def test_what_was_measured_after_the_training_is_the_index_of_the_model() -> Non
     assert f"--enable-lora --lora-modules NAME=FOLDER {flags}`" in text
     assert "--enable-lora" not in merged and f"Serve it with `vllm serve FOLDER {flags}`" in merged
 
-    silent = replace(made, thinking=False).text("m")
-    assert "tools=tools, enable_thinking=False, add_generation_prompt" in silent
-    told = """ --default-chat-template-kwargs '{"enable_thinking": false}'`"""
+    silent = replace(made, template_arguments={"today": "it's", "enable_thinking": False}).text("m")
+    assert """tools=tools, today="it's", enable_thinking=False, add_generation_prompt""" in silent
+    told = """ --default-chat-template-kwargs '{"today": "it'"'"'s", "enable_thinking": false}'`"""
     assert told in silent and told in merged_card(silent)
 
     for written, kind in ((text, ("peft", True)), (merged, ("transformers", False))):

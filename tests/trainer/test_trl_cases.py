@@ -250,7 +250,9 @@ def test_rows_that_stream(tmp_path: Path) -> None:
 
 
 def test_template_arguments_reach_the_template(tmp_path: Path) -> None:
-    trainer = job(tmp_path, by_length, QUESTIONS, chat_template_kwargs={"enable_thinking": False})
+    told = {"today": "Monday", "enable_thinking": False}
+    trainer = job(tmp_path, by_length, QUESTIONS, chat_template_kwargs=told)
+    assert trainer.card.template_arguments == told, "a user of the model tells its template the same"
     assert trainer.args.enable_thinking is False
     engine: Any = trainer.engine
     trained(trainer)

@@ -175,6 +175,7 @@ def model_card(given: Parts, rewards: Mapping[str, float]) -> ModelCard:
     base_model = given.named_model
     if not isinstance(base_model, str):
         base_model = str(given.policy.model.config._name_or_path or type(given.model).__name__)
+    thinking = given.config.enable_thinking
     return ModelCard(
         base_model=base_model,
         tools=() if given.toolbox is None else given.toolbox.schemas,
@@ -182,7 +183,10 @@ def model_card(given: Parts, rewards: Mapping[str, float]) -> ModelCard:
         data=_described(given.train_dataset),
         is_adapter=hasattr(given.policy.model, "peft_config"),
         chat=given.chat.name,
-        thinking=given.config.enable_thinking,
+        template_arguments={
+            **(given.config.chat_template_kwargs or {}),
+            **({} if thinking is None else {"enable_thinking": thinking}),
+        },
     )
 
 

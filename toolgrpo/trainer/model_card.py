@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,7 +54,7 @@ class ModelCard:
     data: str = ""
     datasets: Sequence[str] = ()  # of the hub, among the data
     system_prompt: str | None = None  # of rows that bring none
-    thinking: bool | None = None  # what the chat template was told of it
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
     success: Mapping[str, Mapping[str, Share]] = field(default_factory=dict)  # {"before": {"greedy": ...}, ...}
     measured_on: Mapping[str, Any] = field(default_factory=dict)  # its data set, in the fields of an EvalResult
     n_trained_on: int = 0  # of the questions it was measured on
@@ -141,7 +142,7 @@ class ModelCard:
             "model = AutoModelForCausalLM.from_pretrained(folder)\n"
             f'messages = [{system if self.system_prompt else ""}{{"role": "user", "content": "..."}}]  # a question\n'
             "prompt = tokenizer.apply_chat_template(\n"
-            f"    messages, tools=tools, {'' if self.thinking is None else f'enable_thinking={self.thinking}, '}"
+            f"    messages, tools=tools, {''.join(f'{key}={value!r}, ' for key, value in self.template_arguments.items())}"
             'add_generation_prompt=True, return_dict=True, return_tensors="pt"\n'
             ")\n"
             "reply = model.generate(**prompt, max_new_tokens=256)\n"
@@ -153,8 +154,8 @@ class ModelCard:
 
     def _serve(self) -> str:
         flags = vllm_flags(self.chat) if self.tools else ""
-        if self.thinking is not None:
-            flags += f" --default-chat-template-kwargs '{json.dumps({'enable_thinking': self.thinking})}'"
+        if self.template_arguments:
+            flags += f" --default-chat-template-kwargs {shlex.quote(json.dumps(dict(self.template_arguments)))}"
         if not self.is_adapter:
             return _serve_whole(flags)
         base = plain(self.base_model)
