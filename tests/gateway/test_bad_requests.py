@@ -20,11 +20,12 @@ from process_tree import wait_for
 from tests.support.gateway import visit
 from tests.support.ports import held_port
 from toolgrpo.commands.table import GatewayArguments
+from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.episode.dropped import DropCause
 from toolgrpo.episode.trajectory import StopReason
 from toolgrpo.errors import ConfigError, EngineError
 from toolgrpo.gateway.bounds import Bounds
-from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, Refused, TextRequest
+from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, Refused, TextRequest, read_chat
 from toolgrpo.gateway.server import _READERS, Endpoint, Speaker
 from toolgrpo.gateway.session import GatewaySession
 from toolgrpo.rollout import Episode
@@ -205,6 +206,26 @@ def test_whatever_a_request_holds_is_answered_and_ends_no_episode(path: str) -> 
     for one in answers:
         assert one.status_code == 200 or refused(one)[0] in (400, 404), one.text
     assert len(answers) / 9 < sum(one.status_code == 200 for one in answers) < len(answers)
+
+
+def test_a_model_served_alone_draws_as_it_is_asked_or_says_that_it_cannot() -> None:
+    async def drawn(alone: bool, **sampling: Any) -> SamplingOptions:
+        engine = ScriptedEngine([ByteChat.say("fine")])
+        await engine.open()
+        session = GatewaySession(scripted_runner(engine), Episode((QUESTION,)), obeys_sampling=alone)
+        await session.answer(read_chat(asked(**sampling), "1"))
+        return engine.requests[0].options
+
+    assert asyncio.run(drawn(True, repetition_penalty=1.5, presence_penalty=0.0)) == SamplingOptions(
+        repetition_penalty=1.5
+    )
+    for name, value in {"presence_penalty": 1.0, "frequency_penalty": -1, "logit_bias": {"5": 100}}.items():
+        assert asyncio.run(drawn(False, **{name: value})) == SamplingOptions(), "the run says how"
+        with pytest.raises(Refused, match=f"{name} is not supported; leave it out"):
+            asyncio.run(drawn(True, **{name: value}))
+    for name, value in (("top_k", -5), ("top_k", 2**40), ("temperature", 3)):  # vLLM raises
+        with pytest.raises(Refused, match=f"{name}: Input should be"):
+            read_chat(asked(**{name: value}), "1")
 
 
 @pytest.mark.parametrize(("path", "place"), [("/completions", "prompt"), ("/chat/completions", "messages")])

@@ -158,6 +158,10 @@ class TextRequest(_Request):
         return {**self._head("text_completion"), "choices": [choice]}
 
 
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+NOT_SAMPLED = ("presence_penalty", "frequency_penalty", "logit_bias")  # which no engine here has
+
+
 class RequestBody(BaseModel):
     model: str = Field(min_length=1)
     stream: bool | None = False
@@ -166,15 +170,20 @@ class RequestBody(BaseModel):
     max_tokens: int | None = Field(default=None, ge=1)
     stop: str | list[str] | None = None
     return_token_ids: bool | None = False
-    temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = None
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
     min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    logit_bias: Any = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
 
     def asked(self, number: str) -> dict[str, Any]:
         """Return what both kinds of requests have."""
-        sampling = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed")}
+        sampling = {name: getattr(self, name) for name in _SAMPLING}
+        sampling |= {name: getattr(self, name) or None for name in NOT_SAMPLED}  # 0: nothing is asked
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return {
             "max_tokens": self.max_tokens,

@@ -53,7 +53,7 @@ from toolgrpo.gateway.conversations import (
     shown_of,
     text_before,
 )
-from toolgrpo.gateway.openai_forms import ChatRequest, ModelAnswer, Refused, TextRequest, ToolCall
+from toolgrpo.gateway.openai_forms import NOT_SAMPLED, ChatRequest, ModelAnswer, Refused, TextRequest, ToolCall
 from toolgrpo.rollout.episode import text_of, turn_said, without_calls
 from toolgrpo.rollout.scheduler import Episode, EpisodeRunner
 
@@ -419,8 +419,12 @@ class GatewaySession:
         return text_of(sample, self.shared.parts.tokenizer, self.shared.parts.chat.stop_ids)
 
     def _options(self, asked: Mapping[str, Any] | None) -> SamplingOptions:
+        if not self.obeys_sampling:
+            return self.shared.options
         given = {name: value for name, value in (asked or {}).items() if name != "seed"}
-        return replace(self.shared.options, **given) if self.obeys_sampling else self.shared.options
+        for name in given.keys() & set(NOT_SAMPLED):
+            raise Refused(400, "unsupported_value", f"{name} is not supported; leave it out")
+        return replace(self.shared.options, **given)
 
     def _seed(self, asked: Mapping[str, Any] | None, turn: int) -> int | None:
         if self.obeys_sampling:
