@@ -20,6 +20,7 @@ from toolgrpo.commands.job import Job
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data.load import hub_ids
 from toolgrpo.evaluation.measures import Share
+from toolgrpo.testing import tiny_trainer
 from toolgrpo.trainer.model_card import ModelCard, merged_card
 
 ROOT = Path(toolgrpo.__file__).parent.parent
@@ -90,6 +91,13 @@ def test_an_adapter_is_merged_before_the_training_that_its_card_shows() -> None:
     assert "FOLDER is the folder that `toolgrpo export ADAPTER --merge FOLDER` writes" in text
     assert merged_card(text).partition("## Train on")[2] == whole.partition("## Train on")[2]
     assert "vllm serve nano" not in text, "a name that vLLM does not know"
+
+
+def test_a_token_is_read_by_its_owner_alone(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, lambda completions, **_: [0.0] * len(completions), [], hub_token="hf_x")
+    trainer.save_model()
+    trainer.close()
+    assert (tmp_path / "training_args.bin").stat().st_mode & 0o777 == 0o600
 
 
 def test_the_parsers_that_a_card_names_are_vllms() -> None:

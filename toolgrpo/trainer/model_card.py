@@ -206,7 +206,10 @@ class SavesWithCard:
         """Save the model, its tools and its card; PEFT writes one that names this machine's folders."""
         super().save_model(output_dir, _internal_call)  # type: ignore[misc]  # of the trainer that comes after this
         if self.is_world_process_zero():
-            share_weights(Path(output_dir or self.args.output_dir))
+            folder = Path(output_dir or self.args.output_dir)
+            share_weights(folder)
+            if self.args.hub_token and (holder := folder / "training_args.bin").is_file():
+                holder.chmod(0o600)
         self.write_card(output_dir)
 
     def create_model_card(self, model_name: str | None = None, **_: Any) -> None:
