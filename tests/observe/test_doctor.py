@@ -133,7 +133,7 @@ def test_a_rule_speaks_with_its_numbers_once_it_has_the_logs_and_the_metrics_tha
     assert not list(rule.look(Logs([{"reward": 0.0, "step": 1.0}] * rule.logs))), "the metrics are missing"
 
 
-SLOW = {
+SLOW: dict[str, tuple[int, dict[str, Any]]] = {
     "calls_given_up": (4, {"tools/call_frequency": GIVEN_UP, "success": SWAYING}),
     "reward_without_success": (16, {"reward": RISING, "success": 0.1}),
     "entropy_collapses": (4, {"entropy": FALLING}),

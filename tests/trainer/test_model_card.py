@@ -94,7 +94,7 @@ def test_an_adapter_is_merged_before_the_training_that_its_card_shows() -> None:
 
 
 def test_a_token_is_read_by_its_owner_alone(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, lambda completions, **_: [0.0] * len(completions), [], hub_token="hf_x")
+    trainer = tiny_trainer(tmp_path, lambda completions, **_: [0.0] * len(completions), None, hub_token="hf_x")
     trainer.save_model()
     trainer.close()
     assert (tmp_path / "training_args.bin").stat().st_mode & 0o777 == 0o600

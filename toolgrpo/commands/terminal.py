@@ -242,8 +242,8 @@ class Terminal:
     def log_into(self, output_dir: Path, begins: Callable[[], bool] = lambda: False) -> None:
         """Claim the output folder for this run, let it begin, and go on logging there.
 
-        `begins` returns whether the run goes on with the log that is there. Into `NAME.log`, and `NAME.rank1.log` and so on for the other processes. Raises ConfigError
-        if another run has it.
+        `begins` returns whether the run goes on with the log that is there. Into `NAME.log`, and `NAME.rank1.log` and
+        so on for the other processes. Raises ConfigError if another run has it.
         """
         assert self._log is not None
         claim = claim_folder(output_dir, self.rank())
