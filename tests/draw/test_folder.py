@@ -52,6 +52,17 @@ def test_a_folder_of_rows_is_written_and_loads(capsys: pytest.CaptureFixture[str
     assert main(["data", "rows/train.jsonl"]) == 0 and "160 rows" in capsys.readouterr().out
 
 
+def test_as_many_rows_as_asked_for_or_a_line_that_there_are_no_more(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "--tools_script", MATH, "--rows", "25", "rows"]) == 0
+    assert "train.jsonl (20 rows), heldout.jsonl (5 rows)" in capsys.readouterr().out
+    assert "eval_questions: 5" in Path("rows/config.yaml").read_text()
+    said = '    """Double a size.\n\n    Args:\n        size: It.\n    """\n'
+    body = f"def double(size: Literal[1, 2, 3, 4, 5, 6, 7]) -> int:\n{said}    return 2 * size\n"
+    Path("few.py").write_text(f"from typing import Literal\n\n\n{body}\n\nTOOL_FUNCTIONS = [double]\n")
+    assert main(["init", "--tools_script", "few.py", "--rows", "50", "few"]) == 0
+    assert "That is less than 50: " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -62,6 +73,8 @@ def test_a_folder_of_rows_is_written_and_loads(capsys: pytest.CaptureFixture[str
         ("--tools_script bad.py rows", "tool 'f': no docstring"),
         ("--tools_script mute.py rows", "no rows to train on could be drawn (f: none of"),
         ("--tools_script {tools} --hold_out dvide rows", "--hold_out dvide: there is no such tool"),
+        ("--tools_script {tools} --rows 9 rows", "rows must be at least 10, got 9"),
+        ("--rows 50 rows", "--rows applies to tools to draw rows from"),
         ("--hold_out add rows", "--hold_out applies to tools to draw rows from"),
         (f"--environment {ROOT}/tests/fixtures/tools/hostile_environment.py:Nothing rows", "No Nothing found in"),
     ],

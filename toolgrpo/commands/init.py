@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from toolgrpo.commands.given import Given
-from toolgrpo.commands.table import TASKS
+from toolgrpo.commands.table import TASKS, InitArguments
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.support.plain_text import plain
 from toolgrpo.support.shipped_files import nearest_is, page_here, shipped_root
@@ -34,7 +34,7 @@ def init(given: Given) -> int:
                 f"toolgrpo init --{next(iter(tools))} {next(iter(tools.values()))} FOLDER"
             )
         return _draw(Path(words[0]), tools, given)
-    for name in ("hold_out", "allow_writes", "writer", "writer_model"):
+    for name in ("rows", "hold_out", "allow_writes", "writer", "writer_model"):
         if given.values.get(name):
             raise ConfigError(
                 f"--{name} applies to tools to draw rows from, but no tools are named; add --tools_script FILE.py"
@@ -75,6 +75,7 @@ def _draw(folder: Path, tools: dict[str, str], given: Given) -> int:
         raise ConfigError("--writer URL and --writer_model NAME belong together: the address and the model there")
     new = not folder.exists()
     check_output_folder(folder, "the rows", "toolgrpo init FOLDER")
+    n_rows = given.values.get("rows", InitArguments.rows)
     hold_out = [name for name in str(given.values.get("hold_out") or "").split(",") if name]
     live = sys.stderr.isatty()
     sources = tool_sources(tools)
@@ -90,6 +91,7 @@ def _draw(folder: Path, tools: dict[str, str], given: Given) -> int:
             print(plain(writer.look()))
         drawn = draw_rows(
             open_toolbox,
+            n_rows=n_rows,
             hold_out=hold_out,
             allow_writes=bool(given.values.get("allow_writes")),
             say=say,
@@ -107,5 +109,7 @@ def _draw(folder: Path, tools: dict[str, str], given: Given) -> int:
     n = {"train.jsonl": len(drawn.train), "heldout.jsonl": len(drawn.held_out)}
     has = [*(f"{name} ({rows} rows)" for name, rows in n.items()), "worked.jsonl", "config.yaml", "README.md"]
     print(f"{folder}/ has {', '.join(has)}")
+    if sum(n.values()) < n_rows:
+        print(f"That is less than {n_rows}: more calls that answer, and differ, were not found.")
     print(f"Next: toolgrpo check --config {shlex.quote(str(config))}")
     return 0

@@ -104,6 +104,7 @@ class InitArguments(Options, theme="written"):
     )
     environment: str | None = option(None, "The same, from the methods of FILE.py:Class.", theme="rows")
     mcp_config: str | None = option(None, "The same, from the MCP servers of an mcp.json.", theme="rows")
+    rows: int = option(200, "Number of rows to draw, a fifth of them held out.", theme="rows", **at_least(10))
     hold_out: str | None = option(None, "Tool whose rows are all held out, or several: a,b.", theme="rows")
     allow_writes: bool = allow_writes_option("rows")
     writer: str | None = option(

@@ -18,7 +18,6 @@ from toolgrpo.support.plain_text import counted
 from toolgrpo.support.storage import write_whole
 from toolgrpo.tools.toolbox import Toolbox
 
-ROWS = 200  # of both files together
 _HELD_OUT = 0.2  # of the rows, and of the compositions
 _BUDGET_S = 25.0  # of drawing calls
 Row = dict[str, Any]
@@ -52,7 +51,7 @@ def draw_rows(
     *,
     hold_out: Collection[str] = (),
     allow_writes: bool = False,
-    n_rows: int = ROWS,
+    n_rows: int,  # of both files together
     say: Callable[[str], None] = lambda text: None,
     reword: Reword | None = None,
 ) -> ToolRows:

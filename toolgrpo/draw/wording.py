@@ -42,14 +42,26 @@ _BARE = re.compile(r"values?|args?|arguments?|inputs?|data|obj")
 _TRAINING = (
     "{Do}: {given}.",
     "{Do}, with {given}.",
-    "Please {do}. It is about {given}.",
+    "Please {do}, using {given}.",
     "Given {given}, {do}.",
     "Can you {do}? Use {given}.",
+    "This is given: {given}. Please {do}.",
+    "With {given}, would you {do}?",
+    "There is {given}: now {do}.",
+    "Use {given} to {do}.",
+    "Taking {given}, {do}.",
 )
 _HELD_OUT = ("I have {given}. {Do}, please.", "For {given}: {do}.", "Could you {do}, given {given}?")
 _WITHOUT = (("{Do}.", "Please {do}.", "Can you {do}?"), ("I would like you to {do}.", "{Do}, please."))
 _NEXT = (
-    (("First,", "Then"), ("Begin with this:", "After that,"), ("Start like this:", "Next,")),
+    (
+        ("First,", "Then"),
+        ("Begin with this:", "After that,"),
+        ("Start like this:", "Next,"),
+        ("Please do some things for me. At first,", "Afterwards,"),
+        ("This comes first:", "This comes next:"),
+        ("One thing:", "Another thing:"),
+    ),
     (("I have several things for you. The first:", "The next:"), ("To begin,", "When that is done,")),
 )
 
