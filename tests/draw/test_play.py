@@ -89,6 +89,21 @@ def test_programs_beyond_what_a_pass_wants_are_there_for_the_next() -> None:
     assert len(_taken(pairs, 16)) == 16 and sum(map(len, pairs.values())) == 4
 
 
+def test_some_chain_is_left_to_train_on() -> None:
+    """The only kind of chain there is, and one that has it in it, among compositions without links."""
+
+    def call(name: str, value: int, link: str = "") -> PlayedCall:
+        return PlayedCall(spec({"a": {}}, name, name), {"a": value}, result=str(value), links={"a": ""} if link else {})
+
+    both = [(call(a, n), call(b, n)) for a in "fgh" for b in "fgh" if a != b for n in range(3)]
+    chains = [(call("f", n), call("g", n, "f")) for n in range(3)]
+    programs = [*both, *chains, *((call("h", 7), *chain) for chain in chains)]
+    for seed in range(20):
+        train, held_out = _split(programs, random.Random(seed), 40, ())
+        tasks, away = ({_task(one) for one in some} for some in (train, held_out))
+        assert "f then g" in tasks and away.isdisjoint(tasks)
+
+
 def test_a_tool_that_is_held_out_is_in_no_training_row() -> None:
     drawn = draw_rows(opening(ROOT / "tools_funcs" / "math_tools.py"), n_rows=40, hold_out=["divide"])
     assert not any("divide" in row["gold_calls"] for row in drawn.train)

@@ -64,7 +64,7 @@ def draw_rows(
         wanted = min(n_rows, max(12, 3 * n_rows // max(1, len(toolbox.names))))
         played = explore(toolbox, rng, wanted=wanted, budget_s=_BUDGET_S, allow_writes=allow_writes, say=say)
         singles: list[Program] = [(call,) for one in played.values() if not one.out for call in one.good.values()]
-        pairs = answered(toolbox, [*linked(singles, played, rng, n_rows), *_both(singles, rng, n_rows // 4)])
+        pairs = answered(toolbox, [*linked(singles, played, rng, n_rows), *_both(singles, rng, n_rows // 2)])
         threes = answered(toolbox, linked(pairs, played, rng, n_rows // 4))
         programs = list({_key(program): program for program in (*singles, *pairs, *threes)}.values())
     say("running them again")
@@ -102,10 +102,22 @@ def _split(
     for program in sorted(programs, key=_key):
         by_task[_task(program)].append(program)
     composed = sorted(task for task, some in by_task.items() if len(some[0]) > 1)
-    away = set(rng.sample(composed, max(len(composed) > 1, round(_HELD_OUT * len(composed)))))
+    made_of = {task: {task, *map(_task, _parts(by_task[task][0]))} for task in composed}
+
+    def closed(tasks: Collection[str]) -> set[str]:
+        """Return these, and the compositions that have one of them in them."""
+        return {*tasks, *(task for task in composed if not made_of[task].isdisjoint(tasks))}
+
+    picked: list[str] = []
     if hold_out:
-        away = {task for task, some in by_task.items() if any(call.name in hold_out for call in some[0])}
-    away |= {task for task in composed if any(_task(part) in away for part in _parts(by_task[task][0]))}
+        picked = [task for task, some in by_task.items() if any(call.name in hold_out for call in some[0])]
+    else:
+        chains = {task for task in composed if " then " in task}
+        n_picked = max(len(composed) > 1, round(_HELD_OUT * len(composed)))
+        for task in rng.sample(composed, len(composed)):
+            if len(picked) < n_picked and (not chains or chains - closed([*picked, task])):  # one is left to learn from
+                picked.append(task)
+    away = closed(picked)
     trained_in = {_key((call,)) for task in composed if task not in away for one in by_task[task] for call in one}
     train: dict[str, list[Program]] = {}
     held_out: dict[str, list[Program]] = {}
