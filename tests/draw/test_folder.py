@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.page_blocks import commands_of, page_blocks
 from toolgrpo.commands.main import main
 from toolgrpo.data import load_tasks
 from toolgrpo.sft.encoder import read_conversations
@@ -94,11 +95,23 @@ def test_bad_input_is_a_sentence_and_leaves_no_folder(
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_what_is_written_is_checked_and_trained_as_it_stands(tmp_path: Path) -> None:
-    run(tmp_path, "init", "--tools_script", str(ROOT / "tools_funcs" / "arithmetic_tools.py"), "rows")
-    small = ["--model_name_or_path", "nano", "--engine", "transformers", "--max_completion_length", "96"]
-    small += ["--per_device_train_batch_size", "8"]
+def test_the_walk_of_the_tutorial_and_a_training_run_as_they_stand(tmp_path: Path) -> None:
+    page = page_blocks(ROOT / "docs" / "tutorials" / "half_an_hour.md")
+    tools, *commands = (block.text for block in page if "tests/draw/test_folder.py" in block.about)
+    (tmp_path / "kiosk.py").write_text(tools)
+    few = {"1000": "20", "240": "2"}
+    init, sft, evaluate, export = (
+        [few.get(word, word) for word in words[1:]] for text in commands for words in commands_of(text)
+    )
+    small = ["--engine", "transformers", "--max_completion_length", "96"]
+    run(tmp_path, *init)
+    run(tmp_path, *sft)
+    said = run(tmp_path, *evaluate, *small, "--eval_questions", "2")
+    assert "verdict   undecided" in said
+    run(tmp_path, *export)
+    assert (tmp_path / "rows" / "shown" / "Modelfile").is_file()
+    small += ["--model_name_or_path", "rows/shown", "--per_device_train_batch_size", "8"]
     said = run(tmp_path, "check", "--config", "rows/config.yaml", *small, "--questions", "2", "--samples", "2")
-    assert "4 of 4 answered drawn arguments" in said and "tool_result: the gold answers" in said
+    assert "3 of 3 answered drawn arguments" in said and "tool_result: the gold answers" in said
     run(tmp_path, "train", "--config", "rows/config.yaml", *small, "--max_steps", "2", "--eval_questions", "4")
     assert (tmp_path / "rows" / "output" / "run.yaml").is_file()
