@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,3 +69,15 @@ def test_rows_that_do_not_suit_the_tools_or_are_trained_on(rows: str) -> None:
         look_at(rows, "--tools_script", "calculator")
     said = look_at(rows, "--show", "0", "--eval_dataset_id_or_path", rows, "--eval_questions", "3")
     assert said.splitlines()[1].startswith("3 of 3 held-out rows have a prompt that is trained on")
+
+
+def test_what_the_output_does_not_take(rows: str) -> None:
+    """ASCII gets escapes, and a full disk is one sentence."""
+    Path(rows).write_text(json.dumps({"prompt": "Où?", "answer": "4"}), encoding="utf-8")
+    command = [sys.executable, "-m", "toolgrpo", "data", rows]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    said = subprocess.run(command, env=ascii_only, capture_output=True, text=True, check=True)
+    assert "user: O\\xf9?" in said.stdout and not said.stderr
+    with Path("/dev/full").open("w") as full:
+        refused = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert refused.returncode == 1 and refused.stderr.count("\n") == 1 and "the disk is full" in refused.stderr

@@ -305,3 +305,11 @@ def test_files_of_a_recording_need_a_flag(folder: Path, tmp_path: Path, given: d
         assert named in replay(tmp_path, *words, "--run_its_files")[1]
         assert "own.py (reward_fn)\n" in replay(tmp_path, *words, "--reward_fn", str(tmp_path / "own.py"))[1]
         assert (tmp_path / "own.py.ran").exists()
+
+
+def test_a_full_disk_is_no_recording_that_cannot_be_read(folder: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "toolgrpo", "show", str(folder)], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "recording" not in done.stderr

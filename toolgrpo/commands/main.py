@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -31,6 +32,7 @@ from toolgrpo.support.plain_text import plain
 from toolgrpo.support.process_setup import prepare
 from toolgrpo.support.settings_files import BadSettings, read_yaml
 from toolgrpo.support.shipped_files import LAUNCH_FILES, located, nearest_is, shipped_names, shipped_root
+from toolgrpo.support.storage import storage_errors
 from toolgrpo.trainer.trl.fields import without_effect
 
 _MOST_ITERATIONS = 8
@@ -42,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     That is 2 where what the user gave is wrong (a `UserError`), 1 for another failure, 130 after Ctrl-C.
     """
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # it may be ASCII, and a file's name no text
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["help"]:  # `help COMMAND THEME` is `COMMAND --help THEME`
         arguments = [*arguments[1:2], "--help", *arguments[2:]]
@@ -251,7 +255,8 @@ def _run(command: Command, given: Given) -> int:
         if isinstance(done, int):
             return done
         for line in done:
-            print(line, flush=True)
+            with storage_errors("what the command prints", Path()):
+                print(line, flush=True)
     except ToolGRPOError as error:
         print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1

@@ -194,6 +194,7 @@ def show(given: Given) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        print(plain(f"{error.filename or 'the recording'} cannot be read: {error.strerror or error}"), file=sys.stderr)
+        what = f"{error.filename} cannot be read" if error.filename else "what is shown cannot be written"
+        print(plain(f"{what}: {error.strerror or error}"), file=sys.stderr)
         return 1
     return 0
