@@ -140,6 +140,20 @@ def test_names_of_tools_that_were_made_up_are_one_row(run: Path) -> None:
     assert set(tools) == {"add", "unknown"} and tools["unknown"]["n"] == 3
 
 
+def test_the_median_of_a_tool_is_that_of_all_its_calls(run: Path, tmp_path: Path) -> None:
+    """A mean of the medians of steps would be 3.67."""
+    folder = shutil.copytree(run, tmp_path / "run")
+    record = next(one for one in read_episodes(folder / "episodes.jsonl") if one["turns"][0]["results"])
+    (result,) = record["turns"][0]["results"]
+    with (folder / "episodes.jsonl").open("w") as file:
+        for step, took in ((0, (1.0, 1.0, 9.0)), (1, (2.0, 9.0, 9.0)), (2, (1.0, 1.0, 1.0))):
+            results = [{**result, "name": "slow", "duration_s": seconds} for seconds in took]
+            turns = [{**record["turns"][0], "results": results}, *record["turns"][1:]]
+            file.write(json.dumps({**record, "step": step, "turns": turns}) + "\n")
+    (index,) = Page(folder).value("index")["runs"]
+    assert index["medians"]["slow"] == 1.0
+
+
 def test_a_resume_makes_void_what_an_earlier_process_did_after_it(run: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(run, tmp_path / "run")
     lines: list[dict[str, Any]] = []

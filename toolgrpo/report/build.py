@@ -14,11 +14,12 @@ first and the last among them; charts have all steps.
 from __future__ import annotations
 
 import json
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 from toolgrpo import __version__
@@ -93,8 +94,8 @@ def _all_alike(group: Sequence[Record]) -> str:
 
 def _tool_sums(results: Sequence[Record]) -> dict[str, Any]:
     ordered = sorted(result["duration_s"] for result in results)
-    p50, p95 = (round(ordered[min(len(ordered) - 1, int(q * len(ordered)))], 4) for q in (0.5, 0.95))
-    return {"n": len(results), "failed": _causes(results), "p50": p50, "p95": p95}
+    p95 = round(ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))], 4)
+    return {"n": len(results), "failed": _causes(results), "p95": p95}
 
 
 def _tool(result: Record) -> str:
@@ -128,10 +129,13 @@ def write_run(folder: Path, number: int, names: Names, page: PageWriter, *, most
     trained_on = TokensByStep(folder)
     token_ids: set[int] = set()
     errors: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+    durations: dict[str, array[float]] = defaultdict(lambda: array("d"))  # of the calls of each tool
     n_episodes = n_shown = 0
     for batch in batches(folder):
         n_episodes += len(batch)
         _count_errors(batch, errors)
+        for result in (one for record in batch for one in results_of(record)):
+            durations[_tool(result)].append(result["duration_s"])
         whole: dict[str, Any] = {"kind": "batch", "run": number, "sums": step_sums(batch)}
         mode, step = batch[0].get("mode"), batch[0]["step"]
         if mode != "train" or shown is None or step in shown:
@@ -141,7 +145,9 @@ def write_run(folder: Path, number: int, names: Names, page: PageWriter, *, most
         page.line(whole)
     vocabulary = page.piece(vocabulary_of(folder, token_ids))
     found = run_findings(step_lines(folder), errors)
-    return {"facts": facts, "vocabulary": vocabulary, "recorded": n_episodes, "shown": n_shown, "findings": found}
+    medians = {tool: round(median(seconds), 4) for tool, seconds in durations.items()}
+    run = {"facts": facts, "vocabulary": vocabulary, "recorded": n_episodes, "shown": n_shown}
+    return {**run, "findings": found, "medians": medians}
 
 
 def _count_errors(batch: Sequence[Record], errors: dict[str, Counter[tuple[str, str]]]) -> None:

@@ -153,10 +153,9 @@ function toolTable(run, sums) {
   const found = new Map();
   for (const one of sums) {
     for (const [name, calls] of Object.entries(one.tools)) {
-      const tool = found.get(name) || { name, n: 0, failed: {}, p95: 0, p50: 0 };
+      const tool = found.get(name) || { name, n: 0, failed: {}, p95: 0 };
       tool.n += calls.n;
       for (const [cause, count] of Object.entries(calls.failed)) tool.failed[cause] = (tool.failed[cause] || 0) + count;
-      tool.p50 += calls.p50 * calls.n;
       tool.p95 = Math.max(tool.p95, calls.p95);
       found.set(name, tool);
     }
@@ -173,7 +172,7 @@ function toolTable(run, sums) {
     { name: "calls", number: true, value: (tool) => tool.n, show: (tool) => tool.n.toLocaleString("en-US") },
     { name: "failed", number: true, value: failures, show: (tool) => (failures(tool) ? `${failures(tool).toLocaleString("en-US")} (${percent(failures(tool) / tool.n)})` : "0") },
     { name: "why", value: () => 0, show: (tool) => Object.entries(tool.failed).sort((a, b) => b[1] - a[1]).map(([cause, count]) => to(tool, { cause }, "a.badge.warn", `${cause.replaceAll("_", " ")} ${count}`)) },
-    { name: "median", number: true, value: (tool) => tool.p50, show: (tool) => seconds(tool.p50 / tool.n) },
+    { name: "median", number: true, value: (tool) => run.medians[tool.name], show: (tool) => seconds(run.medians[tool.name]) },
     { name: "slowest p95", number: true, value: (tool) => tool.p95, show: (tool) => seconds(tool.p95) },
   ];
   return h("section", {}, h("h2", {}, "Tools"), h("p.quiet", {}, "Most failures first. A cause leads to its episodes."), table(columns, ordered));
