@@ -92,6 +92,20 @@ def test_examples_of_broken_calls_are_calls_that_could_not_be_run(shown: Show, r
     assert "1 episode of 28" in text_of(browser) and "5 episodes of 28" in at(browser, "#/find?ready=failedcall")
 
 
+def test_a_dropped_episode_is_found_and_says_why(shown: Show, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    recorded = tmp_path / "run" / "episodes.jsonl"
+    first, *others = recorded.read_text().splitlines(keepends=True)
+    drop = {"cause": "reward", "reason": "<b>no judge</b> answered"}
+    scored = {**json.loads(first), "drop": drop, "reward_given": None, "success": None}
+    recorded.write_text("".join([json.dumps(scored) + "\n", *others]))
+    browser = shown(build_report([tmp_path / "run"]).path, "#/find?ready=dropped")
+    assert "1 episode of 28" in text_of(browser)
+    browser.run("document.querySelector('td a.question').click()")
+    browser.wait_for("document.querySelectorAll('.bubble.dropped').length === 1")
+    assert "reward: <b>no judge</b> answered" in text_of(browser)
+
+
 def test_an_episode_is_a_conversation_and_its_tokens(shown: Show, page: Path) -> None:
     browser = shown(page, "#/find?mode=train&ready=repeated")
     browser.run("document.querySelector('td a.question').click()")

@@ -61,6 +61,7 @@ def episode_texts(record: Record) -> dict[str, Any]:
             "a": record.get("advantage"),
             "stop": record["stop_reason"],
             "fail": record.get("failure") and cut_text(record["failure"]),
+            "drop": cut_text(f"{drop['cause']}: {drop['reason']}") if (drop := record.get("drop")) else None,
             "env": record.get("reward"),
             "w": record.get("weight_version"),
             "label": record.get("label"),
@@ -179,7 +180,7 @@ def _runs(mask: Sequence[int]) -> list[int]:
     return [0, *lengths] if mask and mask[0] else lengths or [0]
 
 
-REPEATED, VOID, NO_CALL, CUT, COPIED = 1, 2, 4, 8, 16
+REPEATED, VOID, NO_CALL, CUT, COPIED, DROPPED = 1, 2, 4, 8, 16, 32
 _CUT_BY = ("length", "context_full", "max_turns", "max_user_turns", "deadline")
 
 
@@ -193,4 +194,5 @@ def flags_of(record: Record) -> int:
         + NO_CALL * (not attempts)
         + CUT * (record["stop_reason"] in _CUT_BY)
         + COPIED * copies_result(record.get("messages") or ())
+        + DROPPED * ("drop" in record)
     )

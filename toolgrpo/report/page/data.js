@@ -7,7 +7,7 @@ const REPORT = { runs: [], chunks: new Map(), rows: {}, groups: [], tools: [], c
 // Steps are recorded from 0 and shown from 1, as in the terminal: step 1 trains on the episodes of step 0.
 const shownStep = (step) => step + 1;
 
-const FLAGS = { repeated: 1, void: 2, nocall: 4, cut: 8, copied: 16 };
+const FLAGS = { repeated: 1, void: 2, nocall: 4, cut: 8, copied: 16, dropped: 32 };
 
 const unpacked = new Map(); // block name -> promise of its value
 
@@ -221,7 +221,7 @@ function textOf(episode, prompt) {
     if (turn.u) parts.push(turn.u);
   }
   for (const message of episode.msgs || []) parts.push(contentText(message.content));
-  if (episode.fail) parts.push(episode.fail);
+  for (const why of [episode.fail, episode.drop]) if (why) parts.push(why);
   return parts.join("\n");
 }
 

@@ -177,6 +177,7 @@ function compared(a, b) {
 function badges(row) {
   const { rows } = REPORT;
   const marks = [];
+  if (rows.flags[row] & FLAGS.dropped) marks.push(h("span.badge.warn", {}, "dropped"));
   if (rows.ok[row] !== null) marks.push(rows.ok[row] ? h("span.badge.good", {}, "success") : h("span.badge.bad", {}, "no success"));
   const stop = REPORT.stops[rows.stop[row]];
   if (rows.flags[row] & FLAGS.cut) marks.push(h("span.badge.warn", {}, `cut: ${stop.replace("_", " ")}`));

@@ -42,6 +42,7 @@ function conversation(episode, { prompt = true } = {}) {
     episode.turns.map((turn, number) => [segmentMarks(episode, number), turnBubbles(turn, number)]),
     (episode.msgs || []).map((message) => bubble(message.role || "?", long(contentText(message.content)))),
     episode.fail ? bubble("failure", long(episode.fail)) : null,
+    episode.drop ? bubble("dropped", long(episode.drop)) : null,
     h("p.end", {}, endOf(episode)));
 }
 
@@ -61,7 +62,7 @@ function segmentMarks(episode, number) {
 
 const segmentMark = (episode, place) => h("p.segment", {}, `segment ${place + 2} begins, with a history of ${plural(episode.seg[place][1], "token")}`);
 
-const roleClass = (role) => (["system", "user", "assistant", "tool", "failure"].includes(role) ? role : "other");
+const roleClass = (role) => (["system", "user", "assistant", "tool", "failure", "dropped"].includes(role) ? role : "other");
 
 function turnBubbles(turn, number) {
   const attempts = turn.at || [];

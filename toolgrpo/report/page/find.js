@@ -10,6 +10,7 @@ const READY = [
   ["failedcall", "a call failed"],
   ["brokencall", "a call that cannot be run"],
   ["cut", "cut by a limit"],
+  ["dropped", "dropped"],
   ["dead", "in a dead group"],
   ["live", "in a live group"],
 ];
