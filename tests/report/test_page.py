@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.chromium import Chromium
 from tests.support.recorded_run import record_run
+from toolgrpo.evaluation.measures import wilson_interval
 from toolgrpo.report.build import build_report
 
 pytestmark = pytest.mark.e2e
@@ -90,6 +91,16 @@ def test_examples_of_broken_calls_are_calls_that_could_not_be_run(shown: Show, r
     recorded.write_text(recorded.read_text().replace('"error": "raised"', '"error": "invalid_json"', 1))
     browser = shown(build_report([tmp_path / "run"]).path, "#/find?ready=brokencall")
     assert "1 episode of 28" in text_of(browser) and "5 episodes of 28" in at(browser, "#/find?ready=failedcall")
+
+
+def test_an_evaluation_shows_its_success_and_no_steps(shown: Show, run: Path, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
+    asked = [{**line, "step": 0, "mode": "eval", "label": "model"} for line in lines if line["step"] == 1]
+    (tmp_path / "episodes.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in asked))
+    browser = shown(build_report([tmp_path]).path, "")
+    cards = str(browser.run("document.querySelector('.cards').innerText"))
+    low, high = wilson_interval(0.25 * 2, 2)  # of two questions
+    assert " ".join(cards.split()) == f"success 25 % 95 %: {100 * low:.1f} % to {100 * high:.0f} %, 8 episodes"
 
 
 def test_a_dropped_episode_is_found_and_says_why(shown: Show, run: Path, tmp_path: Path) -> None:

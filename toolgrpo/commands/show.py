@@ -180,7 +180,8 @@ def _show_groups(folder: Path, step: int | None, console: Console) -> None:
     shown = trained or shown  # or those of the evaluation after it
     console.print(group_table(shown))
     example = f"toolgrpo show {shlex.quote(str(folder))} {shown[0].get('episode')}"
-    _say(console, f"steps {min(steps)} to {max(steps)}; one episode: {example}")
+    there_are = f"steps {min(steps)} to {max(steps)}; " if max(steps) else ""  # an evaluation has none
+    _say(console, f"{there_are}one episode: {example}")
 
 
 def _say(console: Console, text: str) -> None:

@@ -47,6 +47,9 @@ function cards(run, sums) {
     found.push(change("reward", mean(first, (one) => one.r), mean(last, (one) => one.r), over, num));
     found.push(change("success in training", mean(first, successful), mean(last, successful), over, percent));
   }
+  const measured = sums.length ? [] : run.sums.filter((one) => one.mode === "eval" && one.scored); // an evaluation without a training
+  for (const one of measured) found.push(h("div.card", {}, h("h3", {}, "success"), h("p.big", {}, percent(successful(one))), h("p.quiet", {}, `95 %: ${stepInterval(one).map(percent).join(" to ")}, ${plural(one.scored, "episode")}`)));
+  if (measured.length) return found;
   const times = run.steps.map((one) => one.metrics.step_time).filter((value) => value > 0);
   const all = times.reduce((sum, value) => sum + value, 0);
   found.push(h("div.card", {}, h("h3", {}, "steps"), h("p.big", {}, String(Math.max(0, ...[...run.steps, ...sums].map((one) => one.step + 1))), run.facts.max_steps ? h("small", {}, ` of ${run.facts.max_steps}`) : null), h("p.quiet", {}, times.length ? `${seconds(all / times.length)} each` : plural(run.recorded, "episode"))));
