@@ -121,6 +121,19 @@ def test_a_command_logs_into_its_folder_alone_unless_another_run_has_it(tmp_path
     assert list(elsewhere.iterdir()) == []
 
 
+def test_what_is_shown_may_go_into_the_file_of_the_log(tmp_path: Path) -> None:
+    """`toolgrpo train --output_dir X > X/train.log`: neither writes over the other, and a line says where the log is."""
+    log, elsewhere = tmp_path / "train.log", tmp_path / "tmp"
+    elsewhere.mkdir()
+    with log.open("w") as shown:
+        command = [sys.executable, "-c", COMMAND, str(tmp_path)]
+        subprocess.run(command, env={**os.environ, "TMPDIR": str(elsewhere)}, stdout=shown, check=True)
+    (stays,) = elsewhere.rglob("train.log")
+    first, second = log.read_text().splitlines()
+    assert first.startswith("toolgrpo: loading") and str(stays) in second
+    assert "a library prints" in stays.read_text()
+
+
 @pytest.mark.parametrize(
     ("ends", "stays"),
     [("", False), ("raise ConfigError('typed wrong')", False), ("raise EngineError('gone')", True)],

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import faulthandler
 import io
 import locale
@@ -159,6 +160,13 @@ def _same_file(one: int, other: int) -> bool:
         return False
 
 
+def _goes_into(stream: TextIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), path.stat())
+    except (OSError, ValueError):
+        return False
+
+
 class Terminal:
     """The real terminal of this process, while everything else goes to the log file.
 
@@ -251,12 +259,11 @@ class Terminal:
             self.say(claim.warning)
         append = begins() or not self.is_main_process()  # of other processes nothing was set aside
         before = self._log.path
+        log = output_dir / (f"{before.stem}.log" if self.is_main_process() else f"{before.stem}.rank{self.rank()}.log")
         try:
-            self.move_log(
-                output_dir
-                / (f"{before.stem}.log" if self.is_main_process() else f"{before.stem}.rank{self.rank()}.log"),
-                append=append,
-            )
+            if _goes_into(self.stream, log):  # both would write over each other
+                raise FileExistsError(errno.EEXIST, f"what is shown goes into {log.name} there")
+            self.move_log(log, append=append)
         except OSError as error:
             self._log_is_named = True
             self.say(f"the log stays in {before}, because it cannot be in {output_dir}: {error.strerror or error}")
