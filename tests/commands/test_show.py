@@ -95,7 +95,7 @@ def test_an_evaluation_comes_after_a_step_and_a_narrow_table_cuts_prompts_alone(
     assert "step 2: 2 groups, 4 episodes" in show(tmp_path) and "steps 1 to 2" in show(tmp_path)
     assert "episode 99, evaluation after step 2" in show(tmp_path, 99)
     (tmp_path / "episodes.jsonl").write_text(json.dumps({**of_eval, "step": 0}) + "\n")
-    assert "evaluation: 1 groups" in show(tmp_path) and "steps" not in show(tmp_path)  # without a training
+    assert "evaluation: 1 group, 1 episode\n" in show(tmp_path) and "steps" not in show(tmp_path)  # without a training
     (tmp_path / "episodes.jsonl").write_text("\n".join([*lines, json.dumps(of_eval)]) + "\n")
     narrow = show(tmp_path, width=80).splitlines()
     titles = next(line for line in narrow if "reward" in line)

@@ -26,7 +26,7 @@ from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.given import Given
 from toolgrpo.commands.table import DataArguments, ReportArguments
 from toolgrpo.errors import DataError, SandboxError, ToolGRPOError
-from toolgrpo.support.plain_text import plain, without_secrets
+from toolgrpo.support.plain_text import counted, plain, without_secrets
 from toolgrpo.support.process_setup import installed_versions
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def report(given: Given) -> Iterator[str]:
 def described(built: Built) -> str:
     """Describe the size of a report."""
     shown = "" if built.n_shown == built.n_episodes else f" (in lists: {built.n_shown} of them, evenly spread)"
-    return f"{built.n_episodes} episodes{shown}, {built.n_bytes / 1e6:.1f} MB"
+    return f"{counted(built.n_episodes, 'episode')}{shown}, {built.n_bytes / 1e6:.1f} MB"
 
 
 def report_line(folder: Path) -> str:

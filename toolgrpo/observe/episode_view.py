@@ -23,7 +23,7 @@ from rich.text import Text
 
 from toolgrpo.episode.tool_calls import RUNNABLE
 from toolgrpo.observe.records import is_counted, results_of, shown_prompt, shown_step
-from toolgrpo.support.plain_text import listed_counts, plain
+from toolgrpo.support.plain_text import counted, listed_counts, plain
 
 Record = Mapping[str, Any]
 _SHORT = 60  # characters of a prompt in a table
@@ -46,7 +46,7 @@ def group_table(records: Sequence[Record]) -> Table:
     groups: dict[Any, list[Record]] = {}
     for record in records:
         groups.setdefault(record.get("group"), []).append(record)
-    table = _table(f"{_place(records[0])}: {len(groups)} groups, {len(records)} episodes")
+    table = _table(f"{_place(records[0])}: {counted(len(groups), 'group')}, {counted(len(records), 'episode')}")
     for title in ("group", "episodes", "reward", "success", "turns", "calls", "failed", "ends", "prompt"):
         _add_column(table, title, to_the_left=title in ("ends", "prompt", "episodes"))
     for number, group in sorted(groups.items(), key=lambda item: _mean_reward(item[1])):
