@@ -24,9 +24,9 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2875,
-    "commands": 6709,
+    "commands": 6728,
     "data": 1710,
-    "draw": 1546,
+    "draw": 1569,
     "engines": 3980,
     "episode": 837,
     "evaluation": 1558,
@@ -34,7 +34,7 @@ LINES = {
     "learning": 786,
     "models": 436,
     "observe": 3343,
-    "report": 982,
+    "report": 990,
     "rewards": 2170,
     "rollout": 2651,
     "sft": 464,
@@ -52,9 +52,9 @@ MOST = {
     "lines that a trainer imports": 24_034,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 39_721,
+    "lines of tests": 39_840,
     "lines of benchmarks": 6_083,
-    "lines of pages": 4_128,
+    "lines of pages": 4_092,
     "words of pages": 30_900,
 }
 SANDBOX = {"lines": 4_035, "lines of tests": 2_976}  # of confined-python, which is counted by itself
