@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-_PRELOADED = ["tests.support.page_rooms", "toolgrpo.commands.train", "toolgrpo.commands.evaluate"]
+_COMMANDS = [f"toolgrpo.commands.{name}" for name in ("train", "evaluate", "sft", "check")]
+_THEIR_PARTS = ["toolgrpo.testing.trainers", "transformers.models.qwen3.modeling_qwen3", "deepspeed"]  # imported later
+_PRELOADED = ["tests.support.page_rooms", *_COMMANDS, *_THEIR_PARTS]
 
 
 def _forks() -> multiprocessing.context.ForkServerContext:
