@@ -149,6 +149,19 @@ def test_an_answer_is_taught_as_it_stands(name: str, text: str) -> None:
     assert Taught(name, CONVERSATION[0], said(text), schemas=()).texts() == [text]
 
 
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3", "deepseekv3"])
+@pytest.mark.parametrize("text", ["The tag </think> ends it.", "Write `<think>` before and `</think>` behind it."])
+def test_an_answer_about_the_markers_of_thinking_is_taught_whole(name: str, text: str) -> None:
+    (taught,) = Taught(name, CONVERSATION[0], said(text)).texts()
+    assert taught.endswith(text) and taught.removesuffix(text).split() in ([], ["</think>"], ["<think>", "</think>"])
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "llama3"])
+def test_nothing_is_lost_before_an_end_of_thinking_that_nothing_opened(name: str) -> None:
+    text = "hm\n</think>\n\nIt is 12."
+    assert Taught(name, CONVERSATION[0], said(text)).texts() == [text]
+
+
 def test_thinking_in_the_text_of_a_turn_with_calls_is_thinking() -> None:
     taught = Taught("qwen3", CONVERSATION[0], calling(("look_up", {"key": "x"}), content="<think>\nhm\n</think>"))
     (turn,) = taught.turns()

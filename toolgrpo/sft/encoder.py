@@ -17,6 +17,7 @@ refused.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -172,6 +173,8 @@ def _schemas_of(where: str, given: Any) -> list[Any] | None:
 _QUESTION: Message = {"role": "user", "content": "q"}
 _STUB, _SAID = "STUB", "SAID"  # stand for what an assistant and others say where the text does not matter
 _OPENED, _CLOSED = "<think>", "\n</think>\n\n"  # of templates that open the thinking and print none
+_THOUGHT_MARKER = re.compile(r"</?think>")
+_QUOTED_MARKER = re.compile(r"(?<=[ \t`'\"(])</?think>(?=[ \t`'\").,;:!?])")  # within a sentence
 _UNPRINTED = "thought"  # the key of thinking that a turn's own text held, where the template prints none
 
 
@@ -341,12 +344,23 @@ class ConversationEncoder:
             return message if parsed.reasoning is None or not thought else {**message, **apart_from_it}
         if unread:
             raise ChatFormatError(f"a call in an assistant's text cannot be read, {unread[0].detail}: {content!r:.200}")
-        if parsed.reasoning is None and not parsed.attempts:
+        if not parsed.attempts and (parsed.reasoning is None or self._only_names_markers(content)):
             return message
         apart = {**assistant_message(parsed), **{key: message[key] for key in ("tool_calls",) if message.get(key)}}
         if parsed.reasoning is not None and not self._prints_thoughts and _OPENED in content:
             apart[_UNPRINTED] = apart.pop("reasoning_content")
         return {**message, **apart}
+
+    def _only_names_markers(self, text: str) -> bool:
+        """Return whether the markers of thinking in this text are words of it, as in an answer about them."""
+        if _OPENED not in text and not self._prints_thoughts and not self._opens_thoughts:
+            return True
+        return len(_QUOTED_MARKER.findall(text)) == len(_THOUGHT_MARKER.findall(text)) > 0
+
+    @cached_property
+    def _opens_thoughts(self) -> bool:
+        headers = (self.chat.render([_QUESTION], [], enable_thinking=flag) for flag in (None, True))
+        return any(header.rstrip().endswith(self.chat.reader.thinking) for header in headers)
 
     @cached_property
     def _prints_thoughts(self) -> bool:
