@@ -4,6 +4,7 @@ write otherwise than they got them. Each case is a few lines of template, over b
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -243,6 +244,17 @@ def test_a_result_bears_the_id_that_the_model_wrote() -> None:
     results = [tool_message("f", "1", attempt.call_id) for attempt in parsed.attempts]
     text = bridged(chat, tokenizer, results, messages=[QUESTION], schemas=SCHEMAS)
     assert '"call_id": "abcdefgh1"' in text and "xxx" not in text and text.count('"call_id"') == 2
+
+
+def test_ids_of_another_form_become_such_as_the_template_takes() -> None:
+    """Mistral's templates refuse OpenAI's ids, which rows and conversations have."""
+    tokenizer = byte_tokenizer(NEMO, (), special=(*NEMO_TOKENS, "[TOOL_CALLS]"), eos="</s>")
+    both = calling(("f", {}), ("g", {}))
+    ids = ("call_0a1b2c3d4e5f", "abcdefgh1")
+    both["tool_calls"] = [{**call, "id": one} for call, one in zip(both["tool_calls"], ids, strict=True)]
+    results = [tool_message(None, str(place), one) for place, one in enumerate(ids)]
+    text = tokenizer.decode(proven(tokenizer).prompt([QUESTION, both, *reversed(results)], []))
+    assert re.findall(r'"(?:id|call_id)": "(.*?)"', text) == ["id0000000", "abcdefgh1", "abcdefgh1", "id0000000"]
 
 
 def test_calls_of_a_row_stand_in_the_text_of_a_template_that_prints_none() -> None:

@@ -279,6 +279,7 @@ class Family:
     shows_tools: bool = True  # the template prints schemas; else they go into the system message, in the family's words
     calls_in_text: bool = False  # the template prints results, but no calls, so these go into the text of a turn
     arguments_as_text: bool = False  # the template joins arguments to its text, so they have to be text
+    short_ids: bool = False  # the template takes ids of nine letters and digits alone
     otherwise: tuple[Family, ...] = ()
 
 
@@ -322,7 +323,7 @@ FAMILIES: tuple[Family, ...] = (
         calls_in_text=True,
         reasoning_key="thinking",
     ),
-    Family("mistral", ("[TOOL_CALLS]", "[INST]"), ("</s>",), MISTRAL),
+    Family("mistral", ("[TOOL_CALLS]", "[INST]"), ("</s>",), MISTRAL, short_ids=True),
     Family("qwen3.5", ("<|im_start|>", "<function="), ("<|im_end|>",), FUNCTION_TAGS),
     Family("qwen3", ("<|im_start|>", "<tool_call>", "<think>"), ("<|im_end|>",)),
     Family("qwen2.5", ("<|im_start|>", "<tool_call>"), ("<|im_end|>",)),

@@ -29,6 +29,7 @@ from toolgrpo.chat.message_shapes import (
     with_ids,
     with_objects,
     with_schemas,
+    with_short_ids,
     with_text,
 )
 from toolgrpo.episode.trajectory import Message
@@ -190,6 +191,8 @@ class TemplateFormat:
         if not self._knows_developer:  # most templates print nothing of what it says
             messages = [{**one, "role": "system"} if one["role"] == "developer" else one for one in messages]
         shaped = with_ids(with_objects(messages, self.family.reasoning_key))
+        if self.family.short_ids:
+            shaped = with_short_ids(shaped)
         if self.family.one_call:
             shaped = one_call_each(shaped)
         if self.family.results_inside:

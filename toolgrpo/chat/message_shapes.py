@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,6 +27,8 @@ _PREAMBLE = (
     "For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML "
     'tags:\n<tool_call>\n{{"name": <function-name>, "arguments": <args-json-object>}}\n</tool_call>'
 )
+
+_SHORT_ID = re.compile("[A-Za-z0-9]{9}")
 
 # As the card of DeepSeek-V3.1 tells its users to.
 _DEEPSEEK_TOOL = "### {name}\nDescription: {description}\n\nParameters: {parameters}"
@@ -86,6 +89,22 @@ def with_ids(messages: Sequence[Message]) -> list[Message]:
                 waiting.append(call if call.get("id") else {**call, "id": f"call{number:05d}"})
             message = {**message, "tool_calls": list(waiting)}
         told.append(message)
+    return told
+
+
+def with_short_ids(messages: Sequence[Message]) -> list[Message]:
+    """Return the same with ids of nine letters and digits in place of others, such as OpenAI's `call_...`."""
+    short: dict[str, str] = {}
+
+    def renamed(one: Mapping[str, Any], key: str) -> dict[str, Any]:
+        given = str(one[key])
+        return {**one, key: given if _SHORT_ID.fullmatch(given) else short.setdefault(given, f"id{len(short):07d}")}
+
+    told = []
+    for message in messages:
+        if message.get("tool_calls"):
+            message = {**message, "tool_calls": [renamed(call, "id") for call in message["tool_calls"]]}
+        told.append(renamed(message, "tool_call_id") if "tool_call_id" in message else message)
     return told
 
 
