@@ -212,6 +212,12 @@ def test_words_about_calls_are_taught_as_they_stand_and_a_broken_call_beside_a_g
         Taught("qwen3", CONVERSATION[0], said(f"{GOOD}\n<tool_call>\n{{broken\n</tool_call>"), schemas=())
 
 
+def test_a_first_message_of_the_assistant_is_named_where_the_template_cannot_print_it() -> None:
+    assert Taught("llama3", said("Hello."), *CONVERSATION[:1], said("One.")).texts() == ["Hello.", "One."]
+    with pytest.raises(ChatFormatError, match="qwen3 .*assistant message"):
+        Taught("qwen3", said("Hello."), *CONVERSATION[:1], said("One."))
+
+
 # Rows, and nano's own tokenizer
 
 SAID = [{"role": "user", "content": "a"}, said("b")]

@@ -223,6 +223,11 @@ class TemplateFormat:
                 shaped, tools=tools or None, tokenize=False, add_generation_prompt=ask, **kwargs
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            if not messages:
+                raise ChatFormatError(
+                    f"the chat template of the {self.name} format cannot begin a conversation with an assistant message; put "
+                    f"a system or user message before it"
+                ) from error
             roles = ", ".join(message["role"] for message in shaped)
             without, cure = "", "Change the row, or set tokenizer.chat_template to one that prints it"
             if not tools:
