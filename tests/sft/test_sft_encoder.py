@@ -212,6 +212,14 @@ def test_words_about_calls_are_taught_as_they_stand_and_a_broken_call_beside_a_g
         Taught("qwen3", CONVERSATION[0], said(f"{GOOD}\n<tool_call>\n{{broken\n</tool_call>"), schemas=())
 
 
+@pytest.mark.parametrize("name", ["gptoss", "gemma4_v2", "gemma4_v5", "llama3_1", "qwen3", "lfm2_2_5"])
+def test_a_user_may_speak_behind_a_result(name: str) -> None:
+    messages = [*CONVERSATION[:3], CONVERSATION[4], said("It is 13.")]
+    taught = Taught(name, *messages)
+    assert list(taught.ids) == taught.chat.encode(taught.chat.render(messages, [LOOK_UP], ask=False))[: len(taught.ids)]
+    assert taught.texts()[-1].endswith("It is 13.")
+
+
 def test_a_first_message_of_the_assistant_is_named_where_the_template_cannot_print_it() -> None:
     assert Taught("llama3", said("Hello."), *CONVERSATION[:1], said("One.")).texts() == ["Hello.", "One."]
     with pytest.raises(ChatFormatError, match="qwen3 .*assistant message"):

@@ -170,6 +170,10 @@ def _schemas_of(where: str, given: Any) -> list[Any] | None:
     raise DataError(f"{where}: `tools` must be a list of schemas, or such a list as JSON text; got {given!r:.80}")
 
 
+def _stub_of(call: Mapping[str, Any], said: str = "") -> dict[str, Any]:
+    return {**call, "function": {"name": call.get("function", call).get("name"), "arguments": {"said": said}}}
+
+
 _QUESTION: Message = {"role": "user", "content": "q"}
 _STUB, _SAID = "STUB", "SAID"  # stand for what an assistant and others say where the text does not matter
 _OPENED, _CLOSED = "<think>", "\n</think>\n\n"  # of templates that open the thinking and print none
@@ -230,7 +234,7 @@ class ConversationEncoder:
             else:
                 if ids[-1] == self._end_of_last:
                     del ids[-1], mask[-1]
-                before = self._between(ids, messages[last + 1 : index], asked, tools, turn.enable_thinking)
+                before = self._between(ids, messages[last:index], asked, tools, turn.enable_thinking)
             ids += before + turn.said
             mask += [0] * len(before) + [int(_is_taught(message))] * len(turn.said)
             last = index
@@ -300,24 +304,34 @@ class ConversationEncoder:
     def _between(
         self,
         ids: list[int],
-        between: Sequence[Message],
+        told: Sequence[Message],
         asked: Sequence[Message],
         tools: list[Any],
         enable_thinking: bool | None,
     ) -> list[int]:
-        """Return what stands between an assistant turn, with which `ids` ends, and the next one's text."""
+        """Return what stands between an assistant turn, the first of `told`, with which `ids` ends, and the next one's text."""
+        said, *between = told
         if between and all(message["role"] == "tool" for message in between):
             return self.chat.bridge(ids, between, messages=asked, schemas=tools, enable_thinking=enable_thinking)
-        shown = [_QUESTION, {"role": "assistant", "content": _STUB}, *between]
+        turn: Message = {"role": "assistant", "content": _STUB}
+        if calls := said.get("tool_calls"):  # some templates print results behind calls only
+            turn = {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [*map(_stub_of, calls[:-1]), _stub_of(calls[-1], _STUB)],
+            }
         named = [{**message, "content": f"{_SAID}{place}"} for place, message in enumerate(between)]
-        printed = self.chat.render([*shown[:2], *named], [], enable_thinking=enable_thinking)
+        printed = self.chat.render([_QUESTION, turn, *named], [], enable_thinking=enable_thinking)
         lost = [one["role"] for one in named if one["content"] not in printed]
         if lost:
             raise ChatFormatError(
                 f"the chat template of the {self.chat.name} format does not print what the role {lost[0]} says where between "
                 f"two turns of the assistant stand {', '.join(one['role'] for one in named)}"
             )
-        after = self.chat.encode(self.chat.render(shown, [], enable_thinking=enable_thinking).partition(_STUB)[2])
+        shown = self.chat.render([_QUESTION, turn, *between], [], enable_thinking=enable_thinking)
+        after = self.chat.encode(shown.partition(_STUB)[2])
+        if calls:  # the rest of the last one
+            after = after[next((place for place, token in enumerate(after) if token in self.chat.stop_ids), 0) :]
         return after[1:] if after and after[0] == ids[-1] else after
 
     def _taken_apart(self, message: Message) -> Message:
