@@ -222,7 +222,7 @@ def test_a_user_may_speak_behind_a_result(name: str) -> None:
 
 def test_a_first_message_of_the_assistant_is_named_where_the_template_cannot_print_it() -> None:
     assert Taught("llama3", said("Hello."), *CONVERSATION[:1], said("One.")).texts() == ["Hello.", "One."]
-    with pytest.raises(ChatFormatError, match="qwen3 .*assistant message"):
+    with pytest.raises(ChatFormatError, match=r"qwen3 .*assistant message"):
         Taught("qwen3", said("Hello."), *CONVERSATION[:1], said("One."))
 
 
