@@ -344,6 +344,28 @@ def test_an_answer_of_llama_that_looks_like_a_call_is_an_answer(text: str) -> No
     assert turn.attempts == () and turn.content == text
 
 
+BARE = "<function=f>\n<parameter=a>\nx < y\n</parameter>\n</function>"
+
+
+@pytest.mark.parametrize("end", [[], ["\n"], ["\n", CALL_END], ["\n", CALL_END, "\n", BARE]])
+def test_a_call_of_qwen_coder_without_its_opening_is_a_call(end: list[Segment]) -> None:
+    """As vLLM's parser reads it."""
+    turn = read("qwen3.5", ["I will look.\n", BARE, *end])
+    calls = [(attempt.status, attempt.name, attempt.arguments) for attempt in turn.attempts]
+    assert calls == [(OK, "f", {"a": "x < y"})] * (2 if BARE in end else 1) and turn.content == "I will look."
+
+
+def test_a_call_of_qwen_coder_that_nothing_opens_and_closes_is_an_attempt() -> None:
+    (attempt,) = read("qwen3.5", [BARE.partition("</parameter>")[0]]).attempts
+    assert (attempt.status, attempt.name) == (UNCLOSED, "f")
+
+
+@pytest.mark.parametrize("text", [f"A call is\n{BARE}\nin this form.", "<function=f> begins one.", f"As in `{BARE}`"])
+def test_an_answer_of_qwen_coder_that_shows_a_call_is_an_answer(text: str) -> None:
+    turn = read("qwen3.5", [text])
+    assert turn.attempts == () and turn.content == text
+
+
 LETTERS = "[ARGS] [TOOL_CALLS]"
 M_CALL, M_ARGS, M_ID = map(Marker, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"))
 

@@ -165,6 +165,12 @@ _LINE_WITH_OBJECT = re.compile(r"^[^\S\n]*(?=\{)", re.MULTILINE)
 _BETWEEN = re.compile(r"[\s;,]*")
 _FUNCTION_TAG = re.compile(r"^[^\S\n]*<function=(?P<name>[^\s<>{]{1,200})>", re.MULTILINE)
 _FUNCTION_END = re.compile(r"</?function>")
+_PARAMETERS = CallForm("", "</function> behind its parameters")
+_PARAMETER_TAG = re.compile(r"\s*+<parameter=")
+_PARAMETER = re.compile(
+    r"\s*+<parameter=(?P<key>[^\s>]++)[^\S\n]*+>\n?+(?P<value>(?:[^\n<]++|\n(?!</parameter>)|<(?!/parameter>))*+)\n?+</parameter>"
+)
+_FUNCTION_CLOSED = re.compile(r"\s*+</function>(?:\s*+</tool_call>)?+\s*+")
 _PYTHON_LIST = re.compile(r"\[\s*[A-Za-z_][\w.:-]{0,200}\(")
 _TYPE_FIRST = re.compile(r'\{\s*"type"\s*:\s*"function"')
 
@@ -218,6 +224,29 @@ def llama_calls(text: str) -> BareCalls | None:
     if _TYPE_FIRST.match(whole):
         return BareCalls("", (unreadable(whole, "it is no JSON object with a name and parameters", _LLAMA),))
     return None
+
+
+def tagged_calls(text: str) -> BareCalls | None:
+    """Return what Qwen3-Coder writes without `<tool_call>` at the end of a turn, as vLLM's parser reads it: `<function=NAME>`,
+    parameters, `</function>`. With something else behind it, it is an answer that shows a call.
+    """
+    opening = first = _FUNCTION_TAG.search(text)
+    attempts = []
+    while opening is not None:
+        arguments, place = {}, opening.end()
+        while (found := _PARAMETER.match(text, place)) is not None:
+            arguments[found["key"]], place = found["value"], found.end()
+        closing = _FUNCTION_CLOSED.match(text, place)
+        if closing is None:
+            if not arguments and _PARAMETER_TAG.match(text, place) is None:
+                return None
+            attempts.append(unclosed(text[opening.start() :], _PARAMETERS, opening["name"]))
+            break
+        attempts.append(attempt_from(text[opening.start() : closing.end()], opening["name"], arguments))
+        if closing.end() == len(text):
+            break
+        opening = _FUNCTION_TAG.match(text, closing.end())
+    return None if first is None or opening is None else BareCalls(text[: first.start()].strip(), tuple(attempts))
 
 
 def _tagged(text: str) -> list[CallAttempt]:

@@ -23,7 +23,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from toolgrpo.chat.attempts import CallForm
-from toolgrpo.chat.call_bodies import deepseek_call, gemma_object, llama_calls, mistral_calls, python_calls
+from toolgrpo.chat.call_bodies import (
+    deepseek_call,
+    gemma_object,
+    llama_calls,
+    mistral_calls,
+    python_calls,
+    tagged_calls,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +148,7 @@ FUNCTION_TAGS = TurnForm(
         "<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>",
         "</tool_call>",
         ("<tool_call>",),
+        bare=tagged_calls,
     ),
 )
 
