@@ -56,7 +56,7 @@ class Taught:
         self.chat = chat
         encode = ConversationEncoder(self.tokenizer, chat)
         example = encode(messages, schemas, n_prompt)
-        self.ids, self.mask = example.ids, example.mask
+        self.ids, self.mask, self.untaught = example.ids, example.mask, example.untaught
         changes = [at for at, (one, other) in enumerate(pairwise((0, *self.mask, 0))) if one != other]
         self.spans = list(zip(changes[::2], changes[1::2], strict=True))  # the stretches that are learnt
 
@@ -210,6 +210,22 @@ def test_words_about_calls_are_taught_as_they_stand_and_a_broken_call_beside_a_g
     assert taught.learns("</think>"), "thinking is thinking"
     with pytest.raises(ChatFormatError, match="cannot be read"):
         Taught("qwen3", CONVERSATION[0], said(f"{GOOD}\n<tool_call>\n{{broken\n</tool_call>"), schemas=())
+
+
+@pytest.mark.parametrize(
+    ("name", "thinks", "untaught"),
+    [
+        ("qwen3", True, set()),
+        ("llama3_1", True, {"thinking", "text beside calls"}),
+        ("llama3_1", False, {"text beside calls"}),
+        ("llama3", True, set()),
+    ],
+)
+def test_what_the_template_does_not_print_of_a_turn_is_named(name: str, thinks: bool, untaught: set[str]) -> None:
+    thought = {"reasoning_content": "hm"} if thinks else {}
+    messages = [CONVERSATION[0], {**CONVERSATION[5], **thought}, *CONVERSATION[6:7], said("It is 13.")]
+    assert Taught(name, *messages).untaught == untaught
+    assert Taught(name, *messages, n_prompt=3).untaught == set(), "what is only shown is not missed"
 
 
 @pytest.mark.parametrize("name", ["gptoss", "gemma4_v2", "gemma4_v5", "llama3_1", "qwen3", "lfm2_2_5"])

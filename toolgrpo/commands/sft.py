@@ -9,6 +9,7 @@ Not covered: packing several conversations into one sequence, which TRL does wit
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -344,7 +345,18 @@ def _examples(
             f"note      {counted(without_tools, 'conversation')} of {sft.dataset_id_or_path} call tools that their prompts do not "
             f"show; name them with --tools_script, --environment or --mcp_config, or give the rows a column `tools`"
         )
+    for line in untaught_notes(examples, encode.chat.name):
+        say(line)
     return examples
+
+
+def untaught_notes(examples: Sequence[Example], chat_name: str) -> list[str]:
+    """Return a line for each part of assistant turns that the template leaves out, with the number of its conversations."""
+    parts = Counter(part for example in examples for part in example.untaught)
+    return [
+        f"note      {part} in {counted(n, 'conversation')} is not taught: the chat template of the {chat_name} format does not print it"
+        for part, n in parts.items()
+    ]
 
 
 def _encoded(encode: ConversationEncoder, one: Mapping[str, Any], schemas: Schemas, system: str | None) -> Example:
@@ -386,4 +398,6 @@ def _examples_of_run(
     if not examples:
         raise DataError(f"{folder} has no example to learn from: {found}")
     say(f"examples  {found}, from {folder}")
+    for line in untaught_notes(examples, encode.chat.name):
+        say(line)
     return examples

@@ -46,6 +46,7 @@ class Example:
 
     ids: tuple[int, ...]
     mask: tuple[int, ...]
+    untaught: frozenset[str] = frozenset()  # what its turns hold that the template does not print
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.mask):
@@ -188,6 +189,7 @@ class _Turn:
 
     said: list[int]
     enable_thinking: bool | None
+    untaught: frozenset[str]
 
 
 class ConversationEncoder:
@@ -222,6 +224,7 @@ class ConversationEncoder:
             messages, n_prompt = [*shown, *one_call_each(messages[n_prompt:])], len(shown)
         ids: list[int] = []
         mask: list[int] = []
+        untaught = frozenset[str]()
         asked: Sequence[Message] = ()  # the prompt
         last: int | None = None  # the assistant turn before
         for index, message in enumerate(messages):
@@ -237,8 +240,9 @@ class ConversationEncoder:
                 before = self._between(ids, messages[last:index], asked, tools, turn.enable_thinking)
             ids += before + turn.said
             mask += [0] * len(before) + [int(_is_taught(message))] * len(turn.said)
+            untaught |= turn.untaught if _is_taught(message) else frozenset()
             last = index
-        return Example(tuple(ids), tuple(mask))
+        return Example(tuple(ids), tuple(mask), untaught)
 
     def _turn(self, messages: Sequence[Message], index: int, tools: list[Any], given: bool | None) -> _Turn:
         """Return one assistant turn as it is said in a short conversation.
@@ -261,7 +265,7 @@ class ConversationEncoder:
             begins = next((one for one in (header, bare) if whole.startswith(one)), None)
             if begins is not None:
                 text = self._thought(unprinted, opening=f"{_OPENED}\n") + whole[len(begins) :]
-                return _Turn(self._until_end(text, messages[index]), enable_thinking)
+                return self._turn_of(text, messages[index], enable_thinking)
         plain = header.removesuffix("\n").removesuffix(_OPENED)
         if plain == header or not whole.startswith(plain):
             raise ChatFormatError(
@@ -269,7 +273,24 @@ class ConversationEncoder:
                 f"header begins, so the assistant's tokens cannot be told apart. Use a template that prints what it asks for."
             )
         thought = messages[index].get("reasoning_content") or unprinted or ""
-        return _Turn(self._until_end(self._thought(thought) + whole[len(plain) :], messages[index]), False)
+        return self._turn_of(self._thought(thought) + whole[len(plain) :], messages[index], False)
+
+    def _turn_of(self, text: str, message: Message, enable_thinking: bool | None) -> _Turn:
+        """Return the turn of this text, and what of its message does not stand in it."""
+        said = self._until_end(text, message)
+        parts = {"thinking": message.get("reasoning_content")}
+        if message.get("tool_calls"):
+            parts["text beside calls"] = message.get("content")
+        shown = self._plain(said)
+        lost = (
+            name
+            for name, one in parts.items()
+            if one and self._plain(self.chat.encode(self.chat.guarded(one.strip()))) not in shown
+        )
+        return _Turn(said, enable_thinking, frozenset(lost))
+
+    def _plain(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
     def _thought(self, thought: str | None, opening: str = "") -> str:
         return "" if thought is None else f"{opening}{self.chat.guarded(thought)}{_CLOSED}"
