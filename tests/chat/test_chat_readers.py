@@ -163,6 +163,7 @@ OTHER_FORMS = ("qwen3.5", "glm4", "gemma4", "lfm2")
         ("gemma4", ["call:f{a:", QUOTED, 'x "y", b:1\n', QUOTED, ", b:1}"], OK, {"a": 'x "y", b:1\n', "b": 1}),
         ("gemma4", ["call:f{b:[1,", QUOTED, "z", QUOTED, "],c:{d:true}}"], OK, {"b": [1, "z"], "c": {"d": True}}),
         ("gemma4", ["call:get-it{}"], OK, {}),
+        ("gemma4", ['call:f{a:"x, b: \\"{c: d}",e:1}'], OK, {"a": 'x, b: "{c: d}', "e": 1}),
         ("gemma4", ["call:f{a:-1.5,b_c:null}"], OK, {"a": -1.5, "b_c": None}),
         ("gemma4", ["call:f{a:", QUOTED, "x"], UNCLOSED, None),
         ("gemma4", ["call:f{a:}"], INVALID, None),

@@ -35,7 +35,8 @@ from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt
 
 _QUOTE = '<|"|>'
 _GEMMA_FORM = f"call:NAME{{key:{_QUOTE}text{_QUOTE},other:1}}"
-_BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\]:,\"]+)(\s*:)")
+# A string of JSON, which models write too, or a bare key.
+_STRING_OR_KEY = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\Z)|([{,]\s*)([^\s{}\[\]:,"]+)(\s*:)', re.DOTALL)
 _PYTHON_FORM = "[name(key='value', other=1)]"
 # A string of Python, newlines allowed; one that does not end runs to the end of the text, so nothing is read twice. Or the
 # name of a tool or of an argument, whole; tools of MCP servers have dots and dashes in theirs.
@@ -60,8 +61,12 @@ def gemma_object(raw: str, name: str, body: str) -> list[CallAttempt]:
         return [malformed(AttemptStatus.UNCLOSED, raw, detail, name)]
     for place, piece in enumerate(pieces):
         inside = place % 2 == 1
-        pieces[place] = json.dumps(unguarded(piece)) if inside else _BARE_KEY.sub(r'\1"\2"\3', unguarded(piece))
+        pieces[place] = json.dumps(unguarded(piece)) if inside else _STRING_OR_KEY.sub(_quoted_key, unguarded(piece))
     return [attempt_from(raw, name, "".join(pieces))]
+
+
+def _quoted_key(found: re.Match[str]) -> str:
+    return found[0] if found[2] is None else f'{found[1]}"{found[2]}"{found[3]}'
 
 
 def python_calls(raw: str, name: str, body: str) -> list[CallAttempt]:
