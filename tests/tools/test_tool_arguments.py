@@ -53,6 +53,22 @@ def test_coerces_what_loses_nothing(name: str) -> None:
         assert type(checked.arguments[name]) is type(becomes)
 
 
+@pytest.mark.parametrize(
+    ("schema", "value", "becomes"),
+    [
+        ({"enum": [1, 2]}, "2", 2),
+        ({"enum": [True, None]}, "null", None),
+        ({"const": 3}, "3", 3),
+        ({"enum": ["1", 2]}, "1", "1"),
+        ({"anyOf": [{"const": 0.5}, {"type": "null"}]}, "0.5", 0.5),
+    ],
+)
+def test_values_of_an_enum_say_its_type(schema: Any, value: str, becomes: Any) -> None:
+    """Schemas of servers often name values alone, and some families write every value as text."""
+    checked = ArgumentChecker("sample", {"type": "object", "properties": {"a": schema}}).check({"a": value})
+    assert checked.complaint is None and checked.arguments == {"a": becomes}
+
+
 # parameter: what a model writes, and what it is told
 REFUSED: dict[str, list[tuple[Any, str]]] = {
     "number": [

@@ -64,6 +64,11 @@ _MAX_EXAMPLE_KEYS, _MAX_EXAMPLE_DEPTH, _MAX_EXAMPLE_CHARS = 4, 4, 120
 _INTEGER = re.compile(rf"[+-]?\d{{1,{MAX_DIGITS}}}")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?")
 
+_KINDS: dict[type, str] = {
+    **{bool: "boolean", int: "integer", float: "number", str: "string"},
+    **{type(None): "null", list: "array", dict: "object"},
+}
+
 
 class Coercer:
     """Knows one schema, that has been checked: its references end."""
@@ -97,7 +102,8 @@ class Coercer:
                 parts = [self.kinds(sub) for sub in schema["anyOf"]]
                 kinds = tuple(dict.fromkeys(kind for part in parts for kind in part)) if all(parts) else ()
             else:
-                kind = schema.get("type", ())
+                values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+                kind = schema.get("type", tuple(dict.fromkeys(_KINDS[type(value)] for value in values)))
                 kinds = (kind,) if isinstance(kind, str) else tuple(kind)
             self._known_kinds[id(schema)] = kinds
             self._parts.append(schema)
