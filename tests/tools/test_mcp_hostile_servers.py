@@ -74,6 +74,15 @@ def test_a_tool_that_is_not_wanted_may_be_as_it_likes() -> None:
         assert run_tool(box, CALL).content == '{"x": 1}'
 
 
+def test_a_tool_that_says_it_takes_nothing_takes_nothing() -> None:
+    """That schema is the one that MCP recommends for a tool without parameters."""
+    nothing = {"name": "echo", "inputSchema": {"type": "object", "additionalProperties": False}}
+    with load_tools(mcp_config=hostile("tools", json.dumps([nothing]))) as box:
+        assert box.schemas[0]["function"]["parameters"]["additionalProperties"] is False
+        assert run_tool(box, {"name": "echo"}).content == "{}"
+        assert run_tool(box, CALL).error is ToolErrorKind.BAD_ARGUMENTS
+
+
 def test_the_schema_of_a_result_is_not_looked_at() -> None:
     with load_tools(mcp_config=hostile("evil-result-schema"), tool_timeout_s=30) as box:
         result = run_tool(box, CALL)

@@ -120,7 +120,8 @@ class McpBackend:
             )
         parameters = {key: value for key, value in tool.input_schema.items() if key not in ("$schema", "title")}
         if "properties" not in parameters:
-            parameters = {**parameters, "properties": {}, "additionalProperties": True}
+            is_open = parameters.get("additionalProperties", True)
+            parameters = {**parameters, "properties": {}, "additionalProperties": is_open}
         try:
             ArgumentChecker(name, parameters, where)
         except PluginError as error:
