@@ -71,6 +71,29 @@ def test_it_can_be_tried_by_hand(toolbox: Toolbox) -> None:
         assert session.run({"name": "jump"}).error is ToolErrorKind.UNKNOWN_TOOL
 
 
+def test_state_may_belong_to_its_thread(tmp_path: Path) -> None:
+    """A connection of sqlite3 does. Each reply was sent a moment before its thread was free, which took another at times."""
+    text = (
+        "import sqlite3\nclass Shop:\n    def reset(self, **row): self.shop = sqlite3.connect(':memory:')\n"
+        '    def count(self) -> int:\n        "Count."\n'
+        "        return self.shop.execute('select count(*) from sqlite_master').fetchone()[0]\n"
+    )
+    count = {"name": "count", "arguments": {}}
+    with load_tools(environment=written(tmp_path, text, "Shop"), workers=1) as box:
+        assert {result.content for _ in range(10) for result in run_tool(box, [count] * 100, row={})} == {"0"}
+
+
+def test_an_environment_is_closed_beside_a_call_that_does_not_end(tmp_path: Path) -> None:
+    text = (
+        f"import time\nclass Slow:\n    def reset(self, **row): pass\n    def close(self): open({str(tmp_path / 'closed')!r}, 'w')\n"
+        '    def nap(self):\n        "Nap."\n        time.sleep(1000)\n'
+    )
+    engine = ScriptedEngine([ByteChat.say("call nap {}")])
+    with load_tools(environment=written(tmp_path, text, "Slow"), workers=1) as box:
+        trajectory = run_episode(engine, box, deadline_s=2.0)
+    assert trajectory.stop_reason is StopReason.DEADLINE and (tmp_path / "closed").exists()
+
+
 def test_a_row_that_lacks_what_reset_asks_for_is_told_so(tmp_path: Path) -> None:
     text = (
         "class Goal:\n    def reset(self, goal: int, **row): self.goal = goal\n"

@@ -85,6 +85,7 @@ class Worker:
         self._unbegun: set[int] = set()  # calls that no code of a tool has run for
         self._running: set[int] = set()
         self._threads = ThreadPoolExecutor(options.threads, "tool", initializer=own_directory_per_thread)
+        self._own_thread = ThreadPoolExecutor(1, "environment", initializer=own_directory_per_thread)
         self._loop: LoopThread | None = None
         self._coroutines: dict[int, Future[None]] = {}
         self._kept: set[int] = set()  # processes that may outlive the call that started them
@@ -122,7 +123,9 @@ class Worker:
                 asked = self._asked(message)
                 try:
                     if not asked.is_async:
-                        self._threads.submit(self._run_sync, call_id, asked)
+                        # an environment's state may belong to its thread (sqlite3); only a close beside a call needs another
+                        threads = self._threads if op == "call" or self._running else self._own_thread
+                        threads.submit(self._run_sync, call_id, asked)
                         return
                     running = self._on_loop().submit(self._run_async(call_id, asked))
                 except RuntimeError as error:  # there can be no more threads, and so perhaps no loop
