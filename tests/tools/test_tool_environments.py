@@ -83,6 +83,18 @@ def test_state_may_belong_to_its_thread(tmp_path: Path) -> None:
         assert {result.content for _ in range(10) for result in run_tool(box, [count] * 100, row={})} == {"0"}
 
 
+def test_what_it_says_can_be_encoded(tmp_path: Path) -> None:
+    """As results can: half a character ended the run with a UnicodeEncodeError of the tokenizer."""
+    text = (
+        "class Half:\n    def reset(self, **row): return 'a\\ud83d'\n"
+        "    def next_user_message(self, answer): return None if answer == 'bye' else 'b\\ud83d'\n"
+    )
+    engine = ScriptedEngine([ByteChat.say("hi"), ByteChat.say("bye")])
+    with load_tools(environment=written(tmp_path, text, "Half"), workers=1) as box:
+        trajectory = run_episode(engine, box)
+    assert trajectory.metadata["observation"] == "a?" and ByteChat.text(trajectory.ids) == "hi|>user:b?|>bye|"
+
+
 def test_an_environment_is_closed_beside_a_call_that_does_not_end(tmp_path: Path) -> None:
     text = (
         f"import time\nclass Slow:\n    def reset(self, **row): pass\n    def close(self): open({str(tmp_path / 'closed')!r}, 'w')\n"

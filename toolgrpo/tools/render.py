@@ -60,11 +60,11 @@ def cut(text: str, max_chars: int, left_out: int = 0) -> RenderedText:
     in its place.
     """
     if len(text) <= max_chars:
-        return RenderedText(_encodable(text), left_out)
+        return RenderedText(encodable(text), left_out)
     ends = ends_of(text, left_out)
     half = max_chars // 2
     head, tail = ends.first[: max_chars - half], ends.last[-half:] if half else ""
-    return joined(_encodable(head), _encodable(tail), ends.n_chars)
+    return joined(encodable(head), encodable(tail), ends.n_chars)
 
 
 def ends_of(text: str, left_out: int) -> Ends:
@@ -133,5 +133,6 @@ def _library(value: object) -> str:
     return type(value).__module__.partition(".")[0]
 
 
-def _encodable(text: str) -> str:
+def encodable(text: str) -> str:
+    """Return a text that every tokenizer takes: lone surrogates become question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")

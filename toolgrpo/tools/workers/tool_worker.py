@@ -45,7 +45,7 @@ from confined_python.processes.wire import pack, receive, unpack_objects
 from toolgrpo.episode.tool_calls import ToolErrorKind
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.plugin_file import Plugin
-from toolgrpo.tools.render import describe_failure, render_result
+from toolgrpo.tools.render import describe_failure, encodable, render_result
 
 _SPENT = 0.9  # of what was free at birth: descriptors, and address space where it is limited
 _STRAY_DESCRIPTORS = 4096  # where the limit is higher: what leaks takes the machine's memory too
@@ -216,7 +216,7 @@ class Worker:
             return {"text": shown.text, "left_out": shown.left_out}
         if value is not None and not isinstance(value, str):
             raise TypeError(f"{says} must return a string or None, got a {type(value).__name__}")
-        return {"text": value}
+        return {"text": value if value is None else encodable(value)}
 
     def _failed(self, error: BaseException) -> dict[str, Any]:
         kind, text = describe_failure(error)
