@@ -83,6 +83,20 @@ def test_state_may_belong_to_its_thread(tmp_path: Path) -> None:
         assert {result.content for _ in range(10) for result in run_tool(box, [count] * 100, row={})} == {"0"}
 
 
+def test_a_tool_has_the_name_of_its_method(tmp_path: Path) -> None:
+    """Not that of the function behind it: `wrapper` was offered and could not be called, and an alias was refused."""
+    text = (
+        "def doubled(method):\n    async def wrapper(self, by: int, *, to: int = 0) -> int:\n"
+        '        "Bump."\n        return 2 * method(self, by) + to\n    return wrapper\n'
+        "class Counter:\n    def reset(self, **row): self.count = 0\n    @doubled\n"
+        "    def bump(self, by: int) -> int:\n        self.count += by\n        return self.count\n    more = bump\n"
+    )
+    calls = [{"name": name, "arguments": {"by": 1}} for name in ("bump", "more")]
+    with load_tools(environment=written(tmp_path, text, "Counter"), workers=1) as box:
+        assert box.names == ["bump", "more"]
+        assert [result.content for result in run_tool(box, calls, row={})] == ["2", "4"]
+
+
 def test_what_it_says_can_be_encoded(tmp_path: Path) -> None:
     """As results can: half a character ended the run with a UnicodeEncodeError of the tokenizer."""
     text = (

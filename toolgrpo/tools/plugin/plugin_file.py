@@ -402,7 +402,7 @@ def _load_environment(source: PluginSource) -> LoadedEnvironment:
             f"{where}: {'; '.join(unseen)}, and only plain methods are seen. Write `def NAME(self, ...)`, or begin its name "
             f"with _ if it is no tool"
         )
-    tools = [method for key, method in methods.items() if not key.startswith("_") and key not in _NOT_TOOLS]
+    tools = [_named(key, one) for key, one in methods.items() if not key.startswith("_") and key not in _NOT_TOOLS]
     if not tools and _SPEAKS not in methods:
         raise PluginError(
             f"{where} has no public methods besides reset, so the model could do nothing in it. Add one; a "
@@ -421,6 +421,16 @@ def _load_environment(source: PluginSource) -> LoadedEnvironment:
     hooks = tuple(key for key in HOOKS if key in methods)
     spec = EnvironmentSpec(name, tuple(tool.spec for tool in loaded), hooks)
     return LoadedEnvironment(spec, factory, {tool.spec.name: tool for tool in loaded})
+
+
+def _named(name: str, method: FunctionType) -> FunctionType:
+    """Return a method under the name that its class has for it: a decorator or `b = a` leaves the function another one."""
+    if method.__name__ == name:
+        return method
+    copy = FunctionType(method.__code__, method.__globals__, closure=method.__closure__)
+    functools.update_wrapper(copy, method)  # so its signature is that of the method
+    copy.__name__ = name
+    return copy
 
 
 def _is_unseen(name: str, member: Any) -> bool:
