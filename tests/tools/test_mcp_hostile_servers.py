@@ -56,6 +56,7 @@ def one_tool(schema: dict[str, Any], name: str = "t") -> str:
         ("tools", one_tool({}, name="x" * 200), "A model must be able to write a name"),
         ("tools", json.dumps(json.loads(one_tool({})) * 2), "it is listed twice"),
         ("tools", "5", "its tools cannot be listed"),
+        ("tools", "[]", "gives no tools: it lists none"),
         ("endless", "", "lists more than 1000 tools"),
         ("list-error", "", "there is no such method here"),
         ("deep-schema", "", "the server's answer cannot be read"),
@@ -72,6 +73,10 @@ def test_a_tool_that_is_not_wanted_may_be_as_it_likes() -> None:
     tools = json.dumps([good, {"name": "a b", "inputSchema": {"type": "object", "$ref": "#"}}])
     with load_tools(mcp_config=hostile("tools", tools, tools=["echo"])) as box:
         assert run_tool(box, CALL).content == '{"x": 1}'
+
+
+def test_a_server_of_which_no_tool_is_wanted_is_refused() -> None:
+    assert "gives no tools" in refusal("tools", one_tool({}), tools=[])
 
 
 def test_a_tool_that_says_it_takes_nothing_takes_nothing() -> None:

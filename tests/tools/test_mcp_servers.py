@@ -147,6 +147,7 @@ def test_two_servers_with_one_tool_need_a_prefix() -> None:
         ('{"mcpServers": {"a": {}}}', "server 'a' needs either a \"command\""),
         ('{"mcpServers": {"a": {"command": "x", "url": "y"}}}', "server 'a' needs either a \"command\""),
         ('{"mcpServers": {"a": {"url": "y", "type": "sse"}}}', "only stdio and streamable HTTP"),
+        ('{"mcpServers": {"a": {"command": "x", "disabled": true}}}', "disables all its servers (a)"),
         ('{"mcpServers": {"a": {"command": "x", "args": "y"}}}', "\"args\": Input should be a valid list, got 'y'"),
         ('{"mcpServers": {"a": {"command": "x", "session": "day"}}}', "'run' or 'trajectory', got 'day'"),
     ],

@@ -63,6 +63,10 @@ def read_mcp_config(config: str | Path | Mapping[str, Any]) -> list[McpServerCon
     if not isinstance(servers, dict) or not servers:
         raise ConfigError(f'{label} must have the form {{"mcpServers": {{"name": {{"command": ...}}}}}}')
     used = {name: entry for name, entry in servers.items() if not isinstance(entry, dict) or not entry.get("disabled")}
+    if not used:
+        raise ConfigError(
+            f'{label} disables all its servers ({", ".join(servers)}); take "disabled" from one, or leave it out'
+        )
     return [_server(name, entry, label) for name, entry in used.items()]
 
 

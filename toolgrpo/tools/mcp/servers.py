@@ -102,9 +102,12 @@ class McpBackend:
                     raise PluginError(
                         f"the MCP server '{name}' has no tool '{wanted}'; it has {', '.join(sorted(known))[:1000]}"
                     )
-            for tool in tools:
-                if server.tools is None or tool.name in server.tools:
-                    self._add(server, tool)
+            used = [tool for tool in tools if server.tools is None or tool.name in server.tools]
+            if not used:
+                why = 'the list under "tools" is empty' if tools else "it lists none"
+                raise PluginError(f"the MCP server '{name}' gives no tools: {why}. Mend that, or leave the server out.")
+            for tool in used:
+                self._add(server, tool)
             if server.session == "trajectory":
                 await self._shared[name].close()
 
