@@ -23,8 +23,8 @@ PACKAGE = ROOT / "toolgrpo"
 
 # Of each package, when this was written, rounded up to 50.
 LINES = {
-    "chat": 2875,
-    "commands": 6728,
+    "chat": 2944,
+    "commands": 6742,
     "data": 1710,
     "draw": 1569,
     "engines": 3980,
@@ -37,11 +37,11 @@ LINES = {
     "report": 990,
     "rewards": 2170,
     "rollout": 2651,
-    "sft": 464,
+    "sft": 513,
     "shared_pass": 1334,
     "support": 1440,
     "testing": 967,
-    "tools": 5411,
+    "tools": 5438,
     "trainer": 5344,
     "(itself)": 809,
 }
@@ -49,10 +49,10 @@ MOST = {
     "modules": 235,
     "modules with one importer": 41,
     "modules that a trainer imports": 127,
-    "lines that a trainer imports": 24_034,
+    "lines that a trainer imports": 24_110,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 39_840,
+    "lines of tests": 40_000,
     "lines of benchmarks": 6_083,
     "lines of pages": 4_092,
     "words of pages": 30_900,
