@@ -79,7 +79,13 @@ def resolve_format(tokenizer: Any) -> ChatFormat:
 
     template = tokenizer.chat_template
     if isinstance(template, dict):  # named variants; apply_chat_template takes this one when tools are given
+        names = ", ".join(template)
         template = template.get("tool_use", template.get("default"))
+        if names and template is None:
+            raise ChatFormatError(
+                f"none of the tokenizer's chat templates ({names}) is named `default` or `tool_use`; set "
+                f"tokenizer.chat_template to the one to use"
+            )
     if not template:
         raise ChatFormatError("the tokenizer has no chat template; set tokenizer.chat_template, or use a chat model")
     family = family_of(template)
