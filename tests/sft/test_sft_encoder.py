@@ -283,6 +283,9 @@ def test_a_tokenizer_without_a_template_is_refused(tokenizer: Any) -> None:
     tokenizer.chat_template = None
     with pytest.raises(ChatFormatError, match="no chat template"):
         ConversationEncoder(tokenizer)
+    tokenizer.chat_template = {"rag": CHATML, "plain": CHATML}
+    with pytest.raises(ChatFormatError, match=r"\(rag, plain\).*`default`"):
+        ConversationEncoder(tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -291,6 +294,7 @@ def test_a_tokenizer_without_a_template_is_refused(tokenizer: Any) -> None:
         ('{"messages": [{"role": "user", "content": "a"}]}', "line 2: no assistant message"),
         ('{"prompt": "a", "gold_calls": []}', "line 2: no conversation.*into such: .*dead_groups.md#where-every"),
         ('{"messages": "hello"}', "line 2: no conversation"),
+        ('{"conversations": [{"from": "human", "value": "a"}]}', "line 2: no conversation.*`from` to `role`"),
         ('{"prompt": [{"role": "assistant", "content": "a"}], "completion": []}', "line 2: no assistant message"),
         ("{", "line 2"),
         (json.dumps({"messages": [BROKEN]}), "line 2: the arguments of a call are no JSON"),

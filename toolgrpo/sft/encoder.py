@@ -99,6 +99,7 @@ def _checked(spec: str, split: str) -> Iterator[dict[str, Any]]:
                 f"{row.where}: no conversation; `messages` (or `prompt` and `completion`) must be a list of "
                 f"messages with a role, got the columns {', '.join(columns)}"
                 + (f"; rows with `gold_calls` can be made into such: {page}" if "gold_calls" in columns else "")
+                + (_SHAREGPT if any(map(_is_sharegpt, columns.values())) else "")
             )
         messages = [_message(one, f"{row.where}, message {number}") for number, one in enumerate(messages, 1)]
         said = [message for message in messages[n_prompt:] if _is_taught(message)]
@@ -108,6 +109,20 @@ def _checked(spec: str, split: str) -> Iterator[dict[str, Any]]:
             _check_arguments(call, row.where)
         given = next((one for name in ("tools", "functions") if (one := columns.get(name)) is not None), None)
         yield {"messages": messages, "n_prompt": n_prompt, "tools": _schemas_of(row.where, given)}
+
+
+_SHAREGPT = (
+    "; of ShareGPT's form rename `from` to `role`, `value` to `content`, `human` to `user` and `gpt` to `assistant`, and write "
+    "calls as `tool_calls`"
+)
+
+
+def _is_sharegpt(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(one, dict) and {"from", "value"} <= {*one} for one in value)
+    )
 
 
 def _message(message: Message, where: str) -> Message:
