@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.chat.attempts import unclosed, unreadable, xml_attempt
+from toolgrpo.chat.attempts import CallForm, unclosed, unreadable, xml_attempt
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.families import _HERMES_FORM as HERMES
+from toolgrpo.chat.families import DEEPSEEK, HARMONY, MISTRAL
 from toolgrpo.chat.unmarked import unmarked_call, with_unmarked
 from toolgrpo.episode.tool_calls import AttemptStatus, CallAttempt
 
@@ -97,6 +98,19 @@ def test_no_text_takes_long(piece: str) -> None:
 )
 def test_an_unreadable_call_is_shown_as_it_was_meant(broken: str) -> None:
     assert unreadable(broken, "it is no JSON", HERMES).detail.endswith(f"it is no JSON; write it as {RIGHT}")
+
+
+@pytest.mark.parametrize("form", [MISTRAL.call, DEEPSEEK.call, HARMONY.call], ids=["mistral", "deepseek", "gpt-oss"])
+def test_forms_with_the_name_apart_show_the_call_that_was_meant(form: CallForm) -> None:
+    shown = [unreadable(CALL[:-2], "it is no JSON", form).detail]
+    shown.append(getattr(unmarked_call(CALL, SCHEMAS, form=form.text), "detail", ""))
+    for detail in shown:
+        assert (
+            '{"expression": "2 + 3"}' in detail
+            and "calculator" in detail
+            and "NAME" not in detail
+            and "key" not in detail
+        )
 
 
 def test_a_call_that_is_whole_but_not_closed_is_shown_and_one_that_was_cut_is_not() -> None:

@@ -214,7 +214,7 @@ def _meant(text: str, form: CallForm, *, mend: bool = False) -> CallAttempt | No
 
     `mend`: brackets left open or closed twice, a comma too many, Python's spelling. Not where a call may have been cut.
     """
-    if len(text) > _LONGEST_MENDED or "{...}" not in form.text or _ODD_ESCAPE.search(text):
+    if len(text) > _LONGEST_MENDED or written(form.text, "", {}) == form.text or _ODD_ESCAPE.search(text):
         return None
     text = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```").strip()
     closed = _closed(text) if mend else text

@@ -143,13 +143,17 @@ class Call:
         return self.status in RUNNABLE and self.result is not None and self.error is None
 
 
-_ELIDED = re.compile(r'("name": )(?:\.\.\.|"\.\.\.")|\{\.\.\.\}')
+_ELIDED = re.compile(
+    r'("name": )(?:\.\.\.|"\.\.\.")|\{(?:\.\.\.|"key": "value")\}|(NAME)(?=\[ARGS\]|<｜tool▁sep｜>|<\|channel\|>)'
+)
 
 
 def written(form: str, name: str | None, arguments: Mapping[str, Any] | None) -> str:
     """Return a text with this call wherever it shows the form of one: a model copies what it is shown, dots too."""
 
     def said(found: re.Match[str]) -> str:
+        if found[2]:
+            return name or found[2]
         shown = name if found[1] else dict(arguments or {})
         return (found[1] or "") + json.dumps(shown, ensure_ascii=False, default=str)
 
