@@ -85,6 +85,16 @@ def test_labels_of_an_axis_are_told_apart_and_lie_in_the_drawing(shown: Show, pa
         assert all(begin >= 0 and end <= 560 for *_, begin, end in ticks), (name, ticks)
 
 
+def test_a_run_of_many_steps_has_its_charts(shown: Show, tmp_path: Path) -> None:
+    names = ("sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max")
+    steps = ({"kind": "step", "step": n, "metrics": dict.fromkeys(names, n)} for n in range(70_000))
+    lines = [{"kind": "run", "schema": 2}, *steps]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    browser = shown(build_report([tmp_path]).path, "")
+    assert "70000" in text_of(browser) and browser.run("document.querySelectorAll('figure.chart').length") == 1
+    assert browser.messages == []
+
+
 def test_examples_of_broken_calls_are_calls_that_could_not_be_run(shown: Show, run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     recorded = tmp_path / "run" / "episodes.jsonl"

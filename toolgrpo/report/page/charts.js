@@ -49,7 +49,7 @@ function chart({ title, hint, series, stacked = false, whole = false, events = [
 
 function extent(given, sums) {
   const values = sums || given.flatMap((one) => one.points.flatMap((point) => point.slice(1).filter((value) => value !== null)));
-  let [low, high] = [Math.min(...values), Math.max(...values)];
+  let [low, high] = [-largest(values.map((value) => -value), -Infinity), largest(values, -Infinity)];
   if (low > 0 && low < 0.5 * high) low = 0;
   if (sums) low = 0;
   if (low === high) [low, high] = low === 0 ? [0, 1] : [Math.min(0, low), Math.max(0, high)];

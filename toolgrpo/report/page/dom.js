@@ -50,6 +50,9 @@ function fill(element, ...children) {
   return element;
 }
 
+// The largest of any number of values; `Math.max(...values)` takes about 120,000.
+const largest = (values, least) => values.reduce((most, value) => Math.max(most, value), least);
+
 // Numbers as people read them.
 function num(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";

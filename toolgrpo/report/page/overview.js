@@ -52,7 +52,7 @@ function cards(run, sums) {
   if (measured.length) return found;
   const times = run.steps.map((one) => one.metrics.step_time).filter((value) => value > 0);
   const all = times.reduce((sum, value) => sum + value, 0);
-  found.push(h("div.card", {}, h("h3", {}, "steps"), h("p.big", {}, String(Math.max(0, ...[...run.steps, ...sums].map((one) => one.step + 1))), run.facts.max_steps ? h("small", {}, ` of ${run.facts.max_steps}`) : null), h("p.quiet", {}, times.length ? `${seconds(all / times.length)} each` : plural(run.recorded, "episode"))));
+  found.push(h("div.card", {}, h("h3", {}, "steps"), h("p.big", {}, String(largest([...run.steps, ...sums].map((one) => one.step + 1), 0)), run.facts.max_steps ? h("small", {}, ` of ${run.facts.max_steps}`) : null), h("p.quiet", {}, times.length ? `${seconds(all / times.length)} each` : plural(run.recorded, "episode"))));
   return found;
 }
 

@@ -15,7 +15,7 @@ async function tokenView(episode, wanted, set) {
   const usable = Object.entries(COLOURS).filter(([, colour]) => !colour.needs || tokens.some((token) => token[colour.needs] !== null && token[colour.needs] !== undefined));
   const chosen = usable.some(([name]) => name === wanted.colour) ? wanted.colour : episode.turns.some((turn) => turn.ta !== undefined) ? "advantage" : usable.some(([name]) => name === "weight") && episode.a ? "weight" : "mask";
   const colour = COLOURS[chosen];
-  const scale = colour.two && !colour.of ? Math.max(1e-12, ...tokens.map((token) => Math.abs(token[colour.needs] || 0))) : 1;
+  const scale = colour.two && !colour.of ? largest(tokens.map((token) => Math.abs(token[colour.needs] || 0)), 1e-12) : 1;
   const level = colour.of || ((token) => (token[colour.needs] === null || token[colour.needs] === undefined ? null : token[colour.needs] / scale));
   return [
     h("div.bar", {},
