@@ -213,6 +213,9 @@ def test_an_episode_that_could_not_be_scored_is_no_failure(run: Path) -> None:
     assert step_sums(alike)["groups"] == [0, 0, 0, 1], "paid alike, for success and for failure"
     teaching = [{**one, "advantage": 0.43} for one in alike]
     assert step_sums(teaching)["groups"] == [1, 0, 0, 0], "advantages may be made of parts that differ"
+    dropped = [{**one, "group": 99, "success": None, "reward_given": None, "advantage": None} for one in alike]
+    sums = step_sums(alike + dropped)
+    assert (sums["groups"], sums["dropped_groups"]) == ([0, 0, 0, 1], 1), "no question of a success's interval"
     waits = [
         {**one, "timings": {**one["timings"], "rollout_s": float(s)}}
         for one, s in zip(alike, (1, 4, 2, 3), strict=True)

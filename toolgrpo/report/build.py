@@ -76,6 +76,7 @@ def step_sums(batch: Sequence[Record]) -> dict[str, Any]:
         "r": round(fmean(rewards), 5) if rewards else None,
         "sd": round(stdev(means), 5) if len(means) > 1 else 0.0,
         "groups": [len(groups) - len(dead), ends["failed"], ends["solved"], ends["both"]] if grouped else None,
+        "dropped_groups": ends["dropped"],  # whole ones
         "stops": Counter(record["stop_reason"] for record in batch),
         "causes": _causes(result for record in batch for result in results_of(record)),
         "tools": {name: _tool_sums(results) for name, results in tools.items()},
@@ -87,9 +88,9 @@ def step_sums(batch: Sequence[Record]) -> dict[str, Any]:
 
 
 def _all_alike(group: Sequence[Record]) -> str:
-    """Return how a group whose rewards are all alike ended: all `failed`, all `solved`, or `both` ways."""
+    """Return how a group whose rewards are all alike ended: all `failed`, all `solved`, `both` ways, or all `dropped`."""
     ends = {one["success"] for one in group if one.get("success") is not None}
-    return "both" if len(ends) > 1 else "solved" if True in ends else "failed"
+    return "both" if len(ends) > 1 else "solved" if True in ends else "failed" if ends else "dropped"
 
 
 def _tool_sums(results: Sequence[Record]) -> dict[str, Any]:

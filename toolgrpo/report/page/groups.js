@@ -31,7 +31,7 @@ function groupsView(wanted) {
     h("form.bar", { role: "search", onsubmit: (event) => { event.preventDefault(); set({ text: search.value }); } },
       choice("Step", wanted.step, [["", "all"], ...steps.map((step) => shownStep(step))], (step) => set({ step })),
       modes.length > 1 ? choice("Mode", wanted.mode, [["", "all"], ...modes], (mode) => set({ mode })) : null,
-      choice("State", wanted.kind, [["", "all"], ["live", "live"], ["dead", "dead"], ["failed", "dead, all failed"], ["solved", "dead, all solved"], ["both", "dead, both ways"]], (kind) => set({ kind })),
+      choice("State", wanted.kind, [["", "all"], ["live", "live"], ["dead", "dead"], ["failed", "dead, all failed"], ["solved", "dead, all solved"], ["both", "dead, both ways"], ["dropped", "dead, all dropped"]], (kind) => set({ kind })),
       h("label.field.grow", {}, h("span", {}, "Question"), search)),
     h("p.count", { role: "status" }, plural(found.length, "group")),
     table(columns, found, { sort: wanted.sort || "step", down: wanted.down === "1", onsort: (sort, down) => set({ sort, down: down ? 1 : 0 }), href: groupLink, empty: "No group matches this filter." }),
@@ -39,11 +39,11 @@ function groupsView(wanted) {
 }
 
 // How a group whose rewards are all alike ended; one may be paid alike for success and for failure.
-const deadBy = (group) => (!group.ok ? "failed" : group.ok === group.scored ? "solved" : "both");
+const deadBy = (group) => (!group.scored ? "dropped" : !group.ok ? "failed" : group.ok === group.scored ? "solved" : "both");
 
 function deadBadge(group) {
   if (!group.dead) return h("span.badge.good", {}, "live");
-  return h("span.badge", {}, { failed: "dead, all failed", solved: "dead, all solved", both: "dead, both ways" }[deadBy(group)]);
+  return h("span.badge", {}, { failed: "dead, all failed", solved: "dead, all solved", both: "dead, both ways", dropped: "dead, all dropped" }[deadBy(group)]);
 }
 
 // A square for each episode of a group, best first.

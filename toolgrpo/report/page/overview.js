@@ -130,6 +130,7 @@ function charts(run, sums) {
       { name: "dead, failed", colour: 3, points: points((one) => (one.groups ? one.groups[1] : null)) },
       { name: "dead, solved", colour: 1, points: points((one) => (one.groups ? one.groups[2] : null)) },
       { name: "dead, both", colour: 7, points: points((one) => (one.groups ? one.groups[3] || null : null)) },
+      { name: "dead, dropped", colour: 6, points: points((one) => one.dropped_groups || null) },
     ] }),
     chart({ title: "Why episodes ended", stacked: true, events, show: percent, range: [0, 1], series: stops.map((name) => ({ name: name.replaceAll("_", " "), colour: STOP_COLOURS[name], points: points((one) => (one.stops[name] || 0) / one.n) })) }),
     chart({ title: "Calls by tool", hint: "calls per episode", stacked: true, events, series: [
