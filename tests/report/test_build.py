@@ -215,6 +215,7 @@ def test_an_episode_that_could_not_be_scored_is_no_failure(run: Path) -> None:
     assert step_sums(teaching)["groups"] == [1, 0, 0, 0], "advantages may be made of parts that differ"
     dropped = [{**one, "group": 99, "success": None, "reward_given": None, "advantage": None} for one in alike]
     sums = step_sums(alike + dropped)
+    assert sums["sd"] is None, "one question has no interval"
     assert (sums["groups"], sums["dropped_groups"]) == ([0, 0, 0, 1], 1), "no question of a success's interval"
     waits = [
         {**one, "timings": {**one["timings"], "rollout_s": float(s)}}

@@ -74,7 +74,7 @@ def step_sums(batch: Sequence[Record]) -> dict[str, Any]:
         "ok": sum(bool(record.get("success")) for record in batch),
         "rewarded": len(means),
         "r": round(fmean(rewards), 5) if rewards else None,
-        "sd": round(stdev(means), 5) if len(means) > 1 else 0.0,
+        "sd": round(stdev(means), 5) if len(means) > 1 else None,  # of one nobody knows
         "groups": [len(groups) - len(dead), ends["failed"], ends["solved"], ends["both"]] if grouped else None,
         "dropped_groups": ends["dropped"],  # whole ones
         "stops": Counter(record["stop_reason"] for record in batch),

@@ -118,7 +118,7 @@ function charts(run, sums) {
   const setOf = (one) => (one.label || "").split(" on ").slice(1).join(" on "); // of several to evaluate on
   const made = [
     chart({ title: "Reward", hint: "mean of a step, 95 % interval", events, series: [
-      { name: "reward", points: sums.filter((one) => one.r !== null).map((one) => [shownStep(one.step), one.r, one.r - (1.96 * one.sd) / Math.sqrt(one.rewarded), one.r + (1.96 * one.sd) / Math.sqrt(one.rewarded)]) },
+      { name: "reward", points: sums.filter((one) => one.r !== null).map((one) => [shownStep(one.step), one.r, ...(one.sd === null ? [] : [-1.96, 1.96].map((z) => one.r + (z * one.sd) / Math.sqrt(one.rewarded)))]) },
       ...(parts.length > 1 ? parts.map((name) => ({ name, points: points((one) => one.parts[name] ?? null) })) : []),
     ] }),
     chart({ title: "Success", hint: "share of a step's episodes, 95 % interval", range: [0, 1], show: percent, events, series: [
