@@ -95,6 +95,16 @@ def test_a_run_of_many_steps_has_its_charts(shown: Show, tmp_path: Path) -> None
     assert browser.messages == []
 
 
+def test_a_number_of_many_digits_is_short(shown: Show, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "steps.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.get("metrics", {})["grad_norm"] = -2.5e45
+    (tmp_path / "run" / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    browser = shown(build_report([tmp_path / "run"]).path, "")
+    assert "−2.0e45" in text_of(browser) and "000,000,000" not in text_of(browser)
+
+
 def test_examples_of_broken_calls_are_calls_that_could_not_be_run(shown: Show, run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     recorded = tmp_path / "run" / "episodes.jsonl"

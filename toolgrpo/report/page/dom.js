@@ -58,6 +58,7 @@ function num(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (value === 0) return "0";
   const size = Math.abs(value);
+  if (size >= 1e12) return value.toExponential(1).replace("e+", "e").replace(/^-/, "−");
   if (size >= 10000) return Math.round(value).toLocaleString("en-US");
   if (size >= 100) return value.toFixed(0);
   if (size < 0.001) return value.toExponential(1).replace("e-", "e−").replace(/^-/, "−");
