@@ -152,6 +152,21 @@ def test_close_always_runs(toolbox: Toolbox, tmp_path: Path) -> None:
     assert marker.read_text() == "4"
 
 
+def test_a_value_of_its_object_must_not_hide_a_method(tmp_path: Path) -> None:
+    text = (
+        "class E:\n    def reset(self, hide='', later='', **row):\n        self.later = later\n        vars(self).update({hide: 0.0})\n"
+        "    def look(self) -> str:\n        'Look.'\n        vars(self).update({self.later: 0.0})\n        return 'x'\n"
+        "    def reward(self): return 1.0\n"
+    )
+    with load_tools(environment=written(tmp_path, text, "E"), workers=1) as box:
+        for name in ("look", "reward"):
+            with pytest.raises(PluginError, match=f"self.{name} is set to a float"):
+                asyncio.run(episode(box, {"hide": name}))
+        with pytest.raises(PluginError, match="E: reward failed: TypeError"):
+            asyncio.run(episode(box, {"later": "reward"}, attempt("look")))
+        assert asyncio.run(episode(box, {}, attempt("look"))) == (None, ["x"], 1.0)
+
+
 def test_a_reset_that_raises_is_the_plugins_error(toolbox: Toolbox) -> None:
     with pytest.raises(PluginError, match=r"Counter: reset raised .*\['goal'\].*this goal is bad"):
         asyncio.run(episode(toolbox, {"goal": "bad"}))

@@ -349,6 +349,11 @@ class LoadedEnvironment:
     factory: Callable[[], Any]
     tools: Mapping[str, LoadedTool]
 
+    @property
+    def methods(self) -> list[str]:
+        """The attributes of its instances that are called."""
+        return [*(tool.function.__name__ for tool in self.tools.values()), *self.spec.hooks]
+
 
 @dataclass(frozen=True, slots=True)
 class PluginSpec:

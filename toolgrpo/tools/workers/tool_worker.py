@@ -148,15 +148,20 @@ class Worker:
                 tool = self._plugin.environment.tools[message["tool"]]
                 return _Asked(partial(tool.call, message["args"], self._instance), tool.spec.is_async)
         name = message["method"]  # a hook
-        method = getattr(self._instance, name)
         says = name if name == "next_user_message" else ""
-        return _Asked(partial(method, *message["args"]), asyncio.iscoroutinefunction(method), says=says)
+        return _Asked(lambda: getattr(self._instance, name)(*message["args"]), says=says)
 
     def _opened(self, row: str) -> object:
         """Make the instance and reset it; return what it says."""
         assert self._plugin.environment is not None
         self._instance = self._plugin.environment.factory()
-        return self._waited(self._instance.reset(**unpack_objects(row)))
+        said = self._waited(self._instance.reset(**unpack_objects(row)))
+        for name in self._plugin.environment.methods:
+            if not callable(hidden := getattr(self._instance, "__dict__", {}).get(name, callable)):
+                raise TypeError(
+                    f"self.{name} is set to a {type(hidden).__name__}, which hides the method {name}; rename one of them"
+                )
+        return said
 
     def _waited(self, value: Any) -> Any:
         """Return a value, that of a coroutine once the loop has run it: a plain decorator hides `async def`."""
