@@ -150,6 +150,8 @@ def test_two_servers_with_one_tool_need_a_prefix() -> None:
         ('{"mcpServers": {"a": {"command": "x", "disabled": true}}}', "disables all its servers (a)"),
         ('{"mcpServers": {"a": {"command": "x", "args": "y"}}}', "\"args\": Input should be a valid list, got 'y'"),
         ('{"mcpServers": {"a": {"command": "x", "session": "day"}}}', "'run' or 'trajectory', got 'day'"),
+        ('{"mcpServers": {"a": {"command": "x", "excludeTools": ["y"]}}}', '"excludeTools", which is not known'),
+        ('{"mcpServers": {"a": {"command": "x", "sesion": "trajectory"}}}', 'the nearest is "session"'),
     ],
 )
 def test_a_configuration_that_cannot_be_used(tmp_path: Path, content: str, says: str) -> None:
@@ -158,6 +160,14 @@ def test_a_configuration_that_cannot_be_used(tmp_path: Path, content: str, says:
     with pytest.raises(ConfigError) as caught:
         read_mcp_config(path)
     assert says in str(caught.value) and "mcp.json" in str(caught.value)
+
+
+def test_keys_of_desktop_clients_are_passed_over() -> None:
+    keys = (
+        "type disabled timeout autoApprove alwaysAllow description transport envFile trust icon version tags auth dev"
+    )
+    entry = {"command": "x", **dict.fromkeys(keys.split())}
+    assert read_mcp_config({"mcpServers": {"one": entry}})[0].command == "x"
 
 
 def test_variables_of_the_environment_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@
 
 Ours: `session` ("run", the default: one connection that all episodes share; "trajectory": one per
 episode), `prefix` (put before every tool name) and `tools` (only these). Keys that only desktop
-applications need are passed over.
+applications need are passed over, but for those that name tools (`includeTools`), which would be
+offered or left out unasked.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from toolgrpo.errors import ConfigError
 from toolgrpo.support.settings_files import BadSettings, read_json
-from toolgrpo.support.shipped_files import located, no_mcp_config
+from toolgrpo.support.shipped_files import located, nearest, no_mcp_config
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}")
 
@@ -99,6 +100,10 @@ def _server(name: str, entry: object, label: str) -> McpServerConfig:
         raise ConfigError(f'{where} needs either a "command" to start or a "url" to connect to')
     if entry.get("type") == "sse":
         raise ConfigError(f"{where} asks for the old SSE transport; only stdio and streamable HTTP are supported")
+    for key in map(str, entry.keys() - McpServerConfig.model_fields.keys()):
+        meant = ["tools"] if key.casefold().endswith("tools") else nearest(key, McpServerConfig.model_fields, alike=0.8)
+        if meant:
+            raise ConfigError(f'{where} has the key "{key}", which is not known; the nearest is "{meant[0]}"')
     try:
         return McpServerConfig(**_expanded(entry, where) | {"name": name})
     except ValidationError as error:
