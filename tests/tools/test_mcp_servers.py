@@ -8,7 +8,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import mcp_types
@@ -84,6 +86,19 @@ def test_a_server_at_a_url_that_went_away_is_found_again() -> None:
         assert run_tool(box, ADD).error in (ToolErrorKind.DIED, ToolErrorKind.TIMEOUT)
         with http_server(port):
             wait_for(lambda: run_tool(box, ADD).content == "2", timeout_s=240)
+
+
+class _Refusing(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.send_error(401)
+
+
+def test_a_server_at_a_url_that_refuses_is_quoted_with_its_status() -> None:
+    with HTTPServer(("127.0.0.1", 0), _Refusing) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(PluginError, match=r"'web'.*HTTP 401 Unauthorized.*headers"):
+            load_tools(mcp_config={"mcpServers": {"web": {"url": f"http://127.0.0.1:{server.server_port}/mcp"}}})
+        server.shutdown()
 
 
 def test_one_session_per_trajectory_by_choice() -> None:

@@ -88,6 +88,7 @@ class McpConnection:
         self._name = f"the server '{config.name}'"
         self._link: _Link | None = None
         self._output: _ServerOutput | None = None
+        self._refusal = ""  # the status of the last answer over HTTP, if it was one
         self._failures = 0
         self._not_before = 0.0
         self._closed = False
@@ -112,7 +113,9 @@ class McpConnection:
         except PluginError:
             raise
         except ServerDown as error:
-            raise PluginError(f"{error}. Check its command or URL in the MCP configuration.") from error
+            raise PluginError(
+                f"{error}. Check its command, or its URL and headers, in the MCP configuration."
+            ) from error
         except Exception as error:  # a server can answer with anything: the SDK's errors, pydantic's, bare ones
             detail = f"its tools cannot be listed ({_describe(error)})"
             if isinstance(error, TimeoutError):
@@ -183,7 +186,7 @@ class McpConnection:
 
     async def _keep(self, link: _Link) -> None:
         """Enter the client, stay until told to leave, leave."""
-        limit_s = self._options.connect_timeout_s
+        limit_s, self._refusal = self._options.connect_timeout_s, ""
         try:
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(limit_s):
@@ -196,17 +199,27 @@ class McpConnection:
             if not link.client.done():
                 self._failures += 1
                 self._not_before = time.monotonic() + min(_MAX_PAUSE_S, 0.5 * 2**self._failures)
-                reason = f"no answer within {limit_s:g} s" if isinstance(error, TimeoutError) else _describe(error)
+                reason = (
+                    f"no answer within {limit_s:g} s"
+                    if isinstance(error, TimeoutError)
+                    else _describe(error) + self._refusal
+                )
                 text = await self._with_last_words(f"{self._name} cannot be reached: {reason}")
                 link.client.set_exception(ServerDown(text))
             if not isinstance(error, Exception):
                 raise
 
+    async def _note_refusal(self, response: httpx2.Response) -> None:
+        """Remember the status of an answer that is an error: the SDK only says that it is one."""
+        if response.request.method == "POST":
+            self._refusal = f" (HTTP {response.status_code} {response.reason_phrase})" if response.is_error else ""
+
     async def _transport(self, stack: AsyncExitStack) -> AbstractAsyncContextManager[Any]:
         config = self._config
         if config.url is not None:
             headers = {"accept-encoding": "identity", **config.headers}
-            client = httpx2.AsyncClient(headers=headers, timeout=None, event_hooks={"response": [_bound_answer]})
+            hooks = {"response": [_bound_answer, self._note_refusal]}
+            client = httpx2.AsyncClient(headers=headers, timeout=None, event_hooks=hooks)
             http = await stack.enter_async_context(client)
             return streamable_http_client(config.url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES)
         assert config.command is not None
