@@ -17,6 +17,8 @@ from recipes.nano.tokenizer import build_tokenizer
 from recipes.nano.toolsets import CANONICAL
 from tests.support.chat_families import template_names, trl_tokenizer
 from tests.support.chat_samples import LOOK_UP, calling
+from tests.support.fetched_tokenizers import fetched_tokenizer
+from tests.support.real_tokenizers import NotAtHand
 from toolgrpo.chat import resolve_format
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.format import TemplateFormat
@@ -240,6 +242,17 @@ def test_a_first_message_of_the_assistant_is_named_where_the_template_cannot_pri
     assert Taught("llama3", said("Hello."), *CONVERSATION[:1], said("One.")).texts() == ["Hello.", "One."]
     with pytest.raises(ChatFormatError, match=r"qwen3 .*assistant message"):
         Taught("qwen3", said("Hello."), *CONVERSATION[:1], said("One."))
+
+
+def test_a_system_message_that_the_template_moves_to_the_last_question_is_shown() -> None:
+    """Mistral Nemo's prints it there alone."""
+    try:
+        tokenizer = fetched_tokenizer("mistral-nemo")
+    except NotAtHand as error:
+        pytest.skip(str(error))
+    taught = Taught(tokenizer, {"role": "system", "content": "Be brief."}, *CONVERSATION[:4])
+    assert taught.texts()[-1] == "It is 12." and taught.turns()[0].attempts[0].arguments == {"key": "x"}
+    assert "[INST]Be brief.\n\nWhat is x?[/INST]" in tokenizer.decode(taught.ids)
 
 
 # Rows, and nano's own tokenizer

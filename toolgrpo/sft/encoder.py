@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -265,12 +265,14 @@ class ConversationEncoder:
         In the whole one a template may print the turns before it otherwise once it is there, and
         hide its thinking.
         """
-        asked = [message for message in messages[:1] if message["role"] in ("system", "developer")] + [_QUESTION]
+        told = [message for message in messages[:1] if message["role"] in ("system", "developer")]
         results = index + 1
         while results < len(messages) and messages[results]["role"] == "tool":
             results += 1  # some templates end a turn with calls by what follows them
         unprinted = messages[index].get(_UNPRINTED)
-        for enable_thinking in (None, True, False) if given is None else (given,):
+        # Some templates print a system message beside the last user message alone, so not where a turn follows that.
+        openings = [[*told, _QUESTION], *([[_QUESTION]] if told else [])]
+        for asked, enable_thinking in product(openings, (None, True, False) if given is None else (given,)):
             header, whole = (
                 self.chat.render(shown, tools, enable_thinking=enable_thinking, ask=ask)
                 for shown, ask in ((asked, True), ([*asked, *messages[index:results]], results > index + 1))
