@@ -255,6 +255,16 @@ def test_a_system_message_that_the_template_moves_to_the_last_question_is_shown(
     assert "[INST]Be brief.\n\nWhat is x?[/INST]" in tokenizer.decode(taught.ids)
 
 
+def test_thinking_that_one_switch_leaves_open_is_taught_where_turns_print_none() -> None:
+    """As in the copies of QwQ's template whose header closes it unless thinking is asked for."""
+    try:
+        tokenizer = fetched_tokenizer("qwq")
+    except NotAtHand as error:
+        pytest.skip(str(error))
+    taught = Taught(tokenizer, *CONVERSATION[:3], THOUGHT)
+    assert taught.texts()[-1] == "fine\n</think>\n\nIt is 13."
+
+
 # Rows, and nano's own tokenizer
 
 SAID = [{"role": "user", "content": "a"}, said("b")]

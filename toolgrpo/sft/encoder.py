@@ -270,6 +270,7 @@ class ConversationEncoder:
         while results < len(messages) and messages[results]["role"] == "tool":
             results += 1  # some templates end a turn with calls by what follows them
         unprinted = messages[index].get(_UNPRINTED)
+        tried: list[tuple[str, str, bool | None]] = []
         # Some templates print a system message beside the last user message alone, so not where a turn follows that.
         openings = [[*told, _QUESTION], *([[_QUESTION]] if told else [])]
         for asked, enable_thinking in product(openings, (None, True, False) if given is None else (given,)):
@@ -283,14 +284,16 @@ class ConversationEncoder:
             if begins is not None:
                 text = self._thought(unprinted, opening=f"{_OPENED}\n") + whole[len(begins) :]
                 return self._turn_of(text, messages[index], enable_thinking)
-        plain = header.removesuffix("\n").removesuffix(_OPENED)
-        if plain == header or not whole.startswith(plain):
-            raise ChatFormatError(
-                f"the chat template of the {self.chat.name} format prints message {index} otherwise than its own "
-                f"header begins, so the assistant's tokens cannot be told apart. Use a template that prints what it asks for."
-            )
-        thought = messages[index].get("reasoning_content") or unprinted or ""
-        return self._turn_of(self._thought(thought) + whole[len(plain) :], messages[index], False)
+            tried.append((header, whole, enable_thinking))
+        for header, whole, enable_thinking in tried:
+            plain = header.removesuffix("\n").removesuffix(_OPENED)
+            if plain != header and whole.startswith(plain):
+                thought = messages[index].get("reasoning_content") or unprinted or ""
+                return self._turn_of(self._thought(thought) + whole[len(plain) :], messages[index], enable_thinking)
+        raise ChatFormatError(
+            f"the chat template of the {self.chat.name} format prints message {index} otherwise than its own "
+            f"header begins, so the assistant's tokens cannot be told apart. Use a template that prints what it asks for."
+        )
 
     def _turn_of(self, text: str, message: Message, enable_thinking: bool | None) -> _Turn:
         """Return the turn of this text, and what of its message does not stand in it."""
