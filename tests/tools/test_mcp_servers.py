@@ -148,9 +148,16 @@ def test_starting_a_server_is_not_part_of_the_first_call() -> None:
         assert one.run({"name": "note", "arguments": {"text": "a"}}).content == "a"
 
 
-def test_two_servers_with_one_tool_need_a_prefix() -> None:
+def add() -> str:
+    """Add."""
+    return ""
+
+
+def test_a_tool_of_two_sources_needs_a_prefix() -> None:
     with pytest.raises(PluginError, match=r"MCP.*'add'.*\"prefix\""):
         load_tools(mcp_config={"mcpServers": {"one": STDIO, "two": STDIO}})
+    with pytest.raises(PluginError, match=r"'add'.*\"prefix\""):
+        load_tools([add], mcp_config={"mcpServers": {"one": STDIO}}, workers=1)
     with pytest.raises(PluginError, match=r"'nope'.*add"):
         load_tools(mcp_config={"mcpServers": {"one": {**STDIO, "tools": ["nope"]}}})
 

@@ -109,7 +109,10 @@ class Toolbox:
         for index, backend in enumerate(self._backends):
             for spec in backend.specs:
                 if spec.name in tools:
-                    raise PluginError(f"Two tools are named '{spec.name}', from different sources. Rename one.")
+                    raise PluginError(
+                        f"Two tools are named '{spec.name}', from different sources. Rename one; for a tool of an MCP server, "
+                        'give its server a "prefix" in the MCP configuration.'
+                    )
                 checker = ArgumentChecker(spec.name, spec.parameters, unchecked=spec.unchecked, closed=spec.closed)
                 tools[spec.name] = KnownTool(spec, checker, index)
         first = [name for name in order if name in tools]
