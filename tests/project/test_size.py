@@ -41,7 +41,7 @@ LINES = {
     "shared_pass": 1334,
     "support": 1440,
     "testing": 967,
-    "tools": 5469,
+    "tools": 5472,
     "trainer": 5344,
     "(itself)": 809,
 }
@@ -52,7 +52,7 @@ MOST = {
     "lines that a trainer imports": 24_120,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 40_113,
+    "lines of tests": 40_116,
     "lines of benchmarks": 6_083,
     "lines of pages": 4_092,
     "words of pages": 30_900,

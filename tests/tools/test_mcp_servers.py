@@ -169,7 +169,10 @@ def test_a_tool_of_two_sources_needs_a_prefix() -> None:
         ('{"mcpServers": {"a": {}}}', "server 'a' needs either a \"command\""),
         ('{"mcpServers": {"a": {"command": "x", "url": "y"}}}', "server 'a' needs either a \"command\""),
         ('{"mcpServers": {"a": {"url": "y", "type": "sse"}}}', "only stdio and streamable HTTP"),
-        ('{"mcpServers": {"a": {"command": "x", "disabled": true}}}', "disables all its servers (a)"),
+        (
+            '{"mcpServers": {"a": {"command": "x", "disabled": true}, "b": {"command": "x", "enabled": false}}}',
+            "disables all its servers (a, b)",
+        ),
         ('{"mcpServers": {"a": {"command": "x", "args": "y"}}}', "\"args\": Input should be a valid list, got 'y'"),
         ('{"mcpServers": {"a": {"command": "x", "session": "day"}}}', "'run' or 'trajectory', got 'day'"),
         ('{"mcpServers": {"a": {"command": "x", "excludeTools": ["y"]}}}', '"excludeTools", which is not known'),

@@ -63,11 +63,9 @@ def read_mcp_config(config: str | Path | Mapping[str, Any]) -> list[McpServerCon
     servers = content.get("mcpServers") if isinstance(content, dict) else None
     if not isinstance(servers, dict) or not servers:
         raise ConfigError(f'{label} must have the form {{"mcpServers": {{"name": {{"command": ...}}}}}}')
-    used = {name: entry for name, entry in servers.items() if not isinstance(entry, dict) or not entry.get("disabled")}
+    used = {name: entry for name, entry in servers.items() if not (isinstance(entry, dict) and _is_off(entry))}
     if not used:
-        raise ConfigError(
-            f'{label} disables all its servers ({", ".join(servers)}); take "disabled" from one, or leave it out'
-        )
+        raise ConfigError(f"{label} disables all its servers ({', '.join(servers)}); enable one, or leave it out")
     return [_server(name, entry, label) for name, entry in used.items()]
 
 
@@ -89,6 +87,11 @@ def _expanded(value: Any, where: str) -> Any:
         return os.environ.get(name) or default or ""
 
     return _VARIABLE.sub(variable, value)
+
+
+def _is_off(entry: Mapping[str, Any]) -> bool:
+    """Return whether desktop applications pass a server over, in either of their words."""
+    return bool(entry.get("disabled")) or entry.get("enabled") is False
 
 
 def _server(name: str, entry: object, label: str) -> McpServerConfig:
