@@ -131,7 +131,10 @@ def check(chat: TemplateFormat, ids: list[int], random_: random.Random) -> None:
     if form.opening and chat.name != "lfm2":
         text = chat._decode(ids)
         lists = text.count("{") if "[" in text else 0
-        openings = (*form.opening, *(("<function=",) if "<function=" in form.text else ()))  # read without a marker, too
+        openings = (
+            *form.opening,
+            *(("<function=",) if "<function=" in form.text else ()),
+        )  # read without a marker, too
         assert len(parsed.attempts) <= sum(map(text.count, openings)) + lists
     names = [attempt.name for attempt in parsed.attempts]
     json.dumps([assistant_message(parsed), names], ensure_ascii=False, allow_nan=False).encode()

@@ -52,7 +52,7 @@ MOST = {
     "lines that a trainer imports": 24_120,
     "files that import TRL": 5,
     "fields of our own": 39,
-    "lines of tests": 40_116,
+    "lines of tests": 40_119,
     "lines of benchmarks": 6_083,
     "lines of pages": 4_092,
     "words of pages": 30_900,
