@@ -61,7 +61,7 @@ def test_as_many_rows_as_asked_for_or_a_line_that_there_are_no_more(capsys: pyte
     body = f"def double(size: Literal[1, 2, 3, 4, 5, 6, 7]) -> int:\n{said}    return 2 * size\n"
     Path("few.py").write_text(f"from typing import Literal\n\n\n{body}\n\nTOOL_FUNCTIONS = [double]\n")
     assert main(["init", "--tools_script", "few.py", "--rows", "50", "few"]) == 0
-    assert "That is less than 50: " in capsys.readouterr().out
+    assert "These are fewer than 50: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ MOST = {
     "fields of our own": 39,
     "lines of tests": 40_119,
     "lines of benchmarks": 6_083,
-    "lines of pages": 4_092,
+    "lines of pages": 4_093,
     "words of pages": 30_900,
 }
 SANDBOX = {"lines": 4_035, "lines of tests": 2_976}  # of confined-python, which is counted by itself

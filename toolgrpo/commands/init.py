@@ -110,6 +110,6 @@ def _draw(folder: Path, tools: dict[str, str], given: Given) -> int:
     has = [*(f"{name} ({rows} rows)" for name, rows in n.items()), "worked.jsonl", "config.yaml", "README.md"]
     print(f"{folder}/ has {', '.join(has)}")
     if sum(n.values()) < n_rows:
-        print(f"That is less than {n_rows}: more calls that answer, and differ, were not found.")
+        print(f"These are fewer than {n_rows}: there are not enough different calls for both files.")
     print(f"Next: toolgrpo check --config {shlex.quote(str(config))}")
     return 0
